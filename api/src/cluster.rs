@@ -1,0 +1,395 @@
+//! The `Cluster`: a Kubernetes API of a tenant's own, asked for by one object in the Tenant's namespace.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::names::ClusterId;
+
+/// What a Cluster should be.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "yoke.drzzl.io",
+    version = "v1alpha1",
+    kind = "Cluster",
+    namespaced,
+    status = "ClusterStatus",
+    shortname = "ykc",
+    category = "yoke",
+    doc = "A Kubernetes cluster of a tenant's own. Its control plane runs in a hosted namespace; the kubeconfig comes back as the Secret <name>-kubeconfig.",
+    derive = "PartialEq",
+    selectable = ".status.phase",
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.version"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint.url"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Kubeconfig", type_ = "string", json_path = ".status.kubeconfigRef.name", priority = 1),
+    printcolumn(name = "CA-Expires", type_ = "date", json_path = ".status.pki.current.notAfter", priority = 1),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
+        .message("a Cluster's name is a DNS label (RFC 1035): lower-case letters, digits and '-', beginning with a letter"),
+    validation = Rule::new("self.metadata.name.size() <= 40").message("a Cluster's name has at most 40 characters")
+)]
+#[x_kube(
+    validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed"),
+    validation = Rule::new("!has(oldSelf.version) || has(self.version)").message("version cannot be removed once it is set"),
+    validation = Rule::new("self.network == oldSelf.network").message("network cannot be changed after creation")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterSpec {
+    /// Identity, set once by the operator; also the label `yoke.drzzl.io/id`. It names the hosted namespace, the streams,
+    /// the issuer and the public name, and comes along when the object is restored on another host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 10), regex(pattern = r"^[a-z][a-z0-9]{9}$"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("id is set once and never changes"))]
+    pub id: Option<String>,
+
+    /// Version of Kubernetes, such as `v1.35.4`, out of the host's catalogue; the host's default if not given. It may go up
+    /// one minor version at a time, and up or down within a minor version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16), regex(pattern = r"^v?[0-9]{1,2}\.[0-9]{1,3}\.[0-9]{1,3}$"))]
+    #[x_kube(validation = Rule::new(
+        "self.replace('v', '').split('.')[0] == oldSelf.replace('v', '').split('.')[0] && int(self.replace('v', '').split('.')[1]) - int(oldSelf.replace('v', '').split('.')[1]) in [0, 1]"
+    ).message("version may go up one minor version at a time and never down a minor version"))]
+    pub version: Option<String>,
+
+    /// Class of control plane, out of those the host offers: placement, resources and replicas of the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub class: Option<String>,
+
+    /// Whether a control plane runs.
+    #[serde(default)]
+    pub state: DesiredState,
+
+    /// While true, the operator leaves everything of this Cluster as it is; deletion still works.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+
+    /// How the API is reached.
+    #[serde(default)]
+    pub endpoint: EndpointSpec,
+
+    /// Address ranges and DNS domain inside the cluster; immutable.
+    #[serde(default)]
+    pub network: NetworkSpec,
+
+    /// The store.
+    #[serde(default)]
+    pub storage: StorageSpec,
+
+    /// Lifetimes of certificates.
+    #[serde(default)]
+    pub pki: PkiSpec,
+
+    /// Additional arguments of the control plane's components; only those on the host's allow-list are accepted.
+    #[serde(default)]
+    pub extra_args: ExtraArgsSpec,
+
+    /// What becomes of the stored data when the Cluster is deleted.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
+}
+
+/// Whether a control plane runs.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DesiredState {
+    /// A control plane runs.
+    #[default]
+    Running,
+    /// No control plane runs; all state is kept.
+    Asleep,
+}
+
+/// What becomes of the stored data when the Cluster is deleted.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeletionPolicy {
+    /// The streams are deleted, last of all.
+    #[default]
+    Delete,
+    /// The streams stay in the Tenant's account and count against its quota.
+    Retain,
+}
+
+/// How the API is reached.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointSpec {
+    /// Additional host names in the serving certificate and in the ingress, only under the Tenant's `allowedDomains`.
+    #[serde(default, rename = "extraSANs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "set"), inner(length(max = 253), regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)+[a-z]([-a-z0-9]*[a-z0-9])?$")))]
+    pub extra_sans: Vec<String>,
+}
+
+/// Address ranges and DNS domain inside the cluster.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkSpec {
+    /// Range of Service addresses; one of those that the host offers.
+    #[serde(default = "default_service_cidr", rename = "serviceCIDR")]
+    #[schemars(length(max = 43))]
+    pub service_cidr: String,
+    /// Range of Pod addresses.
+    #[serde(default = "default_pod_cidr", rename = "podCIDR")]
+    #[schemars(length(max = 43))]
+    pub pod_cidr: String,
+    /// DNS domain of the cluster; one of those that the host offers.
+    #[serde(default = "default_cluster_domain")]
+    #[schemars(length(max = 253))]
+    pub cluster_domain: String,
+}
+
+fn default_service_cidr() -> String {
+    "10.96.0.0/16".into()
+}
+
+fn default_pod_cidr() -> String {
+    "10.244.0.0/16".into()
+}
+
+fn default_cluster_domain() -> String {
+    "cluster.local".into()
+}
+
+impl Default for NetworkSpec {
+    fn default() -> Self {
+        Self {
+            service_cidr: default_service_cidr(),
+            pod_cidr: default_pod_cidr(),
+            cluster_domain: default_cluster_domain(),
+        }
+    }
+}
+
+/// The store.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageSpec {
+    /// Bytes that live objects and their history may take; beyond it writes are refused as etcd does (NOSPACE).
+    #[serde(default = "default_storage_quota")]
+    pub quota: Quantity,
+}
+
+fn default_storage_quota() -> Quantity {
+    Quantity("256Mi".into())
+}
+
+impl Default for StorageSpec {
+    fn default() -> Self {
+        Self {
+            quota: default_storage_quota(),
+        }
+    }
+}
+
+/// Lifetimes of certificates, as Go durations such as `8760h`.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PkiSpec {
+    /// Lifetime of each generation of the cluster's certificate authorities.
+    #[serde(default = "default_ca_duration")]
+    #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
+    pub ca_duration: String,
+    /// How long an old generation and its successor are both trusted; no leaf lives longer.
+    #[serde(default = "default_ca_overlap")]
+    #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
+    pub ca_overlap: String,
+    /// Lifetime of leaf certificates other than those in kubeconfigs.
+    #[serde(default = "default_leaf_duration")]
+    #[schemars(length(max = 16), regex(pattern = r"^[0-9]+h$"))]
+    pub leaf_duration: String,
+}
+
+fn default_ca_duration() -> String {
+    "8760h".into()
+}
+
+fn default_ca_overlap() -> String {
+    "2880h".into()
+}
+
+fn default_leaf_duration() -> String {
+    "720h".into()
+}
+
+impl Default for PkiSpec {
+    fn default() -> Self {
+        Self {
+            ca_duration: default_ca_duration(),
+            ca_overlap: default_ca_overlap(),
+            leaf_duration: default_leaf_duration(),
+        }
+    }
+}
+
+/// Additional arguments of the control plane's components.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtraArgsSpec {
+    /// Arguments of kube-apiserver.
+    #[serde(default, rename = "apiServer", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub api_server: Vec<ExtraArg>,
+    /// Arguments of kube-controller-manager.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub controller_manager: Vec<ExtraArg>,
+    /// Arguments of kube-scheduler.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub scheduler: Vec<ExtraArg>,
+}
+
+/// One argument, `--name=value`; an argument may be repeated.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtraArg {
+    /// Name without dashes.
+    #[schemars(length(min = 1, max = 64), regex(pattern = r"^[a-z][-a-z0-9]*$"))]
+    pub name: String,
+    /// Value.
+    #[schemars(length(max = 1024))]
+    pub value: String,
+}
+
+/// What the operator observed of a Cluster.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    /// The generation of the spec that this status speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// A summary of the conditions for people; tools wait on the conditions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// The version of Kubernetes that runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The versions that ran, newest first, at most ten.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub history: Vec<VersionHistory>,
+    /// How the API is reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<EndpointStatus>,
+    /// The Secret in this namespace that holds the kubeconfig, under the key `value`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubeconfig_ref: Option<SecretRef>,
+    /// The store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageStatus>,
+    /// Certificate authorities.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pki: Option<PkiStatus>,
+    /// Number of Nodes that the cluster's API knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<i32>,
+    /// The state in parts; see [`crate::ConditionType`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// A summary of the conditions.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// The spec cannot be carried out; the condition `Accepted` says why.
+    Refused,
+    /// The control plane is being made for the first time or is starting.
+    Provisioning,
+    /// The API answers.
+    Running,
+    /// The API answers and a change is being carried out.
+    Updating,
+    /// The API should answer and does not.
+    Unavailable,
+    /// No control plane runs, as asked for.
+    Asleep,
+    /// The Cluster is being deleted.
+    Deleting,
+}
+
+/// One version that ran.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VersionHistory {
+    /// The version of Kubernetes.
+    pub version: String,
+    /// When its rollout began.
+    pub started: Time,
+    /// When its API first answered; absent while it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<Time>,
+}
+
+/// How the API is reached.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointStatus {
+    /// URL by the public name, `https://<public name>[:port]`.
+    pub url: String,
+    /// The public name: the TLS server name that the ingress routes by.
+    pub server_name: String,
+    /// Address of the ingress, `https://<address>:<port>`; what the kubeconfig dials.
+    pub address: String,
+    /// The audience that only this cluster accepts.
+    pub audience: String,
+    /// Issuer of the cluster's service-account tokens.
+    pub issuer: String,
+}
+
+/// A Secret in the same namespace.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretRef {
+    /// Name of the Secret.
+    pub name: String,
+}
+
+/// The store.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageStatus {
+    /// Public key of the NATS account.
+    pub account: String,
+    /// JetStream stream of the log.
+    pub stream: String,
+    /// Bytes that the log and the snapshots take in JetStream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<i64>,
+}
+
+/// Certificate authorities.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PkiStatus {
+    /// The generation that signs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub current: Option<CaGeneration>,
+}
+
+/// One generation of a cluster's certificate authorities.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CaGeneration {
+    /// Number of the generation, from 1.
+    pub generation: i32,
+    /// End of its validity.
+    pub not_after: Time,
+}
+
+impl Cluster {
+    /// The identity, if it has been set to a valid one.
+    pub fn id(&self) -> Option<ClusterId> {
+        self.spec.id.as_deref().and_then(|id| id.parse().ok())
+    }
+}

@@ -1,0 +1,147 @@
+//! Conditions of Clusters and Tenants: the contract that people and tools wait on.
+//!
+//! A condition's `type` is one of [`ConditionType`], its `reason` one of [`Reason`], its `message` a sentence for the
+//! tenant. State is computed from what is observed, never read back from the phase.
+
+use std::fmt;
+
+/// The types of conditions, see <https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md>.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ConditionType {
+    /// The spec is one that can be carried out.
+    Accepted,
+    /// The cluster's API answers through the public endpoint.
+    Ready,
+    /// A change is being carried out.
+    Progressing,
+    /// Something needs attention though the cluster may still answer.
+    Degraded,
+    /// The NATS account, user and streams of the cluster exist.
+    StoreReady,
+    /// Every certificate that the control plane needs is issued and copied.
+    CertificatesReady,
+    /// The tenant's API server answers `/readyz` inside the host.
+    APIServerAvailable,
+    /// The ingress has been told of the cluster and the kubeconfig is in the tenant's namespace.
+    EndpointPublished,
+    /// No control plane runs, as asked for.
+    Asleep,
+}
+
+impl ConditionType {
+    /// The text of the condition's `type` field.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Accepted => "Accepted",
+            Self::Ready => "Ready",
+            Self::Progressing => "Progressing",
+            Self::Degraded => "Degraded",
+            Self::StoreReady => "StoreReady",
+            Self::CertificatesReady => "CertificatesReady",
+            Self::APIServerAvailable => "APIServerAvailable",
+            Self::EndpointPublished => "EndpointPublished",
+            Self::Asleep => "Asleep",
+        }
+    }
+}
+
+impl fmt::Display for ConditionType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Why a condition has its state; also the reason of an event and the label of a metric.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason { $($(#[$doc])* $name,)* }
+
+        impl Reason {
+            /// Every reason, so that a metric's label values are a closed set.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The text of the condition's `reason` field.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// All is as asked for.
+    AsExpected,
+    /// The spec was checked and can be carried out.
+    Valid,
+    /// `spec.version` is not in the host's catalogue.
+    UnknownVersion,
+    /// The change of `spec.version` is not one that Kubernetes supports.
+    VersionChangeRefused,
+    /// `spec.class` is not one that the host offers or the Tenant may use.
+    UnknownClass,
+    /// The Cluster's namespace is not that of a Tenant.
+    TenantMissing,
+    /// The Tenant's quota is used up.
+    QuotaExceeded,
+    /// A host name is claimed by another Cluster.
+    HostnameConflict,
+    /// A host name is not one that this Tenant may claim.
+    HostnameNotAllowed,
+    /// The network range or cluster domain is not one that the host offers.
+    NetworkNotOffered,
+    /// An extra argument is not on the allow-list.
+    ArgumentNotAllowed,
+    /// The certificate lifetimes do not fit each other.
+    LifetimeInvalid,
+    /// The identity is held by another Cluster.
+    IdentityConflict,
+    /// The name is too long or not a DNS label.
+    NameInvalid,
+    /// The Tenant's name is one that Yoke or Kubernetes keeps for itself.
+    NameReserved,
+    /// A namespace of the Tenant's name exists and is not the Tenant's.
+    NamespaceConflict,
+    /// Another Tenant comes first: its subject, key or domain is claimed twice.
+    SubjectConflict,
+    /// Reconciliation is paused by `spec.paused`.
+    Paused,
+    /// The first control plane is being made.
+    Provisioning,
+    /// A change of the version is being carried out.
+    Upgrading,
+    /// A change other than of the version is being carried out.
+    Updating,
+    /// The object is being deleted.
+    Deleting,
+    /// Clusters of the Tenant still exist.
+    ClustersRemain,
+    /// Waiting for certificates to be issued.
+    CertificatesPending,
+    /// Waiting for the control plane's pod.
+    PodPending,
+    /// The pod runs and its API server does not answer yet.
+    APIServerNotReady,
+    /// A container of the control plane ends again and again.
+    ContainerFailing,
+    /// The API server answers.
+    APIServerReady,
+    /// NATS does not answer the operator.
+    StoreUnavailable,
+    /// The account's storage is used up.
+    StoreQuotaExceeded,
+    /// The ingress refused the cluster's configuration.
+    IngressRefused,
+    /// `spec.state` is `Asleep`.
+    AsleepByRequest,
+    /// `spec.state` is `Running`.
+    Awake,
+    /// An unexpected failure; the message carries it and the operator tries again.
+    ReconcileFailed,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

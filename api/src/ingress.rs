@@ -1,0 +1,83 @@
+//! What the operator tells the ingress about one cluster: a ConfigMap [`crate::names::INGRESS_CONFIG_MAP`] in the hosted
+//! namespace, labelled [`crate::labels::COMPONENT`] = `ingress`, with one key [`CONFIG_KEY`] holding [`IngressConfig`] as
+//! JSON. All of it is public: keys and certificates to verify with, no secret.
+
+use serde::{Deserialize, Serialize};
+
+use crate::names::{ClusterId, PublicName};
+
+/// The ConfigMap's one key.
+pub const CONFIG_KEY: &str = "ingress.json";
+
+/// How to reach, verify and recognise one cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IngressConfig {
+    /// The cluster's identity.
+    pub id: ClusterId,
+    /// The Tenant's name, which is also the namespace of the Cluster.
+    pub tenant: String,
+    /// The Cluster's name.
+    pub cluster: String,
+    /// The name under the base domain that clients send as SNI.
+    pub public_name: PublicName,
+    /// Further names that clients may send as SNI (`spec.endpoint.extraSANs`), sorted.
+    #[serde(default)]
+    pub extra_names: Vec<String>,
+    /// Issuer (`iss`) of the cluster's service-account tokens, unique to it.
+    pub issuer: String,
+    /// Audiences (`aud`) that the cluster's API server accepts.
+    pub audiences: Vec<String>,
+    /// Every public key (PEM, SubjectPublicKeyInfo) by which a valid service-account token may be signed.
+    pub service_account_keys: Vec<String>,
+    /// The CA bundle (PEM) of the cluster's client certificates: its own intermediates, never the root.
+    pub client_ca: String,
+    /// How to verify the control plane when the ingress opens TLS to it.
+    pub upstream: Upstream,
+}
+
+/// The far side of a connection that the ingress opens to a control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Upstream {
+    /// The exact DNS name that the certificate must carry: `<cluster>.<hosted-ns>.svc`.
+    pub server_name: String,
+    /// CA bundle (PEM) of the serving certificate: the cluster's own intermediates.
+    pub ca: String,
+    /// Name of the Service whose EndpointSlices are the addresses; it is in the same namespace as the ConfigMap.
+    pub service: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_form_is_stable() {
+        let id: ClusterId = "bcdfghjk24".parse().unwrap();
+        let config = IngressConfig {
+            public_name: id.public_name("a", "yoke.test"),
+            id,
+            tenant: "t".into(),
+            cluster: "a".into(),
+            extra_names: vec![],
+            issuer: "https://a-bcdfghjk.yoke.test".into(),
+            audiences: vec!["https://a-bcdfghjk.yoke.test".into()],
+            service_account_keys: vec!["PEM".into()],
+            client_ca: "PEM".into(),
+            upstream: Upstream {
+                server_name: "a.yoke-bcdfghjk24.svc".into(),
+                ca: "PEM".into(),
+                service: "a".into(),
+            },
+        };
+        let wire = r#"{"id":"bcdfghjk24","tenant":"t","cluster":"a","publicName":"a-bcdfghjk.yoke.test","extraNames":[],"issuer":"https://a-bcdfghjk.yoke.test","audiences":["https://a-bcdfghjk.yoke.test"],"serviceAccountKeys":["PEM"],"clientCa":"PEM","upstream":{"serverName":"a.yoke-bcdfghjk24.svc","ca":"PEM","service":"a"}}"#;
+        assert_eq!(serde_json::to_string(&config).unwrap(), wire);
+        assert_eq!(serde_json::from_str::<IngressConfig>(wire).unwrap(), config);
+    }
+
+    #[test]
+    fn foreign_identity_is_refused() {
+        assert!(serde_json::from_str::<ClusterId>("\"../../etc\"").is_err());
+    }
+}

@@ -1,0 +1,38 @@
+//! Every label, annotation, finalizer and field-manager name that Yoke writes. No other place spells one.
+
+/// Identity of a Cluster ([`crate::ClusterId`]), on everything that belongs to it.
+pub const ID: &str = "yoke.drzzl.io/id";
+/// Name of the Cluster object, on everything that belongs to it.
+pub const CLUSTER: &str = "yoke.drzzl.io/cluster";
+/// Name of the Tenant, on everything that belongs to it.
+pub const TENANT: &str = "yoke.drzzl.io/tenant";
+/// Which part of a hosted namespace an object is; the value is one of [`component`].
+pub const COMPONENT: &str = "yoke.drzzl.io/component";
+/// The well-known label that names the writer of an object.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The value of [`MANAGED_BY`] on everything that the operator writes.
+pub const MANAGED_BY_OPERATOR: &str = "yoke-operator";
+
+/// Annotation: the number of this start of a control plane; a higher one fences a lower one in the store.
+pub const INCARNATION: &str = "yoke.drzzl.io/incarnation";
+/// Annotation: digest of the configuration that a pod must be restarted for.
+pub const CONFIG_DIGEST: &str = "yoke.drzzl.io/config-digest";
+/// Annotation on a hosted namespace or tenant namespace: UID of the object that owns it.
+pub const OWNER_UID: &str = "yoke.drzzl.io/owner-uid";
+/// Annotation on a hosted namespace: `namespace/name` of the Cluster that owns it.
+pub const OWNER: &str = "yoke.drzzl.io/owner";
+
+/// Finalizer on Clusters: the operator removes what lies outside the Cluster's namespace first.
+pub const FINALIZER: &str = "yoke.drzzl.io/operator";
+
+/// Values of the label [`COMPONENT`].
+pub mod component {
+    /// The control-plane StatefulSet, its pod and Service.
+    pub const CONTROL_PLANE: &str = "control-plane";
+    /// The ConfigMap that tells the ingress how to route and verify.
+    pub const INGRESS: &str = "ingress";
+    /// Certificates, Issuers and the Secrets made from them.
+    pub const PKI: &str = "pki";
+    /// Credentials of the store.
+    pub const STORE: &str = "store";
+}

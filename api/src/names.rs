@@ -1,0 +1,245 @@
+//! Names derived from one identity. Each has a type, so that a stream is never used where a namespace is meant.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rand::RngExt as _;
+use serde::{Deserialize, Serialize};
+
+/// Name of the ConfigMap in a hosted namespace that tells the ingress about its cluster.
+pub const INGRESS_CONFIG_MAP: &str = "yoke-ingress";
+/// Namespace of every certificate authority.
+pub const PKI_NAMESPACE: &str = "yoke-pki";
+/// Prefix of every hosted namespace.
+pub const HOSTED_NAMESPACE_PREFIX: &str = "yoke-";
+/// Name of the one port of a control plane's Service.
+pub const API_PORT_NAME: &str = "https";
+/// Port on which a tenant's kube-apiserver listens, in the pod and on the Service.
+pub const API_PORT: u16 = 6443;
+/// Key of the kubeconfig in its Secret: the contract of Cluster API, which other tools read.
+pub const KUBECONFIG_KEY: &str = "value";
+/// Longest name of a Cluster: with `-`, eight characters of identity it stays one DNS label with room to spare.
+pub const CLUSTER_NAME_MAX: usize = 40;
+
+const ID_LENGTH: usize = 10;
+// Kubernetes' own alphabet for generated names: no vowels, so no words; no 0, 1, 3, which look like letters.
+const ID_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+const ID_FIRST: &[u8] = b"bcdfghjklmnpqrstvwxz";
+
+/// A text was not a valid name.
+#[derive(Debug, thiserror::Error)]
+pub enum NameError {
+    /// The identity is not ten characters, a letter first, then letters and digits in lower case.
+    #[error("cluster identity {0:?} is not 10 lower-case letters and digits beginning with a letter")]
+    Identity(String),
+}
+
+/// The identity of a Cluster: ten characters, set once, from which all names that must be unique are made.
+///
+/// It is not derived from the object's UID: a Cluster restored on another host keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ClusterId(String);
+
+impl ClusterId {
+    /// Draws a new identity: about 46 bits, so that a collision among 100,000 clusters has a chance of 1 in 14,000;
+    /// the operator refuses one that is taken.
+    pub fn random() -> Self {
+        let mut random = rand::rng();
+        let mut pick = |from: &[u8]| char::from(from[random.random_range(0..from.len())]);
+        let mut id = String::with_capacity(ID_LENGTH);
+        id.push(pick(ID_FIRST));
+        while id.len() < ID_LENGTH {
+            id.push(pick(ID_ALPHABET));
+        }
+        Self(id)
+    }
+
+    /// The identity as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The part of the identity that a public name carries.
+    pub fn short(&self) -> &str {
+        &self.0[..8]
+    }
+
+    /// Namespace on the host that holds the control plane.
+    pub fn hosted_namespace(&self) -> HostedNamespace {
+        HostedNamespace(format!("{HOSTED_NAMESPACE_PREFIX}{}", self.0))
+    }
+
+    /// JetStream stream that is the log of the cluster's store.
+    pub fn stream(&self) -> String {
+        format!("KINE_{}", self.0)
+    }
+
+    /// JetStream stream that holds snapshots of the cluster's store.
+    pub fn snapshot_stream(&self) -> String {
+        format!("KINE_SNAP_{}", self.0)
+    }
+
+    /// The one subject of the log stream.
+    pub fn log_subject(&self) -> String {
+        format!("kine.{}.log", self.0)
+    }
+
+    /// Subjects of the snapshot stream.
+    pub fn snapshot_subjects(&self) -> String {
+        format!("kine.{}.snap.>", self.0)
+    }
+
+    /// Subjects on which two stores of one cluster speak to each other.
+    pub fn rpc_subjects(&self) -> String {
+        format!("kine.{}.rpc.>", self.0)
+    }
+
+    /// Prefix of the inboxes of the cluster's NATS user; it may subscribe to no others.
+    pub fn inbox_prefix(&self) -> String {
+        format!("_INBOX_{}", self.0)
+    }
+
+    /// The cluster's public name under `base_domain`: exactly one label, `<name>-<first 8 of id>`.
+    pub fn public_name(&self, cluster: &str, base_domain: &str) -> PublicName {
+        PublicName(format!("{cluster}-{}.{base_domain}", self.short()))
+    }
+}
+
+impl FromStr for ClusterId {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = text.len() == ID_LENGTH
+            && text.starts_with(|c: char| c.is_ascii_lowercase())
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        if good {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NameError::Identity(text.to_owned()))
+        }
+    }
+}
+
+impl TryFrom<String> for ClusterId {
+    type Error = NameError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ClusterId> for String {
+    fn from(id: ClusterId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Namespace on the host that holds one cluster's control plane; tenants cannot read it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostedNamespace(String);
+
+impl HostedNamespace {
+    /// The namespace's name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// DNS name of the control plane's Service, which is also the name in its serving certificate that the ingress
+    /// and the operator verify: `<cluster>.<hosted-ns>.svc`.
+    pub fn upstream_name(&self, cluster: &str) -> String {
+        format!("{cluster}.{}.svc", self.0)
+    }
+}
+
+impl fmt::Display for HostedNamespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name by which clients outside reach a cluster: their TLS server name (SNI).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PublicName(String);
+
+impl PublicName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Issuer of the cluster's service-account tokens and its unique audience: `https://<public name>`.
+    pub fn issuer(&self) -> String {
+        format!("https://{}", self.0)
+    }
+}
+
+impl fmt::Display for PublicName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Name of the Secret in the tenant's namespace that holds a cluster's kubeconfig.
+pub fn kubeconfig_secret(cluster: &str) -> String {
+    format!("{cluster}-kubeconfig")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_identities_are_valid_and_differ() {
+        let ids: std::collections::BTreeSet<_> = (0..1000).map(|_| ClusterId::random()).collect();
+        assert_eq!(ids.len(), 1000);
+        for id in ids {
+            assert!(id.as_str().parse::<ClusterId>().is_ok(), "{id}");
+        }
+    }
+
+    #[test]
+    fn identity_is_checked() {
+        for (text, good) in [
+            ("bcdfghjklm", true),
+            ("b234567890", true),
+            ("1bcdfghjkl", false),
+            ("bcdfghjkl", false),
+            ("bcdfghjklmn", false),
+            ("bcdfghjkl-", false),
+            ("Bcdfghjklm", false),
+            ("bcdfghjkl*", false),
+            ("", false),
+        ] {
+            assert_eq!(text.parse::<ClusterId>().is_ok(), good, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_derived_from_the_identity() {
+        let id: ClusterId = "bcdfghjk24".parse().unwrap();
+        assert_eq!(id.hosted_namespace().as_str(), "yoke-bcdfghjk24");
+        assert_eq!(id.hosted_namespace().upstream_name("a"), "a.yoke-bcdfghjk24.svc");
+        assert_eq!(id.stream(), "KINE_bcdfghjk24");
+        assert_eq!(id.public_name("demo", "yoke.test").as_str(), "demo-bcdfghjk.yoke.test");
+        assert_eq!(
+            id.public_name("demo", "yoke.test").issuer(),
+            "https://demo-bcdfghjk.yoke.test"
+        );
+    }
+
+    #[test]
+    fn longest_public_label_is_a_dns_label() {
+        let id = ClusterId::random();
+        let name = "n".repeat(CLUSTER_NAME_MAX);
+        let public = id.public_name(&name, "yoke.test");
+        assert!(public.as_str().split('.').next().unwrap().len() <= 63);
+    }
+}

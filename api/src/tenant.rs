@@ -1,0 +1,127 @@
+//! The `Tenant`: a user of the host, with a namespace of its name and a NATS account.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a tenant may do on this host.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "yoke.drzzl.io",
+    version = "v1alpha1",
+    kind = "Tenant",
+    status = "TenantStatus",
+    shortname = "ykt",
+    category = "yoke",
+    doc = "A tenant of this host: a namespace of its name in which its subjects make Clusters, a quota, and a NATS account.",
+    derive = "PartialEq",
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Clusters", type_ = "integer", json_path = ".status.clusters"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')")
+        .message("a Tenant's name is a DNS label of at most 40 characters that begins with a letter"),
+    validation = Rule::new(
+        "!(self.metadata.name in ['default', 'cert-manager']) && !self.metadata.name.startsWith('kube-') && !self.metadata.name.startsWith('yoke-')"
+    )
+    .message("this name is reserved: default, cert-manager, kube-* and yoke-* cannot be Tenants")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantSpec {
+    /// Users and groups of the host cluster who act for this Tenant: they may manage Clusters in its namespace and read
+    /// the kubeconfig Secrets there, and nothing more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["kind", "name"]))]
+    pub subjects: Vec<TenantSubject>,
+
+    /// What the Tenant's Clusters may use in all.
+    #[serde(default)]
+    pub quota: TenantQuota,
+
+    /// DNS domains under which Clusters of this Tenant may claim additional host names (`spec.endpoint.extraSANs`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set"), inner(length(max = 253), regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)+[a-z]([-a-z0-9]*[a-z0-9])?$")))]
+    pub allowed_domains: Vec<String>,
+
+    /// Classes that Clusters of this Tenant may name; empty means the host's default class only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set"), inner(length(max = 63)))]
+    pub allowed_classes: Vec<String>,
+}
+
+/// A user or a group of the host cluster.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantSubject {
+    /// What `name` names.
+    pub kind: SubjectKind,
+    /// The name as the host's API server sees it after authentication. A name that begins with `system:` is refused.
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("!self.startsWith('system:')").message("names that begin with system: belong to Kubernetes"))]
+    pub name: String,
+}
+
+/// Kinds of subjects.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SubjectKind {
+    /// One user.
+    User,
+    /// All members of a group.
+    Group,
+}
+
+/// Upper bounds over all Clusters of a Tenant.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantQuota {
+    /// Number of Clusters, asleep ones included.
+    #[serde(default = "default_clusters")]
+    #[schemars(range(min = 0, max = 100000))]
+    pub clusters: i32,
+    /// Sum of the storage quotas of all Clusters, in bytes; the NATS account is limited to what their streams reserve.
+    #[serde(default = "default_storage")]
+    pub storage: Quantity,
+}
+
+fn default_clusters() -> i32 {
+    10
+}
+
+fn default_storage() -> Quantity {
+    Quantity("8Gi".into())
+}
+
+impl Default for TenantQuota {
+    fn default() -> Self {
+        Self {
+            clusters: default_clusters(),
+            storage: default_storage(),
+        }
+    }
+}
+
+/// What the operator observed of a Tenant.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantStatus {
+    /// The generation of the spec that this status speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Public key of the Tenant's NATS account (`A…`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
+    /// Number of Clusters in the Tenant's namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clusters: Option<i32>,
+    /// `Ready` and `Accepted`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,102 @@
+//! Kubernetes versions and which changes between them are allowed.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A text was not a Kubernetes version.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not a Kubernetes version such as v1.35.4")]
+pub struct VersionError(String);
+
+/// A released version of Kubernetes, `v<major>.<minor>.<patch>`; the `v` may be left out in input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KubernetesVersion {
+    /// Major number, 1 for as long as anybody can tell.
+    pub major: u16,
+    /// Minor number: the unit of the version-skew policy.
+    pub minor: u16,
+    /// Patch number.
+    pub patch: u16,
+}
+
+impl KubernetesVersion {
+    /// Whether a running control plane may go from `self` to `to`: both ways within a minor (or a failed upgrade is a
+    /// trap), one minor up at a time, never a minor down.
+    ///
+    /// The rule follows <https://kubernetes.io/releases/version-skew-policy/>; the CRD carries the same in CEL.
+    pub fn may_change_to(self, to: Self) -> bool {
+        self.major == to.major && (to.minor == self.minor || to.minor == self.minor + 1)
+    }
+}
+
+impl FromStr for KubernetesVersion {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || VersionError(text.to_owned());
+        let mut parts = text.strip_prefix('v').unwrap_or(text).split('.').map(|part| {
+            let plain = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+            if plain {
+                part.parse::<u16>().map_err(|_| wrong())
+            } else {
+                Err(wrong())
+            }
+        });
+        let mut next = || parts.next().unwrap_or_else(|| Err(wrong()));
+        let version = Self {
+            major: next()?,
+            minor: next()?,
+            patch: next()?,
+        };
+        if parts.next().is_some() {
+            Err(wrong())
+        } else {
+            Ok(version)
+        }
+    }
+}
+
+impl fmt::Display for KubernetesVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_with_and_without_v() {
+        for text in ["v1.35.4", "1.35.4"] {
+            assert_eq!(text.parse::<KubernetesVersion>().unwrap().to_string(), "v1.35.4");
+        }
+        for text in [
+            "",
+            "v1.35",
+            "1.35.4.1",
+            "1.35.x",
+            "1.35.4-rc.1",
+            "v1..4",
+            "+1.35.4",
+            "1.99999.0",
+        ] {
+            assert!(text.parse::<KubernetesVersion>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn changes_follow_the_skew_policy() {
+        for (from, to, allowed) in [
+            ("v1.35.4", "v1.35.5", true),
+            ("v1.35.5", "v1.35.4", true),
+            ("v1.35.4", "v1.36.0", true),
+            ("v1.35.4", "v1.37.0", false),
+            ("v1.35.4", "v1.34.9", false),
+            ("v1.35.4", "v2.35.4", false),
+        ] {
+            let (from, to): (KubernetesVersion, KubernetesVersion) = (from.parse().unwrap(), to.parse().unwrap());
+            assert_eq!(from.may_change_to(to), allowed, "{from} to {to}");
+        }
+    }
+}
