@@ -1,0 +1,88 @@
+//! Log lines on standard error: JSON for a collector, or text if a person watches.
+
+use std::io::IsTerminal as _;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+
+/// The variable that chooses what is logged, in the syntax of [`EnvFilter`]; `RUST_LOG` is read if it is not set.
+pub const FILTER_VARIABLE: &str = "YOKE_LOG";
+
+const FALLBACK_VARIABLE: &str = "RUST_LOG";
+const DEFAULT_FILTER: &str = "info";
+
+/// Logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LoggingError {
+    /// The filter in the environment is not valid.
+    #[error("reading the log filter {filter:?}")]
+    Filter {
+        /// The filter as given.
+        filter: String,
+        /// What is wrong with it.
+        #[source]
+        source: ParseError,
+    },
+    /// The process has a subscriber already.
+    #[error("setting up logging")]
+    Subscriber(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Starts logging to standard error for the process `name`.
+///
+/// The filter comes from `YOKE_LOG`, else `RUST_LOG`, else it is `info`. Lines are JSON unless standard error is a terminal.
+pub fn init_tracing(name: &str) -> Result<(), LoggingError> {
+    let filter = filter_of(|variable| std::env::var(variable).ok())?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    let result = if std::io::stderr().is_terminal() {
+        builder.try_init()
+    } else {
+        builder.json().flatten_event(true).with_ansi(false).try_init()
+    };
+    result.map_err(LoggingError::Subscriber)?;
+    tracing::info!(process = name, "process started");
+    Ok(())
+}
+
+fn filter_of(variable: impl Fn(&str) -> Option<String>) -> Result<EnvFilter, LoggingError> {
+    let filter = [FILTER_VARIABLE, FALLBACK_VARIABLE]
+        .into_iter()
+        .filter_map(variable)
+        .find(|filter| !filter.trim().is_empty())
+        .unwrap_or_else(|| DEFAULT_FILTER.into());
+    EnvFilter::builder()
+        .parse(&filter)
+        .map_err(|source| LoggingError::Filter { filter, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_comes_from_the_environment() {
+        for (rule, yoke, rust, expected) in [
+            ("default", None, None, "info"),
+            ("own variable", Some("debug"), None, "debug"),
+            ("common variable", None, Some("warn"), "warn"),
+            ("own variable wins", Some("trace"), Some("warn"), "trace"),
+            ("empty is not set", Some(" "), Some("warn"), "warn"),
+            ("by target", Some("kube=error"), None, "kube=error"),
+        ] {
+            let filter = filter_of(|name| match name {
+                "YOKE_LOG" => yoke.map(str::to_owned),
+                "RUST_LOG" => rust.map(str::to_owned),
+                _ => None,
+            });
+            assert_eq!(filter.unwrap().to_string(), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn bad_filter_is_refused() {
+        let result = filter_of(|_| Some("kube=loud".into()));
+        assert!(matches!(result, Err(LoggingError::Filter { filter, .. }) if filter == "kube=loud"));
+    }
+}

@@ -1,0 +1,252 @@
+//! Joins every task of a process. A task that ends by itself ends the process, with an error that names it.
+//!
+//! ```text
+//!  run ── SIGTERM, SIGINT ───────┐
+//!      ── a task ends, panics ───┴─▶ drain ─▶ wait for tasks, at most `grace` ─▶ abort the rest
+//! ```
+//!
+//! Guarantees: after [`Supervisor::run`] no task runs. It returns `Ok` only if a signal (or [`DrainTrigger::start`]) began
+//! the drain and every task then ended well within the grace period.
+//!
+//! Caveats: a second signal cuts the grace period short. A task that blocks its thread cannot be aborted.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::{Id, JoinError, JoinSet};
+
+use crate::drain::{Drain, DrainTrigger};
+
+/// Why a task failed.
+pub type TaskError = Box<dyn Error + Send + Sync>;
+
+/// The process did not end as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum SuperviseError {
+    /// The signal handlers cannot be installed.
+    #[error("listening for SIGTERM and SIGINT")]
+    Signals(#[source] std::io::Error),
+    /// A task that should run for ever ended without an error.
+    #[error("task {task} ended by itself")]
+    Ended {
+        /// Name of the task.
+        task: &'static str,
+    },
+    /// A task failed.
+    #[error("task {task} failed")]
+    Failed {
+        /// Name of the task.
+        task: &'static str,
+        /// Its error.
+        #[source]
+        source: TaskError,
+    },
+    /// A task panicked.
+    #[error("task {task} panicked")]
+    Panicked {
+        /// Name of the task.
+        task: &'static str,
+        /// The panic.
+        #[source]
+        source: JoinError,
+    },
+    /// Tasks had not ended when the grace period was over.
+    #[error("tasks {} did not end within {grace:?}", tasks.join(", "))]
+    Unfinished {
+        /// Names of the tasks, sorted.
+        tasks: Vec<&'static str>,
+        /// The grace period.
+        grace: Duration,
+    },
+}
+
+/// Owner of a process's tasks.
+#[derive(Debug)]
+pub struct Supervisor {
+    tasks: JoinSet<Result<(), TaskError>>,
+    running: HashMap<Id, Running>,
+    trigger: DrainTrigger,
+    drain: Drain,
+    grace: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    name: &'static str,
+    background: bool,
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Supervisor {
+    /// No tasks yet. After the drain has started, tasks have `grace` to end.
+    pub fn new(grace: Duration) -> Self {
+        let (trigger, drain) = DrainTrigger::new();
+        Self {
+            tasks: JoinSet::new(),
+            running: HashMap::new(),
+            trigger,
+            drain,
+            grace,
+        }
+    }
+
+    /// The signal that tasks must heed.
+    pub fn drain(&self) -> Drain {
+        self.drain.clone()
+    }
+
+    /// Starts a task that runs until the drain starts, and ends soon after it.
+    pub fn spawn<F, E>(&mut self, name: &'static str, task: F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<TaskError>,
+    {
+        self.add(name, false, task);
+    }
+
+    /// Starts a task that runs for ever: it is cut off once every task of [`Supervisor::spawn`] has ended.
+    pub fn spawn_background<F, E>(&mut self, name: &'static str, task: F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<TaskError>,
+    {
+        self.add(name, true, task);
+    }
+
+    /// Runs until SIGTERM or SIGINT arrives or a task ends, drains, and joins all tasks. The first thing that went wrong is
+    /// the error; others are logged.
+    pub async fn run(self) -> Result<(), SuperviseError> {
+        let mut signals = Signals::listen().map_err(SuperviseError::Signals)?;
+        self.run_until(async move || signals.next().await).await
+    }
+
+    /// As [`Supervisor::run`], with `stop` in place of the process's signals: its first end starts the drain, its second one
+    /// cuts the grace period short.
+    pub async fn run_until(mut self, mut stop: impl AsyncFnMut()) -> Result<(), SuperviseError> {
+        let first = tokio::select! {
+            () = stop() => None,
+            () = self.drain.started() => None,
+            Some(ended) = self.tasks.join_next_with_id() => Some(self.judge_running(ended)),
+        };
+        self.trigger.start();
+        tracing::info!("process drains");
+        let grace = self.grace;
+        let unfinished = tokio::select! {
+            failure = self.join_foreground() => failure,
+            () = tokio::time::sleep(grace) => Some(self.unfinished()),
+            () = stop() => Some(self.unfinished()),
+        };
+        self.tasks.shutdown().await;
+        match (first, unfinished) {
+            (Some(first), later) => {
+                if let Some(later) = later {
+                    log_error(&later);
+                }
+                Err(first)
+            }
+            (None, Some(failure)) => Err(failure),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn add<F, E>(&mut self, name: &'static str, background: bool, task: F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<TaskError>,
+    {
+        let handle = self.tasks.spawn(async move { task.await.map_err(Into::into) });
+        self.running.insert(handle.id(), Running { name, background });
+    }
+
+    /// Joins the tasks that end by themselves during a drain. Cancelling it loses nothing but a failure already logged.
+    async fn join_foreground(&mut self) -> Option<SuperviseError> {
+        let mut first = None;
+        while self.running.values().any(|task| !task.background) {
+            let Some(ended) = self.tasks.join_next_with_id().await else {
+                break;
+            };
+            let Some(failure) = self.judge_draining(ended) else {
+                continue;
+            };
+            log_error(&failure);
+            first = first.or(Some(failure));
+        }
+        first
+    }
+
+    fn judge_running(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> SuperviseError {
+        let (task, failure) = self.take(ended);
+        failure.unwrap_or(SuperviseError::Ended { task: task.name })
+    }
+
+    fn judge_draining(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> Option<SuperviseError> {
+        self.take(ended).1
+    }
+
+    fn take(&mut self, ended: Result<(Id, Result<(), TaskError>), JoinError>) -> (Running, Option<SuperviseError>) {
+        let id = match &ended {
+            Ok((id, _)) => *id,
+            Err(error) => error.id(),
+        };
+        let task = self
+            .running
+            .remove(&id)
+            .expect("every task in the set has been named by `add`");
+        let failure = match ended {
+            Ok((_, Ok(()))) => None,
+            Ok((_, Err(source))) => Some(SuperviseError::Failed {
+                task: task.name,
+                source,
+            }),
+            Err(source) => Some(SuperviseError::Panicked {
+                task: task.name,
+                source,
+            }),
+        };
+        (task, failure)
+    }
+
+    fn unfinished(&self) -> SuperviseError {
+        let mut tasks: Vec<_> = self
+            .running
+            .values()
+            .filter(|task| !task.background)
+            .map(|task| task.name)
+            .collect();
+        tasks.sort_unstable();
+        SuperviseError::Unfinished {
+            tasks,
+            grace: self.grace,
+        }
+    }
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn log_error(error: &SuperviseError) {
+    tracing::error!(error = error as &dyn Error, "task did not end well");
+}
+
+#[cfg(test)]
+#[path = "supervise/tests.rs"]
+mod tests;
