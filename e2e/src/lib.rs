@@ -1,1 +1,20 @@
-//! Nothing here yet.
+//! Harness for tests on the running development stack: `make up` first, then `cargo test -p yoke-e2e`.
+//!
+//! ```text
+//!  .dev/env ──▶ Stack ──▶ host API (kube)      a Tenant of its own for each test, removed at its end
+//!                     ├─▶ kubectl, kubectl-yoke   as a user runs them
+//!                     └─▶ network namespaces      to look from a pod, from the node, from outside
+//! ```
+//!
+//! A test waits for a state and never for a time; every wait has a limit and says what it last saw.
+
+pub mod command;
+pub mod network;
+pub mod stack;
+pub mod tenant;
+pub mod wait;
+
+pub use command::{Output, run};
+pub use stack::Stack;
+pub use tenant::TenantFixture;
+pub use wait::{wait_for, wait_until};

@@ -1,0 +1,92 @@
+//! Looking at the network from a pod, from the node, or from a namespace made for the test.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
+use tokio::process::Command;
+
+use crate::command::run;
+use crate::stack::Stack;
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// What a TCP connection attempt met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// The connection was accepted.
+    Open,
+    /// It was refused or nothing answered.
+    Closed,
+}
+
+/// A place to look from.
+#[derive(Clone, Debug)]
+pub enum From {
+    /// The network namespace of a process.
+    Process(u32),
+    /// A named network namespace.
+    Namespace(String),
+    /// The namespace that the test itself runs in.
+    Here,
+}
+
+/// Tries a TCP connection to `address` (`IP`, port) from a place.
+pub async fn knock(from: &From, address: &str, port: u16) -> Result<Door> {
+    let script = format!("exec 3<>/dev/tcp/{address}/{port}");
+    let mut command = enter(from);
+    command.args(["timeout", &CONNECT_LIMIT.as_secs().to_string(), "bash", "-c", &script]);
+    let output = run(command, CONNECT_LIMIT * 3).await?;
+    Ok(if output.success() { Door::Open } else { Door::Closed })
+}
+
+fn enter(from: &From) -> Command {
+    let mut command = Command::new("nsenter");
+    match from {
+        From::Process(pid) => command.args(["--target", &pid.to_string(), "--net", "--"]),
+        From::Namespace(name) => command.args([&format!("--net=/run/netns/{name}"), "--"]),
+        From::Here => {
+            command = Command::new("env");
+            &mut command
+        }
+    };
+    command
+}
+
+/// The first running pod that a label selector finds.
+pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(stack.host.clone(), namespace);
+    let found = pods.list(&ListParams::default().labels(selector)).await.context("listing pods")?;
+    found
+        .items
+        .into_iter()
+        .find(|pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running"))
+        .with_context(|| format!("no running pod {selector} in {namespace}"))
+}
+
+/// A pod's address.
+pub fn pod_ip(pod: &Pod) -> Result<String> {
+    pod.status.as_ref().and_then(|status| status.pod_ip.clone()).context("the pod has no address yet")
+}
+
+/// The process on this machine that is the given container of a pod.
+pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<u32> {
+    let status = pod.status.as_ref().context("the pod has no status")?;
+    let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    let id = all
+        .filter(|status| status.name == container)
+        .find_map(|status| status.container_id.as_deref()?.strip_prefix("containerd://").map(str::to_owned))
+        .with_context(|| format!("container {container} does not run"))?;
+    let mut command = stack.program("ctr");
+    command.args(["--address", stack.var("CONTAINERD_ADDRESS")?, "--namespace", "k8s.io", "tasks", "ls"]);
+    let tasks = run(command, Duration::from_secs(20)).await?.ok()?;
+    tasks
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            (words.next()? == id).then(|| words.next()?.parse().ok())?
+        })
+        .next()
+        .with_context(|| format!("containerd has no task {id}"))
+}

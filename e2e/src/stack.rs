@@ -1,0 +1,113 @@
+//! The running development stack, found by the file `.dev/env` that `make up` writes.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::process::Command;
+
+use crate::command::{Output, run};
+
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where everything of the running stack is.
+#[derive(Clone)]
+pub struct Stack {
+    /// The folder `.dev`.
+    pub dir: PathBuf,
+    /// Client of the host's API as its administrator.
+    pub host: Client,
+    env: BTreeMap<String, String>,
+}
+
+impl Stack {
+    /// Connects to the stack of this checkout.
+    pub async fn connect() -> Result<Self> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.dev");
+        let dir = dir.canonicalize().context("no .dev folder: start the stack with `make up`")?;
+        let text = std::fs::read_to_string(dir.join("env")).context("no .dev/env: start the stack with `make up`")?;
+        let env = parse_env(&text);
+        let host = client(&dir.join("host.kubeconfig")).await?;
+        Ok(Self { dir, host, env })
+    }
+
+    /// A variable of `.dev/env`.
+    pub fn var(&self, name: &str) -> Result<&str> {
+        self.env.get(name).map(String::as_str).with_context(|| format!(".dev/env does not export {name}"))
+    }
+
+    /// Address of the ingress, `IP:PORT`.
+    pub fn ingress(&self) -> Result<&str> {
+        self.var("YOKE_INGRESS")
+    }
+
+    /// The domain under which every cluster has its public name.
+    pub fn base_domain(&self) -> Result<&str> {
+        self.var("YOKE_BASE_DOMAIN")
+    }
+
+    /// A program of `.dev/bin`.
+    pub fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.dir.join("bin").join(name));
+        command.env_remove("KUBECONFIG");
+        command
+    }
+
+    /// Runs kubectl with the given kubeconfig.
+    pub async fn kubectl(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
+        let mut command = self.program("kubectl");
+        command.arg("--kubeconfig").arg(kubeconfig).arg("--request-timeout=30s").args(args);
+        run(command, COMMAND_LIMIT).await
+    }
+
+    /// Runs kubectl as the host's administrator.
+    pub async fn host_kubectl(&self, args: &[&str]) -> Result<Output> {
+        self.kubectl(&self.dir.join("host.kubeconfig"), args).await
+    }
+
+    /// Applies a manifest as the host's administrator.
+    pub async fn apply(&self, manifest: &str) -> Result<Output> {
+        let file = tempfile::NamedTempFile::new().context("making a file for a manifest")?;
+        std::fs::write(file.path(), manifest).context("writing a manifest")?;
+        let path = file.path().to_str().context("the path of a temporary file is not UTF-8")?;
+        self.host_kubectl(&["apply", "-f", path]).await
+    }
+
+    /// Runs the CLI as the host's administrator.
+    pub async fn yoke(&self, args: &[&str]) -> Result<Output> {
+        let mut command = self.program("kubectl-yoke");
+        command.arg("--kubeconfig").arg(self.dir.join("host.kubeconfig")).args(args);
+        run(command, Duration::from_secs(180)).await
+    }
+}
+
+/// A client from a kubeconfig file.
+pub async fn client(kubeconfig: &Path) -> Result<Client> {
+    let config = Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("using {}", kubeconfig.display()))?;
+    Client::try_from(config).context("making a client")
+}
+
+fn parse_env(text: &str) -> BTreeMap<String, String> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("export ")?.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.trim_matches(['"', '\'']).to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shell_exports_are_read() {
+        let env = parse_env("# head\nexport A=1\nexport B=\"x y\"\nexport C='z'\nD=4\n");
+        let read: Vec<_> = env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(read, [("A", "1"), ("B", "x y"), ("C", "z")]);
+    }
+}

@@ -1,0 +1,141 @@
+//! A Tenant of a test's own, with the Clusters made in it; all is removed at the test's end.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use yoke_api::{Cluster, ClusterSpec, ConditionType, Tenant, TenantSpec, names};
+
+use crate::stack::Stack;
+use crate::wait::{wait_for, wait_until};
+
+/// How long a Cluster may take to be `Ready` on a busy machine; the usual time is in `docs/benchmarks.md`.
+pub const READY_LIMIT: Duration = Duration::from_secs(180);
+const DELETE_LIMIT: Duration = Duration::from_secs(120);
+
+/// A Tenant made for one test.
+pub struct TenantFixture {
+    /// The stack that it is on.
+    pub stack: Stack,
+    /// Its name, which is also its namespace.
+    pub name: String,
+    files: tempfile::TempDir,
+}
+
+impl TenantFixture {
+    /// Makes the Tenant `e2e-<test>` and waits until it is ready; one that an interrupted run left is removed first.
+    pub async fn create(stack: &Stack, test: &str) -> Result<Self> {
+        Self::create_with(stack, test, TenantSpec::default()).await
+    }
+
+    /// Like [`Self::create`] with a spec.
+    pub async fn create_with(stack: &Stack, test: &str, spec: TenantSpec) -> Result<Self> {
+        let name = format!("e2e-{test}");
+        let fixture = Self { stack: stack.clone(), name, files: tempfile::tempdir().context("making a folder")? };
+        fixture.remove().await.context("removing what an earlier run left")?;
+        let tenants: Api<Tenant> = Api::all(stack.host.clone());
+        tenants.create(&PostParams::default(), &Tenant::new(&fixture.name, spec)).await.context("creating a Tenant")?;
+        wait_until(&format!("Tenant {} to be Ready", fixture.name), READY_LIMIT, || async {
+            let tenant = tenants.get(&fixture.name).await?;
+            Ok(tenant.status.is_some_and(|status| is_true(&status.conditions, ConditionType::Ready)))
+        })
+        .await?;
+        Ok(fixture)
+    }
+
+    /// The Tenant's Clusters.
+    pub fn clusters(&self) -> Api<Cluster> {
+        Api::namespaced(self.stack.host.clone(), &self.name)
+    }
+
+    /// Creates a Cluster and returns at once.
+    pub async fn create_cluster(&self, name: &str, spec: ClusterSpec) -> Result<Cluster> {
+        self.clusters().create(&PostParams::default(), &Cluster::new(name, spec)).await.context("creating a Cluster")
+    }
+
+    /// Creates a Cluster, waits until it is `Ready`, and writes its kubeconfig to a file.
+    pub async fn ready_cluster(&self, name: &str) -> Result<(Cluster, PathBuf)> {
+        self.create_cluster(name, ClusterSpec::default()).await?;
+        let cluster = self.wait_condition(name, ConditionType::Ready, "True", READY_LIMIT).await?;
+        let kubeconfig = self.kubeconfig(name).await?;
+        Ok((cluster, kubeconfig))
+    }
+
+    /// Writes the kubeconfig of a Cluster to a file, as a tenant gets it: from the Secret in the Tenant's namespace.
+    pub async fn kubeconfig(&self, name: &str) -> Result<PathBuf> {
+        let secrets: Api<Secret> = Api::namespaced(self.stack.host.clone(), &self.name);
+        let secret = secrets.get(&names::kubeconfig_secret(name)).await.context("reading the kubeconfig Secret")?;
+        let data = secret.data.unwrap_or_default();
+        let value = data.get(names::KUBECONFIG_KEY).context("the kubeconfig Secret has no key `value`")?;
+        let path = self.files.path().join(format!("{name}.kubeconfig"));
+        std::fs::write(&path, &value.0).context("writing a kubeconfig")?;
+        Ok(path)
+    }
+
+    /// Waits until a condition has a state that speaks of the present generation.
+    pub async fn wait_condition(
+        &self,
+        name: &str,
+        condition: ConditionType,
+        status: &str,
+        limit: Duration,
+    ) -> Result<Cluster> {
+        let clusters = self.clusters();
+        wait_for(&format!("Cluster {name} to have {condition}={status}"), limit, || async {
+            let cluster = clusters.get(name).await?;
+            let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+            let met = conditions.iter().any(|found| {
+                found.type_ == condition.as_str()
+                    && found.status == status
+                    && found.observed_generation == cluster.metadata.generation
+            });
+            if met {
+                return Ok(Some(cluster));
+            }
+            let seen: Vec<_> = conditions.iter().map(|c| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message)).collect();
+            anyhow::bail!("{seen:?}")
+        })
+        .await
+    }
+
+    /// Changes a Cluster by a merge patch.
+    pub async fn patch_cluster(&self, name: &str, patch: serde_json::Value) -> Result<Cluster> {
+        self.clusters()
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .with_context(|| format!("changing Cluster {name}"))
+    }
+
+    /// Deletes a Cluster and waits until it is gone.
+    pub async fn delete_cluster(&self, name: &str) -> Result<()> {
+        let clusters = self.clusters();
+        clusters.delete(name, &DeleteParams::default()).await.context("deleting a Cluster")?;
+        wait_until(&format!("Cluster {name} to be gone"), DELETE_LIMIT, || async {
+            Ok(clusters.get_opt(name).await?.is_none())
+        })
+        .await
+    }
+
+    /// Removes the Tenant with all its Clusters and waits until they are gone.
+    pub async fn remove(&self) -> Result<()> {
+        let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
+        let clusters = self.clusters();
+        for cluster in clusters.list(&Default::default()).await?.items {
+            clusters.delete(&cluster.metadata.name.unwrap_or_default(), &DeleteParams::default()).await?;
+        }
+        if tenants.get_opt(&self.name).await?.is_some() {
+            tenants.delete(&self.name, &DeleteParams::default()).await?;
+        }
+        wait_until(&format!("Tenant {} to be gone", self.name), DELETE_LIMIT, || async {
+            Ok(tenants.get_opt(&self.name).await?.is_none())
+        })
+        .await
+    }
+}
+
+/// Whether a condition is `True`.
+pub fn is_true(conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition], of: ConditionType) -> bool {
+    conditions.iter().any(|condition| condition.type_ == of.as_str() && condition.status == "True")
+}

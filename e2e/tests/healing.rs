@@ -1,0 +1,148 @@
+//! kill -9 of any one process heals by itself, and nothing that was acknowledged is lost.
+//!
+//! One test, one process after the other: every kill disturbs the whole machine.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use tokio::process::Command;
+use yoke_e2e::{Stack, TenantFixture, network, run, wait_for};
+
+const HEAL_LIMIT: Duration = Duration::from_secs(90);
+
+/// Something that can be killed.
+enum Victim {
+    /// A process that the development stack's supervisor keeps, by its name there.
+    Supervised(&'static str),
+    /// A container of a pod: namespace, label selector, container.
+    Container(String, &'static str, &'static str),
+}
+
+impl Victim {
+    async fn pid(&self, stack: &Stack) -> Result<u32> {
+        match self {
+            Self::Supervised(name) => {
+                let mut command = stack.program("yoke-dev");
+                command.args(["pid", name]);
+                let text = run(command, Duration::from_secs(10)).await?.ok()?;
+                text.trim().parse().with_context(|| format!("the supervisor's pid of {name} is {text:?}"))
+            }
+            Self::Container(namespace, selector, container) => {
+                let pod = network::pod(stack, namespace, selector).await?;
+                network::container_pid(stack, &pod, container).await
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Supervised(name) => (*name).to_owned(),
+            Self::Container(_, selector, container) => format!("{container} of {selector}"),
+        }
+    }
+}
+
+fn config_map(name: &str) -> ConfigMap {
+    ConfigMap { metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }, ..ConfigMap::default() }
+}
+
+/// Writes without pause until told to stop; returns the names whose write was acknowledged.
+async fn write_all_the_time(kubeconfig: &Path, prefix: &str, stop: Arc<AtomicBool>) -> Result<BTreeSet<String>> {
+    let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
+    let mut acknowledged = BTreeSet::new();
+    let mut number = 0u32;
+    while !stop.load(Ordering::Relaxed) {
+        let name = format!("{prefix}-{number:06}");
+        number += 1;
+        let parameters = PostParams::default();
+        let object = config_map(&name);
+        let write = api.create(&parameters, &object);
+        if let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(5), write).await {
+            acknowledged.insert(name);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(acknowledged)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "healing").await?;
+    let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
+    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let control_plane = |container| Victim::Container(hosted.clone(), "yoke.drzzl.io/cluster=a", container);
+    let system = |selector, container| Victim::Container("yoke-system".to_owned(), selector, container);
+    let victims = [
+        control_plane("kube-apiserver"),
+        control_plane("kine-nats"),
+        control_plane("kube-controller-manager"),
+        control_plane("kube-scheduler"),
+        system("app.kubernetes.io/name=envoy", "envoy"),
+        system("app.kubernetes.io/name=yoke-ingress-xds", "ingress-xds"),
+        system("app.kubernetes.io/name=yoke-operator", "operator"),
+        Victim::Supervised("containerd"),
+        Victim::Supervised("kubelet"),
+        Victim::Supervised("nats-server"),
+        Victim::Supervised("kine-nats"),
+        Victim::Supervised("kube-apiserver"),
+        Victim::Supervised("kube-controller-manager"),
+        Victim::Supervised("kube-scheduler"),
+    ];
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let host_kubeconfig = stack.dir.join("host.kubeconfig");
+    let writers = [(kubeconfig.clone(), "tenant"), (host_kubeconfig.clone(), "e2e-host")].map(|(kubeconfig, prefix)| {
+        let stop = stop.clone();
+        tokio::spawn(async move { write_all_the_time(&kubeconfig, prefix, stop).await })
+    });
+
+    for victim in &victims {
+        let name = victim.name();
+        let old = wait_for(&format!("{name} to run"), HEAL_LIMIT, || async { victim.pid(&stack).await.map(Some) }).await?;
+        let mut kill = Command::new("kill");
+        kill.args(["-9", &old.to_string()]);
+        run(kill, Duration::from_secs(5)).await?.ok()?;
+        let killed = Instant::now();
+        wait_for(&format!("{name} to run again"), HEAL_LIMIT, || async {
+            let new = victim.pid(&stack).await?;
+            Ok((new != old).then_some(()))
+        })
+        .await?;
+        let back = killed.elapsed();
+        for config in [&kubeconfig, &host_kubeconfig] {
+            wait_for(&format!("kubectl to work after the kill of {name}"), HEAL_LIMIT, || async {
+                let output = stack.kubectl(config, &["get", "namespaces", "--request-timeout=3s", "-o", "name"]).await?;
+                output.ok().map(Some)
+            })
+            .await?;
+        }
+        println!("{name}: process back after {back:?}, kubectl after {:?}", killed.elapsed());
+    }
+
+    stop.store(true, Ordering::Relaxed);
+    for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
+        let acknowledged = writer.await.context("a writer ended badly")??;
+        ensure!(acknowledged.len() > 50, "only {} writes were acknowledged", acknowledged.len());
+        let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
+        let stored: BTreeSet<String> =
+            api.list(&ListParams::default()).await?.items.into_iter().filter_map(|object| object.metadata.name).collect();
+        let lost: Vec<_> = acknowledged.difference(&stored).collect();
+        ensure!(lost.is_empty(), "{} acknowledged writes are lost: {lost:?}", lost.len());
+        println!("{} acknowledged writes, all stored", acknowledged.len());
+    }
+    let host: Api<ConfigMap> = Api::namespaced(stack.host.clone(), "default");
+    for object in host.list(&ListParams::default()).await?.items {
+        let name = object.metadata.name.unwrap_or_default();
+        if name.starts_with("e2e-host-") {
+            host.delete(&name, &Default::default()).await?;
+        }
+    }
+    tenant.remove().await
+}
