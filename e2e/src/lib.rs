@@ -10,6 +10,7 @@
 
 pub mod command;
 pub mod network;
+pub mod process;
 pub mod stack;
 pub mod tenant;
 pub mod wait;

@@ -57,7 +57,10 @@ fn enter(from: &From) -> Command {
 /// The first running pod that a label selector finds.
 pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(stack.host.clone(), namespace);
-    let found = pods.list(&ListParams::default().labels(selector)).await.context("listing pods")?;
+    let found = pods
+        .list(&ListParams::default().labels(selector))
+        .await
+        .context("listing pods")?;
     found
         .items
         .into_iter()
@@ -67,19 +70,39 @@ pub async fn pod(stack: &Stack, namespace: &str, selector: &str) -> Result<Pod> 
 
 /// A pod's address.
 pub fn pod_ip(pod: &Pod) -> Result<String> {
-    pod.status.as_ref().and_then(|status| status.pod_ip.clone()).context("the pod has no address yet")
+    pod.status
+        .as_ref()
+        .and_then(|status| status.pod_ip.clone())
+        .context("the pod has no address yet")
 }
 
 /// The process on this machine that is the given container of a pod.
 pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<u32> {
     let status = pod.status.as_ref().context("the pod has no status")?;
-    let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    let all = status
+        .container_statuses
+        .iter()
+        .chain(&status.init_container_statuses)
+        .flatten();
     let id = all
         .filter(|status| status.name == container)
-        .find_map(|status| status.container_id.as_deref()?.strip_prefix("containerd://").map(str::to_owned))
+        .find_map(|status| {
+            status
+                .container_id
+                .as_deref()?
+                .strip_prefix("containerd://")
+                .map(str::to_owned)
+        })
         .with_context(|| format!("container {container} does not run"))?;
     let mut command = stack.program("ctr");
-    command.args(["--address", stack.var("CONTAINERD_ADDRESS")?, "--namespace", "k8s.io", "tasks", "ls"]);
+    command.args([
+        "--address",
+        stack.var("CONTAINERD_ADDRESS")?,
+        "--namespace",
+        "k8s.io",
+        "tasks",
+        "ls",
+    ]);
     let tasks = run(command, Duration::from_secs(20)).await?.ok()?;
     tasks
         .lines()

@@ -27,7 +27,9 @@ impl Stack {
     /// Connects to the stack of this checkout.
     pub async fn connect() -> Result<Self> {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.dev");
-        let dir = dir.canonicalize().context("no .dev folder: start the stack with `make up`")?;
+        let dir = dir
+            .canonicalize()
+            .context("no .dev folder: start the stack with `make up`")?;
         let text = std::fs::read_to_string(dir.join("env")).context("no .dev/env: start the stack with `make up`")?;
         let env = parse_env(&text);
         let host = client(&dir.join("host.kubeconfig")).await?;
@@ -36,7 +38,10 @@ impl Stack {
 
     /// A variable of `.dev/env`.
     pub fn var(&self, name: &str) -> Result<&str> {
-        self.env.get(name).map(String::as_str).with_context(|| format!(".dev/env does not export {name}"))
+        self.env
+            .get(name)
+            .map(String::as_str)
+            .with_context(|| format!(".dev/env does not export {name}"))
     }
 
     /// Address of the ingress, `IP:PORT`.
@@ -59,7 +64,11 @@ impl Stack {
     /// Runs kubectl with the given kubeconfig.
     pub async fn kubectl(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
         let mut command = self.program("kubectl");
-        command.arg("--kubeconfig").arg(kubeconfig).arg("--request-timeout=30s").args(args);
+        command
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--request-timeout=30s")
+            .args(args);
         run(command, COMMAND_LIMIT).await
     }
 
@@ -72,14 +81,20 @@ impl Stack {
     pub async fn apply(&self, manifest: &str) -> Result<Output> {
         let file = tempfile::NamedTempFile::new().context("making a file for a manifest")?;
         std::fs::write(file.path(), manifest).context("writing a manifest")?;
-        let path = file.path().to_str().context("the path of a temporary file is not UTF-8")?;
+        let path = file
+            .path()
+            .to_str()
+            .context("the path of a temporary file is not UTF-8")?;
         self.host_kubectl(&["apply", "-f", path]).await
     }
 
     /// Runs the CLI as the host's administrator.
     pub async fn yoke(&self, args: &[&str]) -> Result<Output> {
         let mut command = self.program("kubectl-yoke");
-        command.arg("--kubeconfig").arg(self.dir.join("host.kubeconfig")).args(args);
+        command
+            .arg("--kubeconfig")
+            .arg(self.dir.join("host.kubeconfig"))
+            .args(args);
         run(command, Duration::from_secs(180)).await
     }
 }
@@ -107,7 +122,10 @@ mod tests {
     #[test]
     fn shell_exports_are_read() {
         let env = parse_env("# head\nexport A=1\nexport B=\"x y\"\nexport C='z'\nD=4\n");
-        let read: Vec<_> = env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let read: Vec<_> = env
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
         assert_eq!(read, [("A", "1"), ("B", "x y"), ("C", "z")]);
     }
 }

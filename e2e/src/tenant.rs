@@ -33,13 +33,22 @@ impl TenantFixture {
     /// Like [`Self::create`] with a spec.
     pub async fn create_with(stack: &Stack, test: &str, spec: TenantSpec) -> Result<Self> {
         let name = format!("e2e-{test}");
-        let fixture = Self { stack: stack.clone(), name, files: tempfile::tempdir().context("making a folder")? };
+        let fixture = Self {
+            stack: stack.clone(),
+            name,
+            files: tempfile::tempdir().context("making a folder")?,
+        };
         fixture.remove().await.context("removing what an earlier run left")?;
         let tenants: Api<Tenant> = Api::all(stack.host.clone());
-        tenants.create(&PostParams::default(), &Tenant::new(&fixture.name, spec)).await.context("creating a Tenant")?;
+        tenants
+            .create(&PostParams::default(), &Tenant::new(&fixture.name, spec))
+            .await
+            .context("creating a Tenant")?;
         wait_until(&format!("Tenant {} to be Ready", fixture.name), READY_LIMIT, || async {
             let tenant = tenants.get(&fixture.name).await?;
-            Ok(tenant.status.is_some_and(|status| is_true(&status.conditions, ConditionType::Ready)))
+            Ok(tenant
+                .status
+                .is_some_and(|status| is_true(&status.conditions, ConditionType::Ready)))
         })
         .await?;
         Ok(fixture)
@@ -52,13 +61,18 @@ impl TenantFixture {
 
     /// Creates a Cluster and returns at once.
     pub async fn create_cluster(&self, name: &str, spec: ClusterSpec) -> Result<Cluster> {
-        self.clusters().create(&PostParams::default(), &Cluster::new(name, spec)).await.context("creating a Cluster")
+        self.clusters()
+            .create(&PostParams::default(), &Cluster::new(name, spec))
+            .await
+            .context("creating a Cluster")
     }
 
     /// Creates a Cluster, waits until it is `Ready`, and writes its kubeconfig to a file.
     pub async fn ready_cluster(&self, name: &str) -> Result<(Cluster, PathBuf)> {
         self.create_cluster(name, ClusterSpec::default()).await?;
-        let cluster = self.wait_condition(name, ConditionType::Ready, "True", READY_LIMIT).await?;
+        let cluster = self
+            .wait_condition(name, ConditionType::Ready, "True", READY_LIMIT)
+            .await?;
         let kubeconfig = self.kubeconfig(name).await?;
         Ok((cluster, kubeconfig))
     }
@@ -66,9 +80,14 @@ impl TenantFixture {
     /// Writes the kubeconfig of a Cluster to a file, as a tenant gets it: from the Secret in the Tenant's namespace.
     pub async fn kubeconfig(&self, name: &str) -> Result<PathBuf> {
         let secrets: Api<Secret> = Api::namespaced(self.stack.host.clone(), &self.name);
-        let secret = secrets.get(&names::kubeconfig_secret(name)).await.context("reading the kubeconfig Secret")?;
+        let secret = secrets
+            .get(&names::kubeconfig_secret(name))
+            .await
+            .context("reading the kubeconfig Secret")?;
         let data = secret.data.unwrap_or_default();
-        let value = data.get(names::KUBECONFIG_KEY).context("the kubeconfig Secret has no key `value`")?;
+        let value = data
+            .get(names::KUBECONFIG_KEY)
+            .context("the kubeconfig Secret has no key `value`")?;
         let path = self.files.path().join(format!("{name}.kubeconfig"));
         std::fs::write(&path, &value.0).context("writing a kubeconfig")?;
         Ok(path)
@@ -83,20 +102,31 @@ impl TenantFixture {
         limit: Duration,
     ) -> Result<Cluster> {
         let clusters = self.clusters();
-        wait_for(&format!("Cluster {name} to have {condition}={status}"), limit, || async {
-            let cluster = clusters.get(name).await?;
-            let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-            let met = conditions.iter().any(|found| {
-                found.type_ == condition.as_str()
-                    && found.status == status
-                    && found.observed_generation == cluster.metadata.generation
-            });
-            if met {
-                return Ok(Some(cluster));
-            }
-            let seen: Vec<_> = conditions.iter().map(|c| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message)).collect();
-            anyhow::bail!("{seen:?}")
-        })
+        wait_for(
+            &format!("Cluster {name} to have {condition}={status}"),
+            limit,
+            || async {
+                let cluster = clusters.get(name).await?;
+                let conditions = cluster
+                    .status
+                    .as_ref()
+                    .map(|status| status.conditions.as_slice())
+                    .unwrap_or_default();
+                let met = conditions.iter().any(|found| {
+                    found.type_ == condition.as_str()
+                        && found.status == status
+                        && found.observed_generation == cluster.metadata.generation
+                });
+                if met {
+                    return Ok(Some(cluster));
+                }
+                let seen: Vec<_> = conditions
+                    .iter()
+                    .map(|c| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message))
+                    .collect();
+                anyhow::bail!("{seen:?}")
+            },
+        )
         .await
     }
 
@@ -111,7 +141,10 @@ impl TenantFixture {
     /// Deletes a Cluster and waits until it is gone.
     pub async fn delete_cluster(&self, name: &str) -> Result<()> {
         let clusters = self.clusters();
-        clusters.delete(name, &DeleteParams::default()).await.context("deleting a Cluster")?;
+        clusters
+            .delete(name, &DeleteParams::default())
+            .await
+            .context("deleting a Cluster")?;
         wait_until(&format!("Cluster {name} to be gone"), DELETE_LIMIT, || async {
             Ok(clusters.get_opt(name).await?.is_none())
         })
@@ -123,7 +156,9 @@ impl TenantFixture {
         let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
         let clusters = self.clusters();
         for cluster in clusters.list(&Default::default()).await?.items {
-            clusters.delete(&cluster.metadata.name.unwrap_or_default(), &DeleteParams::default()).await?;
+            clusters
+                .delete(&cluster.metadata.name.unwrap_or_default(), &DeleteParams::default())
+                .await?;
         }
         if tenants.get_opt(&self.name).await?.is_some() {
             tenants.delete(&self.name, &DeleteParams::default()).await?;
@@ -137,5 +172,7 @@ impl TenantFixture {
 
 /// Whether a condition is `True`.
 pub fn is_true(conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition], of: ConditionType) -> bool {
-    conditions.iter().any(|condition| condition.type_ == of.as_str() && condition.status == "True")
+    conditions
+        .iter()
+        .any(|condition| condition.type_ == of.as_str() && condition.status == "True")
 }

@@ -8,11 +8,19 @@ async fn cluster_by_cli_from_creation_to_deletion() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "cli").await?;
     let namespace = tenant.name.as_str();
-    stack.yoke(&["create", "cluster", "a", "-n", namespace, "--wait", "--timeout", "180s"]).await?.ok()?;
+    stack
+        .yoke(&["create", "cluster", "a", "-n", namespace, "--wait", "--timeout", "180s"])
+        .await?
+        .ok()?;
 
     let table = stack.yoke(&["get", "clusters", "-n", namespace]).await?.ok()?;
     ensure!(table.starts_with("NAME") && table.contains("Running"), "{table}");
-    let json: serde_json::Value = serde_json::from_str(&stack.yoke(&["get", "clusters", "a", "-n", namespace, "-o", "json"]).await?.ok()?)?;
+    let json: serde_json::Value = serde_json::from_str(
+        &stack
+            .yoke(&["get", "clusters", "a", "-n", namespace, "-o", "json"])
+            .await?
+            .ok()?,
+    )?;
     ensure!(json["metadata"]["name"] == "a", "{json}");
 
     let kubeconfig = stack.yoke(&["kubeconfig", "a", "-n", namespace]).await?.ok()?;
@@ -22,8 +30,15 @@ async fn cluster_by_cli_from_creation_to_deletion() -> Result<()> {
 
     let status = stack.yoke(&["status", "a", "-n", namespace]).await?.ok()?;
     ensure!(status.contains("Ready"), "{status}");
-    stack.yoke(&["delete", "cluster", "a", "-n", namespace, "--yes", "--wait"]).await?.ok()?;
+    stack
+        .yoke(&["delete", "cluster", "a", "-n", namespace, "--yes", "--wait"])
+        .await?
+        .ok()?;
     let missing = stack.yoke(&["kubeconfig", "a", "-n", namespace]).await?;
-    ensure!(missing.code.context("killed")? != 0 && missing.stderr.contains("error:"), "{}", missing.stderr);
+    ensure!(
+        missing.code.context("killed")? != 0 && missing.stderr.contains("error:"),
+        "{}",
+        missing.stderr
+    );
     tenant.remove().await
 }

@@ -31,7 +31,9 @@ impl Victim {
                 let mut command = stack.program("yoke-dev");
                 command.args(["pid", name]);
                 let text = run(command, Duration::from_secs(10)).await?.ok()?;
-                text.trim().parse().with_context(|| format!("the supervisor's pid of {name} is {text:?}"))
+                text.trim()
+                    .parse()
+                    .with_context(|| format!("the supervisor's pid of {name} is {text:?}"))
             }
             Self::Container(namespace, selector, container) => {
                 let pod = network::pod(stack, namespace, selector).await?;
@@ -49,7 +51,13 @@ impl Victim {
 }
 
 fn config_map(name: &str) -> ConfigMap {
-    ConfigMap { metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }, ..ConfigMap::default() }
+    ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..ConfigMap::default()
+    }
 }
 
 /// Writes without pause until told to stop; returns the names whose write was acknowledged.
@@ -98,14 +106,18 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
 
     let stop = Arc::new(AtomicBool::new(false));
     let host_kubeconfig = stack.dir.join("host.kubeconfig");
-    let writers = [(kubeconfig.clone(), "tenant"), (host_kubeconfig.clone(), "e2e-host")].map(|(kubeconfig, prefix)| {
-        let stop = stop.clone();
-        tokio::spawn(async move { write_all_the_time(&kubeconfig, prefix, stop).await })
-    });
+    let writers =
+        [(kubeconfig.clone(), "tenant"), (host_kubeconfig.clone(), "e2e-host")].map(|(kubeconfig, prefix)| {
+            let stop = stop.clone();
+            tokio::spawn(async move { write_all_the_time(&kubeconfig, prefix, stop).await })
+        });
 
     for victim in &victims {
         let name = victim.name();
-        let old = wait_for(&format!("{name} to run"), HEAL_LIMIT, || async { victim.pid(&stack).await.map(Some) }).await?;
+        let old = wait_for(&format!("{name} to run"), HEAL_LIMIT, || async {
+            victim.pid(&stack).await.map(Some)
+        })
+        .await?;
         let mut kill = Command::new("kill");
         kill.args(["-9", &old.to_string()]);
         run(kill, Duration::from_secs(5)).await?.ok()?;
@@ -117,22 +129,40 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         .await?;
         let back = killed.elapsed();
         for config in [&kubeconfig, &host_kubeconfig] {
-            wait_for(&format!("kubectl to work after the kill of {name}"), HEAL_LIMIT, || async {
-                let output = stack.kubectl(config, &["get", "namespaces", "--request-timeout=3s", "-o", "name"]).await?;
-                output.ok().map(Some)
-            })
+            wait_for(
+                &format!("kubectl to work after the kill of {name}"),
+                HEAL_LIMIT,
+                || async {
+                    let output = stack
+                        .kubectl(config, &["get", "namespaces", "--request-timeout=3s", "-o", "name"])
+                        .await?;
+                    output.ok().map(Some)
+                },
+            )
             .await?;
         }
-        println!("{name}: process back after {back:?}, kubectl after {:?}", killed.elapsed());
+        println!(
+            "{name}: process back after {back:?}, kubectl after {:?}",
+            killed.elapsed()
+        );
     }
 
     stop.store(true, Ordering::Relaxed);
     for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
         let acknowledged = writer.await.context("a writer ended badly")??;
-        ensure!(acknowledged.len() > 50, "only {} writes were acknowledged", acknowledged.len());
+        ensure!(
+            acknowledged.len() > 50,
+            "only {} writes were acknowledged",
+            acknowledged.len()
+        );
         let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
-        let stored: BTreeSet<String> =
-            api.list(&ListParams::default()).await?.items.into_iter().filter_map(|object| object.metadata.name).collect();
+        let stored: BTreeSet<String> = api
+            .list(&ListParams::default())
+            .await?
+            .items
+            .into_iter()
+            .filter_map(|object| object.metadata.name)
+            .collect();
         let lost: Vec<_> = acknowledged.difference(&stored).collect();
         ensure!(lost.is_empty(), "{} acknowledged writes are lost: {lost:?}", lost.len());
         println!("{} acknowledged writes, all stored", acknowledged.len());

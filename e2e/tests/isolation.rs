@@ -23,23 +23,42 @@ fn server_name(cluster: &Cluster) -> Result<String> {
 #[tokio::test]
 async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
     let stack = Stack::connect().await?;
-    let (one, two) = (TenantFixture::create(&stack, "cred-a").await?, TenantFixture::create(&stack, "cred-b").await?);
+    let (one, two) = (
+        TenantFixture::create(&stack, "cred-a").await?,
+        TenantFixture::create(&stack, "cred-b").await?,
+    );
     let (a, a_config) = one.ready_cluster("a").await?;
     let (_, b_config) = two.ready_cluster("b").await?;
     stack.kubectl(&a_config, &["get", "namespaces"]).await?.ok()?;
     // B's client certificate, sent with its whole chain, to A's API server.
     let name = format!("--tls-server-name={}", server_name(&a)?);
-    let refusal = stack.kubectl(&b_config, &[&name, "get", "namespaces"]).await?.refused()?;
-    ensure!(refusal.contains("Unauthorized") || refusal.contains("must be logged in"), "{refusal}");
+    let refusal = stack
+        .kubectl(&b_config, &[&name, "get", "namespaces"])
+        .await?
+        .refused()?;
+    ensure!(
+        refusal.contains("Unauthorized") || refusal.contains("must be logged in"),
+        "{refusal}"
+    );
 
     // A service-account token of B to A.
     let token = stack.kubectl(&b_config, &["create", "token", "default"]).await?.ok()?;
     let token = format!("--token={}", token.trim());
     let url = format!("--server=https://{}", stack.ingress()?);
     let empty = tempfile::NamedTempFile::new()?;
-    let arguments = [token.as_str(), url.as_str(), name.as_str(), "--insecure-skip-tls-verify=true", "auth", "whoami"];
+    let arguments = [
+        token.as_str(),
+        url.as_str(),
+        name.as_str(),
+        "--insecure-skip-tls-verify=true",
+        "auth",
+        "whoami",
+    ];
     let refusal = stack.kubectl(empty.path(), &arguments).await?.refused()?;
-    ensure!(refusal.contains("Unauthorized") || refusal.contains("must be logged in"), "{refusal}");
+    ensure!(
+        refusal.contains("Unauthorized") || refusal.contains("must be logged in"),
+        "{refusal}"
+    );
     one.remove().await?;
     two.remove().await
 }
@@ -57,7 +76,9 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
     for secret in authorities.list(&ListParams::default()).await?.items {
         let name = secret.metadata.name.clone().unwrap_or_default();
         let data = secret.data.unwrap_or_default();
-        let (Some(certificate), Some(key)) = (data.get("tls.crt"), data.get("tls.key")) else { continue };
+        let (Some(certificate), Some(key)) = (data.get("tls.crt"), data.get("tls.key")) else {
+            continue;
+        };
         let (_, pem) = x509_parser::pem::parse_x509_pem(&certificate.0)?;
         if pem.parse_x509()?.is_ca() {
             ca_keys.insert(name.clone(), key.0.clone());
@@ -66,18 +87,42 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
             root = Some(String::from_utf8(certificate.0.clone())?.trim().to_owned());
         }
     }
-    ensure!(ca_keys.len() >= 4, "expected the root and three authorities of the cluster, found {:?}", ca_keys.keys());
+    ensure!(
+        ca_keys.len() >= 4,
+        "expected the root and three authorities of the cluster, found {:?}",
+        ca_keys.keys()
+    );
 
     let secrets: Api<Secret> = Api::namespaced(stack.host.clone(), &hosted);
     let secrets = secrets.list(&ListParams::default()).await?.items;
-    ensure!(!secrets.is_empty(), "the hosted namespace has no Secret: this test looks at the wrong place");
+    ensure!(
+        !secrets.is_empty(),
+        "the hosted namespace has no Secret: this test looks at the wrong place"
+    );
     let configs: Api<ConfigMap> = Api::namespaced(stack.host.clone(), &hosted);
     let values = secrets
         .iter()
-        .flat_map(|secret| secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())))
-        .chain(configs.list(&ListParams::default()).await?.items.into_iter().flat_map(|config| {
-            config.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.into_bytes()))
-        }));
+        .flat_map(|secret| {
+            secret
+                .data
+                .iter()
+                .flatten()
+                .map(|(key, value)| (key.clone(), value.0.clone()))
+        })
+        .chain(
+            configs
+                .list(&ListParams::default())
+                .await?
+                .items
+                .into_iter()
+                .flat_map(|config| {
+                    config
+                        .data
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(|(key, value)| (key, value.into_bytes()))
+                }),
+        );
     for (key, value) in values {
         for (name, ca_key) in &ca_keys {
             let found = value.windows(ca_key.len()).any(|window| window == ca_key.as_slice());
@@ -90,7 +135,10 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
     let pid = network::container_pid(&stack, &pod, "kube-apiserver").await?;
     let command = std::fs::read(format!("/proc/{pid}/cmdline"))?;
     let command = String::from_utf8(command)?;
-    let file = command.split('\0').find_map(|argument| argument.strip_prefix("--client-ca-file=")).context("no --client-ca-file")?;
+    let file = command
+        .split('\0')
+        .find_map(|argument| argument.strip_prefix("--client-ca-file="))
+        .context("no --client-ca-file")?;
     let bundle = std::fs::read_to_string(format!("/proc/{pid}/root{file}"))?;
     ensure!(bundle.contains("BEGIN CERTIFICATE"), "{file} holds no certificate");
     let root = root.context("no Secret yoke-root")?;
@@ -98,7 +146,11 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
     for pem in x509_parser::pem::Pem::iter_from_buffer(bundle.as_bytes()) {
         let pem = pem?;
         let certificate = pem.parse_x509()?;
-        ensure!(certificate.issuer() != certificate.subject(), "{} is self-signed", certificate.subject());
+        ensure!(
+            certificate.issuer() != certificate.subject(),
+            "{} is self-signed",
+            certificate.subject()
+        );
     }
     tenant.remove().await
 }
@@ -119,46 +171,111 @@ async fn network_policy_holds() -> Result<()> {
 
     let namespaces: Api<Namespace> = Api::all(stack.host.clone());
     let name = "e2e-netpol-stranger";
-    let metadata = ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() };
+    let metadata = ObjectMeta {
+        name: Some(name.into()),
+        ..ObjectMeta::default()
+    };
     if namespaces.get_opt(name).await?.is_none() {
-        namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
+        namespaces
+            .create(
+                &PostParams::default(),
+                &Namespace {
+                    metadata,
+                    ..Namespace::default()
+                },
+            )
+            .await?;
     }
-    let run = ["run", "stranger", "-n", name, "--image=docker.io/yoke/echo:dev", "--image-pull-policy=IfNotPresent"];
+    let run = [
+        "run",
+        "stranger",
+        "-n",
+        name,
+        "--image=docker.io/yoke/echo:dev",
+        "--image-pull-policy=IfNotPresent",
+    ];
     stack.host_kubectl(&run).await?;
     let find = || network::pod(&stack, name, "run=stranger");
-    wait_until("the stranger to run", Duration::from_secs(60), || async { Ok(find().await.is_ok()) }).await?;
+    wait_until("the stranger to run", Duration::from_secs(60), || async {
+        Ok(find().await.is_ok())
+    })
+    .await?;
     let stranger = From::Process(network::container_pid(&stack, &find().await?, "stranger").await?);
-    ensure!(knock(&stranger, &address, 6443).await? == Door::Closed, "open to a pod of another namespace");
+    ensure!(
+        knock(&stranger, &address, 6443).await? == Door::Closed,
+        "open to a pod of another namespace"
+    );
 
     let neighbour = tenant.clusters().get("b").await?;
     let neighbour = network::pod(&stack, &hosted_namespace(&neighbour)?, "yoke.drzzl.io/cluster=b").await?;
     let neighbour = From::Process(network::container_pid(&stack, &neighbour, "kube-apiserver").await?);
-    ensure!(knock(&neighbour, &address, 6443).await? == Door::Closed, "open to the control plane of a neighbour");
-    ensure!(knock(&From::Here, &address, 6443).await? == Door::Closed, "open to another network namespace");
+    ensure!(
+        knock(&neighbour, &address, 6443).await? == Door::Closed,
+        "open to the control plane of a neighbour"
+    );
+    ensure!(
+        knock(&From::Here, &address, 6443).await? == Door::Closed,
+        "open to another network namespace"
+    );
 
     // Out of a control plane: NATS only.
     let inside = From::Process(network::container_pid(&stack, &pod, "kube-apiserver").await?);
     let nats = stack.var("NATS_URL")?;
-    let (nats_host, nats_port) = nats.rsplit('/').next().and_then(|rest| rest.split_once(':')).context("NATS_URL")?;
-    ensure!(knock(&inside, nats_host, nats_port.parse()?).await? == Door::Open, "a control plane cannot reach NATS");
+    let (nats_host, nats_port) = nats
+        .rsplit('/')
+        .next()
+        .and_then(|rest| rest.split_once(':'))
+        .context("NATS_URL")?;
+    ensure!(
+        knock(&inside, nats_host, nats_port.parse()?).await? == Door::Open,
+        "a control plane cannot reach NATS"
+    );
     let node = stack.var("YOKE_NODE_IP")?;
-    let host_api = stack.host_kubectl(&["config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"]);
+    let host_api = stack.host_kubectl(&[
+        "config",
+        "view",
+        "--minify",
+        "-o",
+        "jsonpath={.clusters[0].cluster.server}",
+    ]);
     let host_api = host_api.await?.ok()?;
-    let host_port = host_api.rsplit(':').next().context("no port in the host's URL")?.parse()?;
-    ensure!(knock(&inside, node, host_port).await? == Door::Closed, "a control plane reaches the host's API");
-    ensure!(knock(&inside, node, 10250).await? == Door::Closed, "a control plane reaches the kubelet");
+    let host_port = host_api
+        .rsplit(':')
+        .next()
+        .context("no port in the host's URL")?
+        .parse()?;
+    ensure!(
+        knock(&inside, node, host_port).await? == Door::Closed,
+        "a control plane reaches the host's API"
+    );
+    ensure!(
+        knock(&inside, node, 10250).await? == Door::Closed,
+        "a control plane reaches the kubelet"
+    );
     let envoy_ip = network::pod_ip(&network::pod(&stack, "yoke-system", "app.kubernetes.io/name=envoy").await?)?;
-    ensure!(knock(&inside, &envoy_ip, 8443).await? == Door::Closed, "a control plane reaches Envoy");
+    ensure!(
+        knock(&inside, &envoy_ip, 8443).await? == Door::Closed,
+        "a control plane reaches Envoy"
+    );
 
-    stack.host_kubectl(&["delete", "namespace", name, "--wait=false"]).await?.ok()?;
+    stack
+        .host_kubectl(&["delete", "namespace", name, "--wait=false"])
+        .await?
+        .ok()?;
     tenant.remove().await
 }
 
 #[tokio::test]
 async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     let stack = Stack::connect().await?;
-    let subject = TenantSubject { kind: SubjectKind::User, name: "alice@a.example".into() };
-    let spec = TenantSpec { subjects: vec![subject], ..TenantSpec::default() };
+    let subject = TenantSubject {
+        kind: SubjectKind::User,
+        name: "alice@a.example".into(),
+    };
+    let spec = TenantSpec {
+        subjects: vec![subject],
+        ..TenantSpec::default()
+    };
     let tenant = TenantFixture::create_with(&stack, "subject", spec).await?;
     let (cluster, _) = tenant.ready_cluster("a").await?;
     let hosted = hosted_namespace(&cluster)?;
@@ -193,7 +310,12 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
         let arguments = ["auth", "can-i", verb, resource, "-n", namespace, "--as=alice@a.example"];
         let output = stack.host_kubectl(&arguments).await?;
         let answer = output.stdout.trim() == "yes";
-        ensure!(answer == allowed, "{verb} {resource} in {namespace}: {} {}", output.stdout, output.stderr);
+        ensure!(
+            answer == allowed,
+            "{verb} {resource} in {namespace}: {} {}",
+            output.stdout,
+            output.stderr
+        );
     }
     tenant.remove().await
 }

@@ -11,14 +11,30 @@ use yoke_e2e::{Stack, TenantFixture, wait_until};
 #[tokio::test]
 async fn clusters_of_one_name_in_two_tenants_never_meet() -> Result<()> {
     let stack = Stack::connect().await?;
-    let (one, two) = (TenantFixture::create(&stack, "one").await?, TenantFixture::create(&stack, "two").await?);
+    let (one, two) = (
+        TenantFixture::create(&stack, "one").await?,
+        TenantFixture::create(&stack, "two").await?,
+    );
     let (first, first_config) = one.ready_cluster("same").await?;
     let (second, second_config) = two.ready_cluster("same").await?;
-    ensure!(first.spec.id != second.spec.id, "both have the identity {:?}", first.spec.id);
+    ensure!(
+        first.spec.id != second.spec.id,
+        "both have the identity {:?}",
+        first.spec.id
+    );
 
-    stack.kubectl(&first_config, &["create", "configmap", "only-in-one"]).await?.ok()?;
-    stack.kubectl(&first_config, &["get", "configmap", "only-in-one"]).await?.ok()?;
-    let refusal = stack.kubectl(&second_config, &["get", "configmap", "only-in-one"]).await?.refused()?;
+    stack
+        .kubectl(&first_config, &["create", "configmap", "only-in-one"])
+        .await?
+        .ok()?;
+    stack
+        .kubectl(&first_config, &["get", "configmap", "only-in-one"])
+        .await?
+        .ok()?;
+    let refusal = stack
+        .kubectl(&second_config, &["get", "configmap", "only-in-one"])
+        .await?
+        .refused()?;
     ensure!(refusal.contains("NotFound"), "{refusal}");
 
     one.delete_cluster("same").await?;
@@ -38,12 +54,23 @@ async fn deleting_a_cluster_removes_everything() -> Result<()> {
     stack.host_kubectl(&["get", "namespace", &hosted]).await?.ok()?;
     tenant.delete_cluster("a").await?;
 
-    stack.kubectl(&kubeconfig, &["get", "namespaces", "--request-timeout=5s"]).await?.refused()?;
+    stack
+        .kubectl(&kubeconfig, &["get", "namespaces", "--request-timeout=5s"])
+        .await?
+        .refused()?;
     wait_until("the hosted namespace to be gone", Duration::from_secs(60), || async {
         Ok(!stack.host_kubectl(&["get", "namespace", &hosted]).await?.success())
     })
     .await?;
-    let left = ["get", "secrets,configmaps,certificates.cert-manager.io,issuers.cert-manager.io", "-A", "-l", &label, "-o", "name"];
+    let left = [
+        "get",
+        "secrets,configmaps,certificates.cert-manager.io,issuers.cert-manager.io",
+        "-A",
+        "-l",
+        &label,
+        "-o",
+        "name",
+    ];
     let left = stack.host_kubectl(&left).await?.ok()?;
     ensure!(left.is_empty(), "left behind: {left}");
     tenant.remove().await?;
@@ -59,21 +86,48 @@ async fn sleep_keeps_everything_and_paused_changes_nothing() -> Result<()> {
     let tenant = TenantFixture::create(&stack, "sleep").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
     let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
-    stack.kubectl(&kubeconfig, &["create", "configmap", "kept", "--from-literal=k=v"]).await?.ok()?;
+    stack
+        .kubectl(&kubeconfig, &["create", "configmap", "kept", "--from-literal=k=v"])
+        .await?
+        .ok()?;
 
     tenant.patch_cluster("a", json!({"spec": {"state": "Asleep"}})).await?;
-    tenant.wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT).await?;
-    let pods = stack.host_kubectl(&["get", "pods", "-n", &hosted, "-o", "name"]).await?.ok()?;
+    tenant
+        .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
+        .await?;
+    let pods = stack
+        .host_kubectl(&["get", "pods", "-n", &hosted, "-o", "name"])
+        .await?
+        .ok()?;
     ensure!(pods.is_empty(), "asleep with {pods}");
 
-    tenant.patch_cluster("a", json!({"spec": {"paused": true, "state": "Running"}})).await?;
-    tenant.wait_condition("a", ConditionType::Progressing, "False", READY_LIMIT).await?;
-    let replicas = ["get", "statefulset", "-n", &hosted, "-o", "jsonpath={.items[*].spec.replicas}"];
-    ensure!(stack.host_kubectl(&replicas).await?.ok()? == "0", "a paused Cluster was woken");
+    tenant
+        .patch_cluster("a", json!({"spec": {"paused": true, "state": "Running"}}))
+        .await?;
+    tenant
+        .wait_condition("a", ConditionType::Progressing, "False", READY_LIMIT)
+        .await?;
+    let replicas = [
+        "get",
+        "statefulset",
+        "-n",
+        &hosted,
+        "-o",
+        "jsonpath={.items[*].spec.replicas}",
+    ];
+    ensure!(
+        stack.host_kubectl(&replicas).await?.ok()? == "0",
+        "a paused Cluster was woken"
+    );
 
     tenant.patch_cluster("a", json!({"spec": {"paused": false}})).await?;
-    tenant.wait_condition("a", ConditionType::Ready, "True", READY_LIMIT).await?;
-    let kept = stack.kubectl(&kubeconfig, &["get", "configmap", "kept", "-o", "jsonpath={.data.k}"]).await?.ok()?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    let kept = stack
+        .kubectl(&kubeconfig, &["get", "configmap", "kept", "-o", "jsonpath={.data.k}"])
+        .await?
+        .ok()?;
     ensure!(kept == "v", "{kept:?}");
     tenant.remove().await
 }
@@ -84,16 +138,36 @@ async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
     let tenant = TenantFixture::create(&stack, "repair").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
     let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
-    stack.kubectl(&kubeconfig, &["create", "configmap", "kept"]).await?.ok()?;
-    stack.host_kubectl(&["delete", "secret", "-n", &tenant.name, "a-kubeconfig"]).await?.ok()?;
-    stack.host_kubectl(&["delete", "service", "-n", &hosted, "a"]).await?.ok()?;
-    stack.host_kubectl(&["delete", "statefulset,configmap,networkpolicy", "-n", &hosted, "--all"]).await?.ok()?;
+    stack
+        .kubectl(&kubeconfig, &["create", "configmap", "kept"])
+        .await?
+        .ok()?;
+    stack
+        .host_kubectl(&["delete", "secret", "-n", &tenant.name, "a-kubeconfig"])
+        .await?
+        .ok()?;
+    stack
+        .host_kubectl(&["delete", "service", "-n", &hosted, "a"])
+        .await?
+        .ok()?;
+    stack
+        .host_kubectl(&["delete", "statefulset,configmap,networkpolicy", "-n", &hosted, "--all"])
+        .await?
+        .ok()?;
     wait_until("the API to answer again", READY_LIMIT, || async {
-        let Ok(kubeconfig) = tenant.kubeconfig("a").await else { return Ok(false) };
-        Ok(stack.kubectl(&kubeconfig, &["get", "configmap", "kept", "--request-timeout=3s"]).await?.success())
+        let Ok(kubeconfig) = tenant.kubeconfig("a").await else {
+            return Ok(false);
+        };
+        Ok(stack
+            .kubectl(&kubeconfig, &["get", "configmap", "kept", "--request-timeout=3s"])
+            .await?
+            .success())
     })
     .await?;
-    let policies = stack.host_kubectl(&["get", "networkpolicy", "-n", &hosted, "-o", "name"]).await?.ok()?;
+    let policies = stack
+        .host_kubectl(&["get", "networkpolicy", "-n", &hosted, "-o", "name"])
+        .await?
+        .ok()?;
     ensure!(!policies.is_empty(), "the NetworkPolicy did not come back");
     tenant.remove().await
 }

@@ -13,15 +13,31 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 async fn expect_refusal(tenant: &TenantFixture, name: &str, spec: ClusterSpec, reason: Reason) -> Result<()> {
     tenant.create_cluster(name, spec).await?;
-    let cluster = tenant.wait_condition(name, ConditionType::Accepted, "False", LIMIT).await?;
+    let cluster = tenant
+        .wait_condition(name, ConditionType::Accepted, "False", LIMIT)
+        .await?;
     let status = cluster.status.unwrap_or_default();
     let accepted = status.conditions.iter().find(|c| c.type_ == "Accepted");
-    let (found, message) = accepted.map(|c| (c.reason.as_str(), c.message.as_str())).unwrap_or_default();
-    ensure!(found == reason.as_str(), "{name}: refused for {found} ({message}), expected {reason}");
+    let (found, message) = accepted
+        .map(|c| (c.reason.as_str(), c.message.as_str()))
+        .unwrap_or_default();
+    ensure!(
+        found == reason.as_str(),
+        "{name}: refused for {found} ({message}), expected {reason}"
+    );
     ensure!(!message.is_empty(), "{name}: the refusal has no message");
     wait_until(&format!("an event of {reason} on {name}"), LIMIT, || async {
         let selector = format!("regarding.name={name},reason={reason}");
-        let events = ["get", "events.events.k8s.io", "-n", &tenant.name, "--field-selector", &selector, "-o", "name"];
+        let events = [
+            "get",
+            "events.events.k8s.io",
+            "-n",
+            &tenant.name,
+            "--field-selector",
+            &selector,
+            "-o",
+            "name",
+        ];
         Ok(!tenant.stack.host_kubectl(&events).await?.ok()?.is_empty())
     })
     .await
@@ -30,50 +46,128 @@ async fn expect_refusal(tenant: &TenantFixture, name: &str, spec: ClusterSpec, r
 #[tokio::test]
 async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result<()> {
     let stack = Stack::connect().await?;
-    let quota = TenantQuota { clusters: 8, storage: Quantity("2Gi".into()) };
-    let spec = TenantSpec { quota, allowed_domains: vec!["a.example".into()], ..TenantSpec::default() };
+    let quota = TenantQuota {
+        clusters: 8,
+        storage: Quantity("2Gi".into()),
+    };
+    let spec = TenantSpec {
+        quota,
+        allowed_domains: vec!["a.example".into()],
+        ..TenantSpec::default()
+    };
     let tenant = TenantFixture::create_with(&stack, "refusals", spec).await?;
     let default = ClusterSpec::default;
 
-    let version = ClusterSpec { version: Some("v1.2.3".into()), ..default() };
+    let version = ClusterSpec {
+        version: Some("v1.2.3".into()),
+        ..default()
+    };
     expect_refusal(&tenant, "version", version, Reason::UnknownVersion).await?;
-    let class = ClusterSpec { class: Some("gold".into()), ..default() };
+    let class = ClusterSpec {
+        class: Some("gold".into()),
+        ..default()
+    };
     expect_refusal(&tenant, "class", class, Reason::UnknownClass).await?;
-    let network = NetworkSpec { service_cidr: "10.1.0.0/16".into(), ..NetworkSpec::default() };
-    expect_refusal(&tenant, "network", ClusterSpec { network, ..default() }, Reason::NetworkNotOffered).await?;
-    for (name, host) in [("foreign", "api.b.example"), ("internal", "kubernetes.default.svc"), ("under", "x.yoke.test")] {
-        let endpoint = EndpointSpec { extra_sans: vec![host.into()] };
-        expect_refusal(&tenant, name, ClusterSpec { endpoint, ..default() }, Reason::HostnameNotAllowed).await?;
+    let network = NetworkSpec {
+        service_cidr: "10.1.0.0/16".into(),
+        ..NetworkSpec::default()
+    };
+    expect_refusal(
+        &tenant,
+        "network",
+        ClusterSpec { network, ..default() },
+        Reason::NetworkNotOffered,
+    )
+    .await?;
+    for (name, host) in [
+        ("foreign", "api.b.example"),
+        ("internal", "kubernetes.default.svc"),
+        ("under", "x.yoke.test"),
+    ] {
+        let endpoint = EndpointSpec {
+            extra_sans: vec![host.into()],
+        };
+        expect_refusal(
+            &tenant,
+            name,
+            ClusterSpec { endpoint, ..default() },
+            Reason::HostnameNotAllowed,
+        )
+        .await?;
     }
-    let argument = ExtraArg { name: "token-auth-file".into(), value: "/etc/passwd".into() };
-    let extra_args = ExtraArgsSpec { api_server: vec![argument], ..ExtraArgsSpec::default() };
-    expect_refusal(&tenant, "argument", ClusterSpec { extra_args, ..default() }, Reason::ArgumentNotAllowed).await?;
+    let argument = ExtraArg {
+        name: "token-auth-file".into(),
+        value: "/etc/passwd".into(),
+    };
+    let extra_args = ExtraArgsSpec {
+        api_server: vec![argument],
+        ..ExtraArgsSpec::default()
+    };
+    expect_refusal(
+        &tenant,
+        "argument",
+        ClusterSpec {
+            extra_args,
+            ..default()
+        },
+        Reason::ArgumentNotAllowed,
+    )
+    .await?;
 
     let host = "api.a.example";
-    let endpoint = EndpointSpec { extra_sans: vec![host.into()] };
-    tenant.create_cluster("first", ClusterSpec { endpoint: endpoint.clone(), ..default() }).await?;
-    tenant.wait_condition("first", ConditionType::Accepted, "True", LIMIT).await?;
-    tenant.clusters().delete("version", &Default::default()).await?;
-    wait_until("Cluster version to be gone", LIMIT, || async { Ok(tenant.clusters().get_opt("version").await?.is_none()) })
+    let endpoint = EndpointSpec {
+        extra_sans: vec![host.into()],
+    };
+    tenant
+        .create_cluster(
+            "first",
+            ClusterSpec {
+                endpoint: endpoint.clone(),
+                ..default()
+            },
+        )
         .await?;
-    expect_refusal(&tenant, "second", ClusterSpec { endpoint, ..default() }, Reason::HostnameConflict).await?;
+    tenant
+        .wait_condition("first", ConditionType::Accepted, "True", LIMIT)
+        .await?;
+    tenant.clusters().delete("version", &Default::default()).await?;
+    wait_until("Cluster version to be gone", LIMIT, || async {
+        Ok(tenant.clusters().get_opt("version").await?.is_none())
+    })
+    .await?;
+    expect_refusal(
+        &tenant,
+        "second",
+        ClusterSpec { endpoint, ..default() },
+        Reason::HostnameConflict,
+    )
+    .await?;
     expect_refusal(&tenant, "ninth", default(), Reason::QuotaExceeded).await?;
-    tenant.wait_condition("first", ConditionType::Ready, "True", yoke_e2e::tenant::READY_LIMIT).await?;
+    tenant
+        .wait_condition("first", ConditionType::Ready, "True", yoke_e2e::tenant::READY_LIMIT)
+        .await?;
     tenant.remove().await
 }
 
 #[tokio::test]
 async fn cluster_outside_a_tenant_is_refused() -> Result<()> {
     let stack = Stack::connect().await?;
-    let manifest = "apiVersion: yoke.drzzl.io/v1alpha1\nkind: Cluster\nmetadata: {name: e2e-lost, namespace: default}\nspec: {}\n";
+    let manifest =
+        "apiVersion: yoke.drzzl.io/v1alpha1\nkind: Cluster\nmetadata: {name: e2e-lost, namespace: default}\nspec: {}\n";
     stack.apply(manifest).await?.ok()?;
     let reason = "jsonpath={.status.conditions[?(@.type=='Accepted')].reason}";
     wait_until("the refusal", LIMIT, || async {
-        let found = stack.host_kubectl(&["get", "ykc", "-n", "default", "e2e-lost", "-o", reason]).await?.ok()?;
+        let found = stack
+            .host_kubectl(&["get", "ykc", "-n", "default", "e2e-lost", "-o", reason])
+            .await?
+            .ok()?;
         Ok(found == Reason::TenantMissing.as_str())
     })
     .await?;
-    stack.host_kubectl(&["delete", "ykc", "-n", "default", "e2e-lost", "--timeout=30s"]).await?.ok()?;
+    stack
+        .host_kubectl(&["delete", "ykc", "-n", "default", "e2e-lost", "--timeout=30s"])
+        .await?
+        .ok()?;
     Ok(())
 }
 
@@ -108,11 +202,17 @@ async fn schema_refuses_what_no_operator_should_see() -> Result<()> {
         ensure!(refusal.contains(says), "refused, but not with {says:?}: {refusal}");
     }
 
-    stack.apply(&cluster("a", "{version: v1.35.4, paused: true}")).await?.ok()?;
+    stack
+        .apply(&cluster("a", "{version: v1.35.4, paused: true}"))
+        .await?
+        .ok()?;
     for (spec, says) in [
         ("{version: v1.34.0, paused: true}", "never down a minor version"),
         ("{version: v1.37.0, paused: true}", "one minor version at a time"),
-        ("{version: v1.35.4, paused: true, network: {serviceCIDR: 10.97.0.0/16}}", "network cannot be changed"),
+        (
+            "{version: v1.35.4, paused: true, network: {serviceCIDR: 10.97.0.0/16}}",
+            "network cannot be changed",
+        ),
     ] {
         let refusal = stack.apply(&cluster("a", spec)).await?.refused()?;
         ensure!(refusal.contains(says), "refused, but not with {says:?}: {refusal}");

@@ -25,10 +25,17 @@ async fn only_known_names_are_routed() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "sni").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
-    let name = cluster.status.and_then(|s| s.endpoint).map(|e| e.server_name).context("no endpoint in status")?;
+    let name = cluster
+        .status
+        .and_then(|s| s.endpoint)
+        .map(|e| e.server_name)
+        .context("no endpoint in status")?;
     let base = stack.base_domain()?;
     ensure!(tls_answers(&stack, Some(&name)).await?, "{name} is not routed");
-    ensure!(tls_answers(&stack, Some(&name.to_uppercase())).await?, "names are compared with their case");
+    ensure!(
+        tls_answers(&stack, Some(&name.to_uppercase())).await?,
+        "names are compared with their case"
+    );
     for wrong in [
         format!("unknown.{base}"),
         format!("x.{name}"),
@@ -39,7 +46,10 @@ async fn only_known_names_are_routed() -> Result<()> {
     ] {
         ensure!(!tls_answers(&stack, Some(&wrong)).await?, "{wrong} got a certificate");
     }
-    ensure!(!tls_answers(&stack, None).await?, "a connection without a server name got a certificate");
+    ensure!(
+        !tls_answers(&stack, None).await?,
+        "a connection without a server name got a certificate"
+    );
 
     let clusters = tenant.clusters();
     clusters.delete("a", &Default::default()).await?;
@@ -49,7 +59,10 @@ async fn only_known_names_are_routed() -> Result<()> {
     })
     .await?;
     println!("no longer routed {:?} after the delete was accepted", asked.elapsed());
-    stack.kubectl(&kubeconfig, &["get", "ns", "--request-timeout=5s"]).await?.refused()?;
+    stack
+        .kubectl(&kubeconfig, &["get", "ns", "--request-timeout=5s"])
+        .await?
+        .refused()?;
     tenant.remove().await
 }
 
@@ -59,20 +72,42 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let tenant = TenantFixture::create(&stack, "watch").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let mut watch = stack.program("kubectl");
-    watch.arg("--kubeconfig").arg(&kubeconfig).args(["get", "configmaps", "-n", "default", "--watch-only", "-o", "name"]);
-    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
+    watch.arg("--kubeconfig").arg(&kubeconfig).args([
+        "get",
+        "configmaps",
+        "-n",
+        "default",
+        "--watch-only",
+        "-o",
+        "name",
+    ]);
+    let mut watch = watch
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
     let mut lines = BufReader::new(watch.stdout.take().context("no stdout")?).lines();
 
     for round in 0..3 {
         let name = format!("b{round}");
         let (_, neighbour) = tenant.ready_cluster(&name).await?;
         stack.kubectl(&neighbour, &["get", "namespaces"]).await?.ok()?;
-        tenant.patch_cluster(&name, serde_json::json!({"spec": {"state": "Asleep"}})).await?;
+        tenant
+            .patch_cluster(&name, serde_json::json!({"spec": {"state": "Asleep"}}))
+            .await?;
         tenant.delete_cluster(&name).await?;
         let marker = format!("marker-{round}");
-        stack.kubectl(&kubeconfig, &["create", "configmap", &marker]).await?.ok()?;
-        let line = tokio::time::timeout(Duration::from_secs(10), lines.next_line()).await.context("the watch is silent")??;
-        ensure!(line.as_deref() == Some(&format!("configmap/{marker}")), "the watch said {line:?}");
+        stack
+            .kubectl(&kubeconfig, &["create", "configmap", &marker])
+            .await?
+            .ok()?;
+        let line = tokio::time::timeout(Duration::from_secs(10), lines.next_line())
+            .await
+            .context("the watch is silent")??;
+        ensure!(
+            line.as_deref() == Some(&format!("configmap/{marker}")),
+            "the watch said {line:?}"
+        );
     }
     ensure!(watch.try_wait()?.is_none(), "the watch ended");
     tenant.remove().await

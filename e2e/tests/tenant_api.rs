@@ -9,35 +9,88 @@ async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
     let tenant = TenantFixture::create(&stack, "api").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
 
-    let server = stack.kubectl(&kubeconfig, &["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]).await?;
-    ensure!(server.ok()? == format!("https://{}", stack.ingress()?), "the kubeconfig does not dial the ingress");
+    let server = stack
+        .kubectl(
+            &kubeconfig,
+            &["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"],
+        )
+        .await?;
+    ensure!(
+        server.ok()? == format!("https://{}", stack.ingress()?),
+        "the kubeconfig does not dial the ingress"
+    );
 
-    let namespaces = stack.kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"]).await?.ok()?;
+    let namespaces = stack
+        .kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"])
+        .await?
+        .ok()?;
     for expected in ["namespace/default", "namespace/kube-system", "serviceaccount/default"] {
-        ensure!(namespaces.lines().any(|line| line == expected), "{expected} is missing in {namespaces}");
+        ensure!(
+            namespaces.lines().any(|line| line == expected),
+            "{expected} is missing in {namespaces}"
+        );
     }
 
-    stack.kubectl(&kubeconfig, &["create", "configmap", "c", "--from-literal=k=v"]).await?.ok()?;
-    let value = stack.kubectl(&kubeconfig, &["get", "configmap", "c", "-o", "jsonpath={.data.k}"]).await?.ok()?;
+    stack
+        .kubectl(&kubeconfig, &["create", "configmap", "c", "--from-literal=k=v"])
+        .await?
+        .ok()?;
+    let value = stack
+        .kubectl(&kubeconfig, &["get", "configmap", "c", "-o", "jsonpath={.data.k}"])
+        .await?
+        .ok()?;
     ensure!(value == "v", "read back {value:?}");
 
-    let whoami = stack.kubectl(&kubeconfig, &["auth", "whoami", "-o", "jsonpath={.status.userInfo.groups}"]).await?.ok()?;
+    let whoami = stack
+        .kubectl(
+            &kubeconfig,
+            &["auth", "whoami", "-o", "jsonpath={.status.userInfo.groups}"],
+        )
+        .await?
+        .ok()?;
     ensure!(whoami.contains("yoke:cluster-admins"), "{whoami}");
-    ensure!(!whoami.contains("system:masters"), "the kubeconfig is of system:masters: {whoami}");
-    let everything = stack.kubectl(&kubeconfig, &["auth", "can-i", "*", "*", "-A"]).await?.ok()?;
+    ensure!(
+        !whoami.contains("system:masters"),
+        "the kubeconfig is of system:masters: {whoami}"
+    );
+    let everything = stack
+        .kubectl(&kubeconfig, &["auth", "can-i", "*", "*", "-A"])
+        .await?
+        .ok()?;
     ensure!(everything.trim() == "yes", "{everything}");
 
-    let ready = stack.kubectl(&kubeconfig, &["get", "--raw", "/readyz?verbose"]).await?.ok()?;
-    ensure!(ready.contains("[+]etcd ok") && ready.contains("readyz check passed"), "{ready}");
+    let ready = stack
+        .kubectl(&kubeconfig, &["get", "--raw", "/readyz?verbose"])
+        .await?
+        .ok()?;
+    ensure!(
+        ready.contains("[+]etcd ok") && ready.contains("readyz check passed"),
+        "{ready}"
+    );
 
-    let root = stack.kubectl(&kubeconfig, &["get", "configmap", "kube-root-ca.crt", "-o", "jsonpath={.data.ca\\.crt}"]);
+    let root = stack.kubectl(
+        &kubeconfig,
+        &[
+            "get",
+            "configmap",
+            "kube-root-ca.crt",
+            "-o",
+            "jsonpath={.data.ca\\.crt}",
+        ],
+    );
     let root = root.await?.ok()?;
     let config = std::fs::read_to_string(&kubeconfig)?;
     ensure!(root.starts_with("-----BEGIN CERTIFICATE-----") && config.contains("certificate-authority-data"));
 
     let version = stack.kubectl(&kubeconfig, &["version", "-o", "json"]).await?.ok()?;
-    let running = cluster.status.and_then(|status| status.version).context("no status.version")?;
-    ensure!(version.contains(&format!("\"gitVersion\": \"{running}\"")), "{running} is not what runs: {version}");
+    let running = cluster
+        .status
+        .and_then(|status| status.version)
+        .context("no status.version")?;
+    ensure!(
+        version.contains(&format!("\"gitVersion\": \"{running}\"")),
+        "{running} is not what runs: {version}"
+    );
     tenant.remove().await
 }
 
@@ -46,7 +99,19 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "controllers").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
-    stack.kubectl(&kubeconfig, &["create", "deployment", "d", "--image=registry.k8s.io/pause:3.10", "--replicas=2"]).await?.ok()?;
+    stack
+        .kubectl(
+            &kubeconfig,
+            &[
+                "create",
+                "deployment",
+                "d",
+                "--image=registry.k8s.io/pause:3.10",
+                "--replicas=2",
+            ],
+        )
+        .await?
+        .ok()?;
     yoke_e2e::wait_until("two pods to be made", std::time::Duration::from_secs(60), || async {
         let pods = stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok()?;
         Ok(pods.lines().count() == 2)
@@ -54,14 +119,34 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
     .await?;
     // No node: the scheduler must have looked at them and said so.
     yoke_e2e::wait_until("the scheduler to speak", std::time::Duration::from_secs(60), || async {
-        let reasons = ["get", "pods", "-o", "jsonpath={.items[*].status.conditions[?(@.type=='PodScheduled')].reason}"];
-        Ok(stack.kubectl(&kubeconfig, &reasons).await?.ok()?.contains("Unschedulable"))
+        let reasons = [
+            "get",
+            "pods",
+            "-o",
+            "jsonpath={.items[*].status.conditions[?(@.type=='PodScheduled')].reason}",
+        ];
+        Ok(stack
+            .kubectl(&kubeconfig, &reasons)
+            .await?
+            .ok()?
+            .contains("Unschedulable"))
     })
     .await?;
-    stack.kubectl(&kubeconfig, &["delete", "deployment", "d", "--wait=false"]).await?.ok()?;
-    yoke_e2e::wait_until("the garbage collector to remove the pods", std::time::Duration::from_secs(60), || async {
-        Ok(stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok()?.is_empty())
-    })
+    stack
+        .kubectl(&kubeconfig, &["delete", "deployment", "d", "--wait=false"])
+        .await?
+        .ok()?;
+    yoke_e2e::wait_until(
+        "the garbage collector to remove the pods",
+        std::time::Duration::from_secs(60),
+        || async {
+            Ok(stack
+                .kubectl(&kubeconfig, &["get", "pods", "-o", "name"])
+                .await?
+                .ok()?
+                .is_empty())
+        },
+    )
     .await?;
     tenant.remove().await
 }

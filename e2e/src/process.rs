@@ -1,0 +1,46 @@
+//! What a process has used, from `/proc`.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+/// Ticks a second in `/proc/PID/stat`: fixed at 100 in Linux' user interface on every architecture that Yoke runs on.
+const TICKS: u64 = 100;
+
+/// Processor time that a process has used, user and system.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    let stat =
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("reading the times of {pid}"))?;
+    // The second field is the name in brackets and may hold anything; fields are counted from behind it (proc(5): 14, 15).
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let tick = |index: usize| -> Result<u64> { Ok(fields.get(index).context("short stat line")?.parse()?) };
+    Ok(Duration::from_millis((tick(11)? + tick(12)?) * 1000 / TICKS))
+}
+
+/// Anonymous resident memory of a process, in bytes.
+pub fn anonymous_memory(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("reading the memory of {pid}"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .context("no RssAnon")?;
+    let kibibytes: u64 = line
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .context("RssAnon is not a number")?;
+    Ok(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_has_used_something() {
+        let pid = std::process::id();
+        assert!(anonymous_memory(pid).unwrap() > 0);
+        cpu_time(pid).unwrap();
+    }
+}
