@@ -1,5 +1,7 @@
 //! The endpoint over a real socket.
 
+#![allow(clippy::unwrap_used)]
+
 use std::net::{Ipv4Addr, SocketAddr};
 
 use prometheus_client::metrics::counter::Counter;
