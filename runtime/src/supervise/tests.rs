@@ -17,11 +17,9 @@ fn once() -> impl AsyncFnMut() {
     }
 }
 
-fn good(drain: Drain) -> impl Future<Output = Result<(), TaskError>> {
-    async move {
-        drain.started().await;
-        Ok(())
-    }
+async fn good(drain: Drain) -> Result<(), TaskError> {
+    drain.started().await;
+    Ok(())
 }
 
 #[tokio::test(start_paused = true)]
