@@ -1,1 +1,105 @@
-//! Nothing here yet.
+//! `cargo xtask`: writes what is generated from the code, and checks what no compiler checks.
+//!
+//! ```text
+//!  yoke-api types ──crds──▶ crds/*.yaml ──▶ charts/yoke/files/crds/*.yaml
+//!  docs/layers.txt, crds/, the chart, every *.rs ──check──▶ a list of complaints, each naming what to do
+//! ```
+//!
+//! A check returns its complaints; [`run`] prints them all before it fails, so one round shows everything.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command for people at a terminal"
+)]
+
+mod chart;
+mod crds;
+mod layers;
+mod mounted;
+mod workspace;
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Writes what is generated from the code, and checks what no compiler checks.
+#[derive(Parser, Debug)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Write crds/*.yaml and the chart's copy of them from the types in api/.
+    Crds,
+    /// Run every check below, and that every .rs file is part of a crate.
+    Check,
+    /// Compare the dependencies between the workspace's crates with docs/layers.txt.
+    CheckLayers,
+    /// Lint and render the chart with helm and look at what comes out.
+    CheckChart,
+}
+
+/// What a check found wrong, one sentence each; empty when all is well.
+type Complaints = Vec<String>;
+
+const NO_HELM: &str = "helm is neither in YOKE_BIN, .dev/bin nor PATH";
+
+/// Runs one command in the workspace that this crate was built in.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let workspace = Workspace::load()?;
+    let root = workspace.root.as_path();
+    match arguments.command {
+        Command::Crds => crds::write(root),
+        Command::Check => settle([
+            ("crds", Some(crds::check(root)?)),
+            ("layers", Some(layers::check(&workspace)?)),
+            ("mounted", Some(mounted::check(&workspace)?)),
+            ("chart", check_chart(root)?),
+        ]),
+        Command::CheckLayers => settle([("layers", Some(layers::check(&workspace)?))]),
+        Command::CheckChart => settle([("chart", check_chart(root)?)]),
+    }
+}
+
+/// Prints an error with its causes.
+pub fn report(error: &anyhow::Error) {
+    eprintln!("error: {error:#}");
+}
+
+/// A missing helm skips the check, except under `CI`, where a check that did not run has not passed.
+fn check_chart(root: &Path) -> Result<Option<Complaints>> {
+    match chart::find_helm(root) {
+        Some(helm) => chart::check(root, &helm).map(Some),
+        None if std::env::var_os("CI").is_some() => Ok(Some(vec![NO_HELM.into()])),
+        None => Ok(None),
+    }
+}
+
+fn settle<const N: usize>(results: [(&str, Option<Complaints>); N]) -> Result<()> {
+    let mut count = 0;
+    for (check, complaints) in results {
+        let Some(complaints) = complaints else {
+            println!("{check}: skipped, {NO_HELM}");
+            continue;
+        };
+        if complaints.is_empty() {
+            println!("{check}: ok");
+        }
+        for complaint in complaints {
+            count += 1;
+            println!("{check}: {complaint}");
+        }
+    }
+    match count {
+        0 => Ok(()),
+        1 => bail!("1 complaint"),
+        n => bail!("{n} complaints"),
+    }
+}

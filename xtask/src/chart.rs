@@ -1,0 +1,226 @@
+//! The Helm chart: linted, rendered with every set of values in `charts/yoke/ci/`, and what comes out looked at.
+//!
+//! helm does the rendering; the checks over the rendered objects are pure.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::{Complaints, crds};
+
+const CHART: &str = "charts/yoke";
+const NAMESPACE: &str = "yoke-system";
+
+/// Looks for helm in the folder `YOKE_BIN`, in `.dev/bin` and in PATH.
+pub(crate) fn find_helm(root: &Path) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::var_os("YOKE_BIN").map(PathBuf::from).into_iter();
+    let folders = folders
+        .chain([root.join(".dev/bin")])
+        .chain(std::env::split_paths(&path));
+    folders.map(|folder| folder.join("helm")).find(|helm| helm.is_file())
+}
+
+/// Lints and renders the chart with every file in `charts/yoke/ci/`, and checks the objects.
+pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
+    let folder = root.join(CHART).join("ci");
+    let mut cases = Vec::new();
+    for entry in std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        cases.push(entry?.path());
+    }
+    cases.sort();
+    ensure!(!cases.is_empty(), "{CHART}/ci holds no values to render with");
+    let mut complaints = Complaints::new();
+    for values in &cases {
+        let case = values.file_stem().unwrap_or_default().to_string_lossy();
+        for (step, arguments) in [
+            (
+                "lint",
+                &["lint", "--strict", "--quiet", CHART, "--namespace", NAMESPACE][..],
+            ),
+            (
+                "template",
+                &[
+                    "template",
+                    "yoke",
+                    CHART,
+                    "--namespace",
+                    NAMESPACE,
+                    "--api-versions",
+                    "cert-manager.io/v1",
+                ][..],
+            ),
+        ] {
+            let output = Command::new(helm)
+                .current_dir(root)
+                .args(arguments)
+                .arg("--values")
+                .arg(values)
+                .output()
+                .with_context(|| format!("cannot run {}", helm.display()))?;
+            let (stdout, stderr) = (
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr),
+            );
+            if !output.status.success() {
+                complaints.push(format!("{case}: helm {step} fails: {}{}", stdout.trim(), stderr.trim()));
+            } else if step == "template" {
+                let objects: Vec<Value> = serde_saphyr::from_multiple(&stdout)
+                    .with_context(|| format!("{case}: what helm rendered is not YAML"))?;
+                complaints.extend(
+                    inspect(&objects)
+                        .into_iter()
+                        .map(|complaint| format!("{case}: {complaint}")),
+                );
+            }
+        }
+    }
+    Ok(complaints)
+}
+
+fn inspect(objects: &[Value]) -> Complaints {
+    let plurals = crds::plurals();
+    let mut complaints = Complaints::new();
+    for object in objects {
+        let name = format!("{} {}", text(&object["kind"]), text(&object["metadata"]["name"]));
+        let found = match text(&object["kind"]) {
+            "Pod" => inspect_pod(&object["spec"]),
+            "Deployment" => inspect_pod(&object["spec"]["template"]["spec"]),
+            "Role" | "ClusterRole" => inspect_rules(&object["rules"], &plurals),
+            // cert-manager's default approver lets whoever may make a Certificate use any ClusterIssuer.
+            "ClusterIssuer" => vec!["may not exist: every issuer of Yoke is namespaced".to_owned()],
+            "Secret" => vec!["may not be in the chart: a release's manifest is kept in clear text".to_owned()],
+            _ => vec![],
+        };
+        complaints.extend(found.into_iter().map(|complaint| format!("{name}: {complaint}")));
+    }
+    complaints
+}
+
+/// The restricted Pod Security Standard and a read-only root,
+/// see <https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>.
+fn inspect_pod(pod: &Value) -> Complaints {
+    let mut complaints = Complaints::new();
+    let security = &pod["securityContext"];
+    if security["runAsNonRoot"] != true {
+        complaints.push("runAsNonRoot is not true".into());
+    }
+    if security["seccompProfile"]["type"] != "RuntimeDefault" {
+        complaints.push("the seccomp profile is not RuntimeDefault".into());
+    }
+    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+        if pod[field] == true {
+            complaints.push(format!("{field} is true"));
+        }
+    }
+    if items(&pod["volumes"])
+        .iter()
+        .any(|volume| volume["hostPath"].is_object())
+    {
+        complaints.push("a volume is a hostPath".into());
+    }
+    for container in items(&pod["containers"]).iter().chain(items(&pod["initContainers"])) {
+        let (name, security) = (text(&container["name"]), &container["securityContext"]);
+        if security["allowPrivilegeEscalation"] != false {
+            complaints.push(format!("container {name} may escalate privileges"));
+        }
+        if security["readOnlyRootFilesystem"] != true {
+            complaints.push(format!("container {name} can write its root"));
+        }
+        if !items(&security["capabilities"]["drop"])
+            .iter()
+            .any(|capability| capability == "ALL")
+        {
+            complaints.push(format!("container {name} does not drop ALL capabilities"));
+        }
+        if !text(&container["image"]).contains(':') {
+            complaints.push(format!("container {name} names no version of its image"));
+        }
+    }
+    complaints
+}
+
+/// No rule may say `*`, and a resource of Yoke must be one that has a CRD.
+fn inspect_rules(rules: &Value, plurals: &[String]) -> Complaints {
+    let mut complaints = Complaints::new();
+    for rule in items(rules) {
+        for field in ["apiGroups", "resources", "verbs"] {
+            if items(&rule[field]).iter().any(|item| item == "*") {
+                complaints.push(format!("a rule says * in {field}"));
+            }
+        }
+        if !items(&rule["apiGroups"]).iter().any(|group| group == yoke_api::GROUP) {
+            continue;
+        }
+        for resource in items(&rule["resources"]).iter().map(text) {
+            let plural = resource.split('/').next().unwrap_or_default();
+            if !plurals.iter().any(|known| known == plural) {
+                complaints.push(format!(
+                    "a rule names {resource}.{}, for which no CRD exists",
+                    yoke_api::GROUP
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaints_of(yaml: &str) -> Complaints {
+        inspect(&[serde_saphyr::from_str(yaml).unwrap()])
+    }
+
+    #[test]
+    fn restricted_pod_passes() {
+        let pod = "{kind: Pod, metadata: {name: a}, spec: {securityContext: {runAsNonRoot: true, seccompProfile: \
+                   {type: RuntimeDefault}}, containers: [{name: b, image: 'c:1', securityContext: \
+                   {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}}]}}";
+        assert!(complaints_of(pod).is_empty());
+    }
+
+    #[test]
+    fn each_fault_is_named() {
+        for (yaml, complaint) in [
+            (
+                "{kind: Pod, metadata: {name: a}, spec: {}}",
+                "Pod a: runAsNonRoot is not true",
+            ),
+            (
+                "{kind: Pod, metadata: {name: a}, spec: {hostNetwork: true}}",
+                "Pod a: hostNetwork is true",
+            ),
+            (
+                "{kind: Deployment, metadata: {name: a}, spec: {template: {spec: {containers: [{name: b, image: c}]}}}}",
+                "Deployment a: container b names no version of its image",
+            ),
+            (
+                "{kind: ClusterRole, metadata: {name: a}, rules: [{apiGroups: [''], resources: [pods], verbs: ['*']}]}",
+                "ClusterRole a: a rule says * in verbs",
+            ),
+            (
+                "{kind: Role, metadata: {name: a}, rules: [{apiGroups: [yoke.drzzl.io], resources: [x/status], verbs: [get]}]}",
+                "Role a: a rule names x/status.yoke.drzzl.io, for which no CRD exists",
+            ),
+            (
+                "{kind: Secret, metadata: {name: a}}",
+                "Secret a: may not be in the chart: a release's manifest is kept in clear text",
+            ),
+        ] {
+            let complaints = complaints_of(yaml);
+            assert!(complaints.iter().any(|c| c == complaint), "{complaints:?}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The workspace as `cargo metadata` tells it. The one place that asks cargo.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+
+/// The workspace's packages.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Workspace {
+    /// Folder of the workspace's manifest.
+    #[serde(rename = "workspace_root")]
+    pub(crate) root: PathBuf,
+    /// The members, with their dependencies as written in the manifests.
+    pub(crate) packages: Vec<Package>,
+}
+
+/// One member.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) manifest_path: PathBuf,
+    pub(crate) dependencies: Vec<Dependency>,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// One dependency of a member.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    /// `dev` or `build`; absent for one that ends up in the product.
+    pub(crate) kind: Option<String>,
+    /// Set for a crate of this workspace.
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// A library, binary, test or build script.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Target {
+    pub(crate) src_path: PathBuf,
+}
+
+impl Workspace {
+    /// Asks cargo about the workspace of this crate, without the network.
+    pub(crate) fn load() -> Result<Self> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let output = Command::new(cargo)
+            .args([
+                "metadata",
+                "--no-deps",
+                "--offline",
+                "--format-version",
+                "1",
+                "--manifest-path",
+            ])
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+            .output()
+            .context("cannot run cargo metadata")?;
+        ensure!(
+            output.status.success(),
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
+    }
+}
