@@ -1,0 +1,303 @@
+//! What a certificate says, whether a key belongs to it, and whether a chain verifies as another process would verify it.
+//!
+//! In come PEM texts and `now`; out come facts or the reason why not. Used by the operator before it copies a leaf, for
+//! status, and by tests. Verification is rustls-webpki's, with one rule more: an anchor that is not valid at `now` is not
+//! used. webpki takes no notice of an anchor's validity, Go does, and kube-apiserver is Go.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::x509::X509Name;
+
+use crate::plan::is_within;
+
+const CERTIFICATE_TAG: &str = "CERTIFICATE";
+
+/// A PEM text could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// The text is not PEM.
+    #[error("reading PEM")]
+    Pem(#[source] pem::PemError),
+    /// A block is not a certificate; a key, perhaps.
+    #[error("PEM block {0:?} where a certificate is expected")]
+    NotACertificate(String),
+    /// There is no certificate in the text.
+    #[error("no certificate in the PEM text")]
+    Empty,
+    /// A block is not a certificate as X.509 has it.
+    #[error("reading a certificate: {0}")]
+    Certificate(String),
+    /// The text is not a private key.
+    #[error("reading a private key")]
+    Key(#[source] rustls_pki_types::pem::Error),
+    /// The private key is of no kind that is supported.
+    #[error("loading a private key")]
+    UnsupportedKey(#[source] rustls::Error),
+}
+
+/// A chain does not verify.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The chain has no certificate.
+    #[error("the chain is empty")]
+    EmptyChain,
+    /// No anchor is valid now.
+    #[error("none of {given} trust anchors is valid now")]
+    NoValidAnchor {
+        /// Number of anchors given.
+        given: usize,
+    },
+    /// An anchor cannot be used.
+    #[error("reading a trust anchor")]
+    Anchor(#[source] webpki::Error),
+    /// The name to verify is not a DNS name or IP address.
+    #[error("{0:?} is not a server name")]
+    ServerName(String),
+    /// The leaf does not lead to an anchor.
+    #[error("verifying the chain")]
+    Chain(#[source] webpki::Error),
+    /// The leaf is good, but for other names.
+    #[error("verifying the name {name:?}")]
+    Name {
+        /// The name asked for.
+        name: String,
+        /// Why not.
+        #[source]
+        source: webpki::Error,
+    },
+}
+
+/// What a peer does with its certificate.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose<'a> {
+    /// It is a TLS server, reached by this name.
+    Server(&'a str),
+    /// It is a TLS client.
+    Client,
+}
+
+/// Subject or issuer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Name {
+    /// The whole name, in the notation of RFC 4514.
+    pub text: String,
+    /// Common name; Kubernetes reads it as the user.
+    pub common_name: Option<String>,
+    /// Organizations; Kubernetes reads them as groups.
+    pub organizations: Vec<String>,
+}
+
+/// A certificate and what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsedCertificate {
+    der: CertificateDer<'static>,
+    public_key: Vec<u8>,
+    /// Subject.
+    pub subject: Name,
+    /// Issuer.
+    pub issuer: Name,
+    /// Whether subject and issuer are the same.
+    pub self_issued: bool,
+    /// Begin of its validity.
+    pub not_before: Timestamp,
+    /// End of its validity, inclusive.
+    pub not_after: Timestamp,
+    /// Whether it may sign certificates.
+    pub is_ca: bool,
+    /// Alternative names of type DNS.
+    pub dns_names: Vec<String>,
+    /// Alternative names of type IP address.
+    pub ip_addresses: Vec<IpAddr>,
+    /// DNS names that a CA may sign for, if it is limited to some.
+    pub permitted_dns: Option<Vec<String>>,
+}
+
+impl ParsedCertificate {
+    /// Reads all certificates of a PEM text, in order, at least one. Any other PEM block is an error.
+    pub fn from_pem(text: &str) -> Result<Vec<Self>, InspectError> {
+        let blocks = pem::parse_many(text).map_err(InspectError::Pem)?;
+        if blocks.is_empty() {
+            return Err(InspectError::Empty);
+        }
+        blocks
+            .into_iter()
+            .map(|block| match block.tag() {
+                CERTIFICATE_TAG => Self::from_der(block.into_contents()),
+                other => Err(InspectError::NotACertificate(other.to_owned())),
+            })
+            .collect()
+    }
+
+    /// Reads one certificate in DER.
+    pub fn from_der(der: Vec<u8>) -> Result<Self, InspectError> {
+        let (rest, parsed) =
+            X509Certificate::from_der(&der).map_err(|error| InspectError::Certificate(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(InspectError::Certificate("bytes after its end".into()));
+        }
+        let mut certificate = Self {
+            public_key: parsed.public_key().raw.to_vec(),
+            subject: Name::read(parsed.subject()),
+            issuer: Name::read(parsed.issuer()),
+            self_issued: parsed.subject().as_raw() == parsed.issuer().as_raw(),
+            not_before: to_timestamp(parsed.validity().not_before.timestamp())?,
+            not_after: to_timestamp(parsed.validity().not_after.timestamp())?,
+            is_ca: parsed.is_ca(),
+            dns_names: vec![],
+            ip_addresses: vec![],
+            permitted_dns: None,
+            der: CertificateDer::from(vec![]),
+        };
+        for extension in parsed.extensions() {
+            certificate.read_extension(extension.parsed_extension())?;
+        }
+        certificate.der = CertificateDer::from(der);
+        Ok(certificate)
+    }
+
+    /// The certificate in DER.
+    pub fn der(&self) -> &CertificateDer<'static> {
+        &self.der
+    }
+
+    /// The certificate as PEM, lines ended by LF.
+    pub fn to_pem(&self) -> String {
+        crate::bundle::to_pem(CERTIFICATE_TAG, &self.der)
+    }
+
+    /// Whether `now` is within its validity.
+    pub fn is_valid_at(&self, now: Timestamp) -> bool {
+        self.not_before <= now && now <= self.not_after
+    }
+
+    /// Whether its name constraints let it sign for the DNS name `name`.
+    pub fn permits_dns(&self, name: &str) -> bool {
+        self.permitted_dns
+            .as_ref()
+            .is_none_or(|domains| domains.iter().any(|domain| is_within(name, domain)))
+    }
+
+    /// Whether this private key (PEM: PKCS#8, PKCS#1 or SEC1) is the certificate's.
+    pub fn matches_key(&self, key_pem: &str) -> Result<bool, InspectError> {
+        let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(InspectError::Key)?;
+        let key = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).map_err(InspectError::UnsupportedKey)?;
+        Ok(key
+            .public_key()
+            .is_some_and(|public_key| public_key.as_ref() == self.public_key))
+    }
+
+    fn read_extension(&mut self, extension: &ParsedExtension<'_>) -> Result<(), InspectError> {
+        match extension {
+            ParsedExtension::SubjectAlternativeName(names) => {
+                for name in &names.general_names {
+                    match name {
+                        GeneralName::DNSName(name) => self.dns_names.push((*name).to_owned()),
+                        GeneralName::IPAddress(bytes) => self.ip_addresses.push(to_address(bytes)?),
+                        _ => {}
+                    }
+                }
+            }
+            ParsedExtension::NameConstraints(constraints) => {
+                let permitted = constraints.permitted_subtrees.iter().flatten();
+                let domains: Vec<_> = permitted
+                    .filter_map(|subtree| match subtree.base {
+                        GeneralName::DNSName(name) => Some(name.to_owned()),
+                        _ => None,
+                    })
+                    .collect();
+                self.permitted_dns = (!domains.is_empty()).then_some(domains);
+            }
+            ParsedExtension::ParseError { error } => return Err(InspectError::Certificate(error.to_string())),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Name {
+    fn read(name: &X509Name<'_>) -> Self {
+        let texts = |values: &mut dyn Iterator<Item = &x509_parser::x509::AttributeTypeAndValue<'_>>| -> Vec<String> {
+            values
+                .filter_map(|value| value.as_str().ok())
+                .map(str::to_owned)
+                .collect()
+        };
+        Self {
+            text: name.to_string(),
+            common_name: texts(&mut name.iter_common_name()).into_iter().next(),
+            organizations: texts(&mut name.iter_organization()),
+        }
+    }
+}
+
+/// Verifies `chain` (the leaf first, then intermediates) against `anchors` as a TLS peer would at `now`.
+pub fn verify_chain(
+    chain: &[ParsedCertificate],
+    anchors: &[ParsedCertificate],
+    purpose: Purpose<'_>,
+    now: Timestamp,
+) -> Result<(), VerifyError> {
+    let (leaf, intermediates) = chain.split_first().ok_or(VerifyError::EmptyChain)?;
+    let valid: Vec<_> = anchors.iter().filter(|anchor| anchor.is_valid_at(now)).collect();
+    if valid.is_empty() {
+        return Err(VerifyError::NoValidAnchor { given: anchors.len() });
+    }
+    let anchors = valid
+        .iter()
+        .map(|anchor| anchor_from_trusted_cert(&anchor.der))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(VerifyError::Anchor)?;
+    let intermediates: Vec<_> = intermediates
+        .iter()
+        .map(|certificate| certificate.der.clone())
+        .collect();
+    let leaf = EndEntityCert::try_from(&leaf.der).map_err(VerifyError::Chain)?;
+    let usage = match purpose {
+        Purpose::Server(_) => KeyUsage::server_auth(),
+        Purpose::Client => KeyUsage::client_auth(),
+    };
+    leaf.verify_for_usage(
+        webpki::ALL_VERIFICATION_ALGS,
+        &anchors,
+        &intermediates,
+        to_unix_time(now),
+        usage,
+        None,
+        None,
+    )
+    .map_err(VerifyError::Chain)?;
+    if let Purpose::Server(name) = purpose {
+        let server_name = ServerName::try_from(name).map_err(|_| VerifyError::ServerName(name.to_owned()))?;
+        leaf.verify_is_valid_for_subject_name(&server_name)
+            .map_err(|source| VerifyError::Name {
+                name: name.to_owned(),
+                source,
+            })?;
+    }
+    Ok(())
+}
+
+fn to_unix_time(now: Timestamp) -> UnixTime {
+    let seconds = u64::try_from(now.as_second()).unwrap_or_default();
+    UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds))
+}
+
+fn to_timestamp(seconds: i64) -> Result<Timestamp, InspectError> {
+    Timestamp::from_second(seconds).map_err(|error| InspectError::Certificate(error.to_string()))
+}
+
+fn to_address(bytes: &[u8]) -> Result<IpAddr, InspectError> {
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let sixteen = <[u8; 16]>::try_from(bytes).map(IpAddr::from);
+    four.or(sixteen)
+        .map_err(|_| InspectError::Certificate(format!("an IP address of {} bytes", bytes.len())))
+}
+
+#[cfg(test)]
+mod tests;
