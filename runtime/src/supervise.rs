@@ -5,7 +5,7 @@
 //!      ── a task ends, panics ───┴─▶ drain ─▶ wait for tasks, at most `grace` ─▶ abort the rest
 //! ```
 //!
-//! Guarantees: after [`Supervisor::run`] no task runs. It returns `Ok` only if a signal (or [`DrainTrigger::start`]) began
+//! Guarantees: after [`Supervisor::run`] no task runs. It returns `Ok` only if a signal began
 //! the drain and every task then ended well within the grace period.
 //!
 //! Caveats: a second signal cuts the grace period short. A task that blocks its thread cannot be aborted.
@@ -131,7 +131,6 @@ impl Supervisor {
     pub async fn run_until(mut self, mut stop: impl AsyncFnMut()) -> Result<(), SuperviseError> {
         let first = tokio::select! {
             () = stop() => None,
-            () = self.drain.started() => None,
             Some(ended) = self.tasks.join_next_with_id() => Some(self.judge_running(ended)),
         };
         self.trigger.start();
