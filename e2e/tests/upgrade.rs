@@ -14,19 +14,41 @@ const TO: &str = "v1.35.5";
 async fn version_goes_up_and_back_within_a_minor() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "upgrade").await?;
-    tenant.create_cluster("a", ClusterSpec { version: Some(FROM.into()), ..ClusterSpec::default() }).await?;
-    tenant.wait_condition("a", ConditionType::Ready, "True", READY_LIMIT).await?;
+    tenant
+        .create_cluster(
+            "a",
+            ClusterSpec {
+                version: Some(FROM.into()),
+                ..ClusterSpec::default()
+            },
+        )
+        .await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
     let kubeconfig = tenant.kubeconfig("a").await?;
-    stack.kubectl(&kubeconfig, &["create", "configmap", "kept"]).await?.ok()?;
+    stack
+        .kubectl(&kubeconfig, &["create", "configmap", "kept"])
+        .await?
+        .ok()?;
 
     for (step, version) in [(2, TO), (3, FROM)] {
         tenant.patch_cluster("a", json!({"spec": {"version": version}})).await?;
-        let cluster = tenant.wait_condition("a", ConditionType::Ready, "True", READY_LIMIT).await?;
+        let cluster = tenant
+            .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+            .await?;
         let status = cluster.status.context("no status")?;
         ensure!(status.version.as_deref() == Some(version), "runs {:?}", status.version);
         let history: Vec<_> = status.history.iter().map(|entry| entry.version.as_str()).collect();
-        ensure!(history.len() == step && history.first() == Some(&version), "history is {history:?}");
-        ensure!(status.history.iter().all(|entry| entry.completed.is_some()), "{:?}", status.history);
+        ensure!(
+            history.len() == step && history.first() == Some(&version),
+            "history is {history:?}"
+        );
+        ensure!(
+            status.history.iter().all(|entry| entry.completed.is_some()),
+            "{:?}",
+            status.history
+        );
         let answer = stack.kubectl(&kubeconfig, &["version", "-o", "json"]).await?.ok()?;
         ensure!(answer.contains(&format!("\"gitVersion\": \"{version}\"")), "{answer}");
         stack.kubectl(&kubeconfig, &["get", "configmap", "kept"]).await?.ok()?;
