@@ -1,1 +1,38 @@
-//! Nothing here yet.
+//! kine-nats: the etcd v3 API for kube-apiserver, on a log in NATS JetStream.
+//!
+//! What comes in: etcd's gRPC requests on unix and TCP sockets. What goes out: records to one stream, one message a batch
+//! of transactions, and snapshots to another. One process writes at a time; its state is in memory.
+//!
+//! ```text
+//! grpc ── validate ──► store::submit ──► writer ──► txn (decides) ──► codec ──► log ──► JetStream
+//!   ▲                                       │ stored
+//!   ├── range ◄── mvcc ◄────────────────────┤
+//!   └── watch ◄── hub (who has to hear) ◄───┘          boot: snapshot + log ──► session (who may write) ──► state
+//! ```
+
+pub mod args;
+mod boot;
+mod clock;
+pub mod codec;
+mod grpc;
+mod http;
+mod hub;
+mod lease;
+mod listen;
+pub mod log;
+mod metrics;
+mod mvcc;
+mod nats;
+pub mod proto;
+mod range;
+mod refusal;
+mod run;
+pub mod session;
+pub mod snapshot;
+mod state;
+mod store;
+mod txn;
+mod validate;
+pub mod writer;
+
+pub use run::run;

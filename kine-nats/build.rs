@@ -1,0 +1,10 @@
+//! Compiles the protocol files under `proto/` with protox, so that no protoc is needed.
+
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let files = protox::compile(["mvccpb/kv.proto", "etcdserverpb/rpc.proto"], ["proto"])?;
+    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! The command line.
+
+use clap::Parser;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// An etcd v3 server for kube-apiserver that keeps everything in a NATS JetStream log.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "kine-nats", version, max_term_width = 110)]
+pub struct Args {
+    /// Where to serve the etcd API: unix:///path or http://host:port. May be given more than once.
+    #[arg(
+        long,
+        value_name = "URL",
+        required = true,
+        env = "KINE_NATS_LISTEN",
+        value_delimiter = ','
+    )]
+    pub listen: Vec<Listen>,
+    /// NATS servers: nats://host:port, or tls://host:port for TLS from the first byte of the protocol's own upgrade.
+    /// May be given more than once, or as a list with commas.
+    #[arg(
+        long,
+        value_name = "URL",
+        required = true,
+        env = "KINE_NATS_NATS",
+        value_delimiter = ','
+    )]
+    pub nats: Vec<String>,
+    /// File with the NATS user's JWT and seed.
+    #[arg(long, value_name = "FILE", env = "KINE_NATS_CREDS")]
+    pub creds: Option<PathBuf>,
+    /// File with the certificates that NATS servers are verified against, in place of the system's.
+    #[arg(long, value_name = "FILE", env = "KINE_NATS_CA")]
+    pub nats_ca: Option<PathBuf>,
+    /// Stream that holds the log: KINE_<id>. Snapshots are in KINE_SNAP_<id>.
+    #[arg(long, value_name = "NAME", env = "KINE_NATS_STREAM")]
+    pub stream: StreamName,
+    /// Make both streams when they do not exist. Without it they must.
+    #[arg(long, env = "KINE_NATS_CREATE")]
+    pub create: bool,
+    /// With --create: on how many NATS servers the streams are kept.
+    #[arg(long, value_name = "N", default_value_t = 1, env = "KINE_NATS_REPLICAS")]
+    pub replicas: usize,
+    /// With --create: most bytes of the log. The default is twice the quota and 64 MiB.
+    #[arg(long, value_name = "BYTES", env = "KINE_NATS_MAX_BYTES")]
+    pub max_bytes: Option<u64>,
+    /// Bytes of keys and history from which on puts are refused with NOSPACE. The default follows from the log's
+    /// limit: half of what it has above 64 MiB; 512 MiB for streams made here.
+    #[arg(long, value_name = "BYTES", env = "KINE_NATS_QUOTA")]
+    pub quota: Option<u64>,
+    /// Generation of this process. One with a lower generation than the log's last writer ends for good.
+    #[arg(long, value_name = "N", default_value_t = 0, env = "KINE_NATS_INCARNATION")]
+    pub incarnation: u64,
+    /// Where to serve /metrics, /livez and /readyz over HTTP.
+    #[arg(long, value_name = "ADDR", env = "KINE_NATS_METRICS")]
+    pub metrics: Option<SocketAddr>,
+    /// How often a quiet watch that asked for it is told how far it is.
+    #[arg(long, value_name = "DUR", default_value = "1m", value_parser = duration, env = "KINE_NATS_PROGRESS_INTERVAL")]
+    pub progress_interval: Duration,
+    /// Log bytes after which a snapshot is stored. The default is a quarter of the log's limit, at most 64 MiB.
+    #[arg(long, value_name = "BYTES", env = "KINE_NATS_SNAPSHOT_BYTES")]
+    pub snapshot_bytes: Option<u64>,
+    /// Form of the log lines on the error output: text or json.
+    #[arg(long, value_name = "FORM", default_value = "text", env = "KINE_NATS_LOG_FORMAT")]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// Where the etcd API is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A host and a port, without TLS.
+    Tcp(String),
+}
+
+impl Listen {
+    /// The address as a client writes it.
+    pub fn url(&self) -> String {
+        match self {
+            Self::Unix(path) => format!("unix://{}", path.display()),
+            Self::Tcp(address) => format!("http://{address}"),
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix://")
+            && path.starts_with('/')
+        {
+            return Ok(Self::Unix(path.into()));
+        }
+        match text.strip_prefix("http://").map(|rest| rest.trim_end_matches('/')) {
+            Some(address) if address.contains(':') => Ok(Self::Tcp(address.to_owned())),
+            _ => Err("give unix:///path or http://host:port".to_owned()),
+        }
+    }
+}
+
+/// Name of the log's stream, `KINE_<id>`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamName {
+    id: String,
+}
+
+impl StreamName {
+    /// The log's stream.
+    pub fn log(&self) -> String {
+        format!("KINE_{}", self.id)
+    }
+
+    /// The log's one subject.
+    pub fn log_subject(&self) -> String {
+        format!("kine.{}.log", self.id)
+    }
+
+    /// The snapshots' stream.
+    pub fn snapshots(&self) -> String {
+        format!("KINE_SNAP_{}", self.id)
+    }
+
+    /// What the snapshots' subjects begin with.
+    pub fn snapshot_subject(&self) -> String {
+        format!("kine.{}.snap", self.id)
+    }
+
+    /// What inboxes begin with.
+    pub fn inbox(&self) -> String {
+        format!("_INBOX_{}", self.id)
+    }
+}
+
+impl FromStr for StreamName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let id = text.strip_prefix("KINE_").unwrap_or_default();
+        let valid =
+            !id.is_empty() && id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if valid {
+            Ok(Self { id: id.to_owned() })
+        } else {
+            Err("give KINE_<id>, the id of letters, digits and dashes".into())
+        }
+    }
+}
+
+/// A duration as Go writes it: 100ms, 5s, 1m30s, 10m0s. At least 100 ms.
+fn duration(text: &str) -> Result<Duration, String> {
+    let error = || "give a duration of at least 100ms, like 500ms, 5s or 1m30s".to_owned();
+    let (mut rest, mut total) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(error)?;
+        let (number, tail) = rest.split_at(end);
+        let number: f64 = number.parse().map_err(|_| error())?;
+        let unit_end = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_end);
+        let seconds = match unit {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(error()),
+        };
+        total += Duration::try_from_secs_f64(number * seconds).map_err(|_| error())?;
+        rest = tail;
+    }
+    if total < Duration::from_millis(100) {
+        Err(error())
+    } else {
+        Ok(total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_addresses() {
+        assert_eq!(
+            "unix:///run/kine.sock".parse(),
+            Ok(Listen::Unix("/run/kine.sock".into()))
+        );
+        assert_eq!(
+            "http://127.0.0.1:2379/".parse(),
+            Ok(Listen::Tcp("127.0.0.1:2379".into()))
+        );
+        for bad in ["unix://relative", "https://a:1", "http://a", "127.0.0.1:1", ""] {
+            assert!(bad.parse::<Listen>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_stream_names() {
+        let name: StreamName = "KINE_ab12-c".parse().unwrap();
+        assert_eq!(
+            (name.log(), name.snapshots()),
+            ("KINE_ab12-c".into(), "KINE_SNAP_ab12-c".into())
+        );
+        assert_eq!(
+            (name.log_subject(), name.snapshot_subject()),
+            ("kine.ab12-c.log".into(), "kine.ab12-c.snap".into())
+        );
+        for bad in ["KINE_", "kine_a", "KINE_a.b", "KINE_a>", "KINE_a b"] {
+            assert!(bad.parse::<StreamName>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_durations() {
+        for (text, milliseconds) in [
+            ("100ms", 100),
+            ("5s", 5000),
+            ("1m30s", 90_000),
+            ("10m0s", 600_000),
+            ("0.5s", 500),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for bad in ["", "0s", "5", "s", "5x", "-1s", "99ms"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The etcd API: each service checks, asks the store or its writer, and stamps the header on the answer.
+
+mod kv;
+mod lease;
+mod maintenance;
+mod watch;
+
+use crate::proto::etcdserverpb as pb;
+use crate::refusal::Refusal;
+use crate::store::{REQUEST_LIMIT, Store};
+use pb::cluster_server::ClusterServer;
+use pb::kv_server::KvServer;
+use pb::lease_server::LeaseServer;
+use pb::maintenance_server::MaintenanceServer;
+use pb::watch_server::WatchServer;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch as channel;
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+use tonic::service::Routes;
+
+/// Requests are measured against etcd's own limit, so that the error is etcd's; this only bounds memory.
+const MAX_MESSAGE: usize = 16 << 20;
+/// What clients take the server for. From 3.5.13 on they ask for progress.
+const VERSION: &str = "3.6.8";
+
+/// What every service holds.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    store: channel::Receiver<Option<Arc<Store>>>,
+    progress_interval: Duration,
+    client_urls: Arc<[String]>,
+}
+
+impl Node {
+    pub(crate) fn new(
+        store: channel::Receiver<Option<Arc<Store>>>,
+        progress_interval: Duration,
+        client_urls: Vec<String>,
+    ) -> Self {
+        Self {
+            store,
+            progress_interval,
+            client_urls: client_urls.into(),
+        }
+    }
+
+    /// The store, once this process is its writer. Callers that need a leader are turned away at once when there is none.
+    async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
+        let needs_leader = metadata.get("hasleader").is_some_and(|value| value == "true");
+        let mut receiver = self.store.clone();
+        let ready = timeout(REQUEST_LIMIT, receiver.wait_for(Option::is_some)).await;
+        let store = match ready {
+            Ok(Ok(store)) => store.clone(),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        let store = store.ok_or(Refusal::NoLeader)?;
+        if store.is_stopping() {
+            return Err(Refusal::Stopped.into());
+        }
+        if needs_leader && !store.has_leader() {
+            return Err(Refusal::NoLeader.into());
+        }
+        Ok(store)
+    }
+}
+
+/// All services.
+pub(crate) async fn routes(node: &Node) -> Routes {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter
+        .set_service_status("", tonic_health::ServingStatus::Serving)
+        .await;
+    let mut routes = Routes::builder();
+    routes
+        .add_service(KvServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE))
+        .add_service(WatchServer::new(node.clone()))
+        .add_service(LeaseServer::new(node.clone()))
+        .add_service(ClusterServer::new(node.clone()))
+        .add_service(MaintenanceServer::new(node.clone()))
+        .add_service(health);
+    routes.routes()
+}
+
+/// Completes the header that the evaluation made.
+fn stamp(store: &Store, header: &mut Option<pb::ResponseHeader>) {
+    let revision = header.as_ref().map_or(0, |header| header.revision);
+    *header = Some(store.header(revision));
+}
+
+/// An answer of another kind than the request.
+fn mismatch() -> Status {
+    Status::internal("the writer answered another request")
+}

@@ -1,0 +1,106 @@
+//! Reads and writes of keys.
+
+use super::{Node, mismatch, stamp};
+use crate::proto::etcdserverpb as pb;
+use crate::range;
+use crate::state::State;
+use crate::store::Store;
+use crate::txn::{Answer, Command};
+use crate::validate;
+use pb::kv_server::Kv;
+use tonic::{Request, Response, Status};
+
+#[tonic::async_trait]
+impl Kv for Node {
+    async fn range(&self, request: Request<pb::RangeRequest>) -> Result<Response<pb::RangeResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let request = request.into_inner();
+        validate::check_range(&request)?;
+        let read = |state: &State| {
+            let visible = state.mvcc.visible();
+            range::check_revision(request.revision, visible, state.mvcc.compacted())?;
+            let at = if request.revision > 0 {
+                request.revision
+            } else {
+                visible
+            };
+            let mut answer = range::range(&state.mvcc, &request, at);
+            answer.header = Some(store.header(visible));
+            Ok::<_, Status>(answer)
+        };
+        if request.serializable {
+            return read(&store.read()).map(Response::new);
+        }
+        store.read_latest(read).await?.map(Response::new)
+    }
+
+    async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let request = request.into_inner();
+        validate::check_put(&request)?;
+        validate::check_size(&request)?;
+        match store.submit(Command::Put(request)).await? {
+            Answer::Put(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<pb::DeleteRangeRequest>,
+    ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let request = request.into_inner();
+        validate::check_delete(&request)?;
+        validate::check_size(&request)?;
+        match store.submit(Command::DeleteRange(request)).await? {
+            Answer::DeleteRange(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
+    }
+
+    async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let request = request.into_inner();
+        validate::check_txn(&request)?;
+        validate::check_size(&request)?;
+        match store.submit(Command::Txn(request)).await? {
+            Answer::Txn(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
+    }
+
+    async fn compact(
+        &self,
+        request: Request<pb::CompactionRequest>,
+    ) -> Result<Response<pb::CompactionResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        match store.submit(Command::Compact(request.into_inner().revision)).await? {
+            Answer::Compact(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
+    }
+}
+
+/// What [`Store::submit`] promises for keys is used by the leases too.
+pub(super) async fn keep_alive(store: &Store, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
+    match store.submit(Command::KeepAlive(id)).await? {
+        Answer::KeepAlive(mut answer) => {
+            stamp(store, &mut answer.header);
+            Ok(answer)
+        }
+        _ => Err(mismatch()),
+    }
+}

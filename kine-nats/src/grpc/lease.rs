@@ -1,0 +1,128 @@
+//! Leases.
+
+use super::{Node, mismatch, stamp};
+use crate::clock;
+use crate::proto::etcdserverpb as pb;
+use crate::store::Store;
+use crate::txn::{Answer, Command};
+use pb::lease_server::Lease;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+#[tonic::async_trait]
+impl Lease for Node {
+    async fn lease_grant(
+        &self,
+        request: Request<pb::LeaseGrantRequest>,
+    ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let pb::LeaseGrantRequest { id, ttl } = request.into_inner();
+        let id = if id == 0 {
+            (rand::random::<i64>() & i64::MAX).max(1)
+        } else {
+            id
+        };
+        match store.submit(Command::Grant { id, ttl }).await? {
+            Answer::Grant(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<pb::LeaseRevokeRequest>,
+    ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        match store.submit(Command::Revoke(request.into_inner().id)).await? {
+            Answer::Revoke(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
+    }
+
+    type LeaseKeepAliveStream = ReceiverStream<Result<pb::LeaseKeepAliveResponse, Status>>;
+
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
+    ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let (answers, receiver) = mpsc::channel(4);
+        tokio::spawn(keep_alive(store, request.into_inner(), answers));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn lease_time_to_live(
+        &self,
+        request: Request<pb::LeaseTimeToLiveRequest>,
+    ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let pb::LeaseTimeToLiveRequest { id, keys } = request.into_inner();
+        let read = |state: &crate::state::State| {
+            let header = Some(store.header(state.mvcc.visible()));
+            let Some(lease) = state.leases.get(id) else {
+                return pb::LeaseTimeToLiveResponse {
+                    header,
+                    id,
+                    ttl: -1,
+                    ..Default::default()
+                };
+            };
+            let left = lease.ends.saturating_sub(clock::now()).as_secs();
+            let keys = if keys {
+                lease.keys.iter().cloned().collect()
+            } else {
+                Vec::new()
+            };
+            pb::LeaseTimeToLiveResponse {
+                header,
+                id,
+                ttl: left.cast_signed(),
+                granted_ttl: lease.ttl,
+                keys,
+            }
+        };
+        Ok(Response::new(store.read_latest(read).await?))
+    }
+
+    async fn lease_leases(
+        &self,
+        request: Request<pb::LeaseLeasesRequest>,
+    ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let read = |state: &crate::state::State| pb::LeaseLeasesResponse {
+            header: Some(store.header(state.mvcc.visible())),
+            leases: state.leases.iter().map(|(id, _)| pb::LeaseStatus { id }).collect(),
+        };
+        Ok(Response::new(store.read_latest(read).await?))
+    }
+}
+
+async fn keep_alive(
+    store: Arc<Store>,
+    mut requests: Streaming<pb::LeaseKeepAliveRequest>,
+    answers: mpsc::Sender<Result<pb::LeaseKeepAliveResponse, Status>>,
+) {
+    loop {
+        let request = tokio::select! {
+            request = requests.message() => request,
+            () = answers.closed() => return,
+            () = store.hub.woken() => if store.is_stopping() { return } else { continue },
+        };
+        let answer = match request {
+            Ok(Some(request)) => super::kv::keep_alive(&store, request.id).await,
+            Ok(None) | Err(_) => return,
+        };
+        let ended = answer.is_err();
+        if answers.send(answer).await.is_err() || ended {
+            return;
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! Watch streams: one task a stream, which holds all its watches and reads their events from the history when the client
+//! takes them. Nothing is buffered beyond the answer that is being sent.
+
+use super::Node;
+use crate::hub::{Mark, Registration};
+use crate::mvcc::{Change, contains, encode_event};
+use crate::proto::etcdserverpb as pb;
+use crate::refusal::Refusal;
+use crate::store::Store;
+use bytes::Bytes;
+use pb::watch_request::RequestUnion;
+use pb::watch_server::Watch;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// An answer takes no more events from this size on; a revision is never split by it.
+const ANSWER: usize = 1 << 20;
+/// Changes that are looked at while the store is locked.
+const PAGE: usize = 4096;
+/// Name of answers that concern a whole stream, or no watch.
+const NO_WATCH: i64 = -1;
+/// A client that gets no answer to its progress request asks again.
+const PROGRESS_TRIES: u32 = 64;
+const LEADER_CHECK: Duration = Duration::from_secs(1);
+
+type Answers = mpsc::Sender<Result<pb::WatchResponse, Status>>;
+
+#[tonic::async_trait]
+impl Watch for Node {
+    type WatchStream = ReceiverStream<Result<pb::WatchResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<pb::WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
+        let store = self.store(request.metadata()).await?;
+        let (answers, receiver) = mpsc::channel(2);
+        let stream = Stream {
+            store,
+            answers,
+            notify: Arc::new(Notify::new()),
+            watches: BTreeMap::new(),
+            next_id: 0,
+            needs_leader,
+        };
+        tokio::spawn(stream.run(request.into_inner(), self.progress_interval));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// The client or the stream is gone.
+struct Gone;
+
+impl<T> From<mpsc::error::SendError<T>> for Gone {
+    fn from(_: mpsc::error::SendError<T>) -> Self {
+        Self
+    }
+}
+
+struct OpenWatch {
+    start: Bytes,
+    end: Bytes,
+    mark: Arc<Mark>,
+    registration: Registration,
+    /// First revision that it asked for.
+    begin: i64,
+    /// First revision that was not sent.
+    next: i64,
+    previous: bool,
+    no_put: bool,
+    no_delete: bool,
+    progress: bool,
+    fragment: bool,
+    /// Something was sent since the last progress tick.
+    active: bool,
+}
+
+struct Stream {
+    store: Arc<Store>,
+    answers: Answers,
+    notify: Arc<Notify>,
+    watches: BTreeMap<i64, OpenWatch>,
+    next_id: i64,
+    needs_leader: bool,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        for watch in self.watches.values() {
+            self.store.hub.unregister(&watch.registration);
+        }
+    }
+}
+
+/// What one look at the history found for a watch.
+struct Found {
+    events: Vec<Bytes>,
+    /// Everything up to here was looked at.
+    through: i64,
+    /// There is more to look at.
+    more: bool,
+}
+
+impl Stream {
+    async fn run(mut self, mut requests: Streaming<pb::WatchRequest>, progress: Duration) {
+        let store = Arc::clone(&self.store);
+        let notify = Arc::clone(&self.notify);
+        let answers = self.answers.clone();
+        let mut progress_tick = interval_at(Instant::now() + progress, progress);
+        progress_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut leader_tick = interval_at(Instant::now() + LEADER_CHECK, LEADER_CHECK);
+        leader_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let needs_leader = self.needs_leader;
+        let mut open = true;
+        loop {
+            if store.is_stopping() {
+                let _ = self.end(Refusal::Stopped).await;
+                return;
+            }
+            let has_progress = self.watches.values().any(|watch| watch.progress);
+            let done = tokio::select! {
+                request = requests.message(), if open => match request {
+                    Ok(Some(request)) => self.on_request(request).await,
+                    // The client may close its half and go on listening.
+                    Ok(None) => { open = false; Ok(()) }
+                    Err(_) => Err(Gone),
+                },
+                () = notify.notified() => self.send_events().await,
+                _ = progress_tick.tick(), if has_progress => self.send_progress().await,
+                _ = leader_tick.tick(), if needs_leader => {
+                    if store.has_leader() { Ok(()) } else { self.end(Refusal::NoLeader).await }
+                }
+                () = store.hub.woken() => Ok(()),
+                () = answers.closed() => Err(Gone),
+            };
+            if done.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn end(&mut self, refusal: Refusal) -> Result<(), Gone> {
+        let _ = self.answers.send(Err(refusal.into())).await;
+        Err(Gone)
+    }
+
+    async fn on_request(&mut self, request: pb::WatchRequest) -> Result<(), Gone> {
+        match request.request_union {
+            Some(RequestUnion::CreateRequest(request)) => self.create(request).await,
+            Some(RequestUnion::CancelRequest(request)) => self.cancel(request.watch_id).await,
+            Some(RequestUnion::ProgressRequest(_)) => self.answer_progress().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn create(&mut self, request: pb::WatchCreateRequest) -> Result<(), Gone> {
+        let start = if request.key.is_empty() {
+            Bytes::from_static(&[0])
+        } else {
+            request.key.clone()
+        };
+        let end = request.range_end.clone();
+        let refused = if !end.is_empty() && end.as_ref() != [0] && end <= start {
+            Some("mvcc: watcher range is empty")
+        } else if request.start_revision < 0 {
+            Some("etcdserver: mvcc: required revision has been compacted")
+        } else if request.watch_id != 0 && self.watches.contains_key(&request.watch_id) {
+            Some("mvcc: duplicate watch ID provided on the WatchStream")
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            return self.refuse(reason).await;
+        }
+        let id = match request.watch_id {
+            0 => self.free_id(),
+            id => id,
+        };
+        let mark = Arc::new(Mark::new(Arc::clone(&self.notify)));
+        // Registered first, read afterwards: what is committed in between is marked, and what is marked twice is read once.
+        let registration = self.store.hub.register(start.clone(), end.clone(), Arc::clone(&mark));
+        let (visible, compacted) = {
+            let state = self.store.read();
+            (state.mvcc.visible(), state.mvcc.compacted())
+        };
+        let next = if request.start_revision == 0 {
+            visible + 1
+        } else {
+            request.start_revision
+        };
+        let filters: Vec<_> = request.filters().collect();
+        let watch = OpenWatch {
+            start,
+            end,
+            mark,
+            registration,
+            begin: next,
+            next,
+            previous: request.prev_kv,
+            no_put: filters.contains(&pb::watch_create_request::FilterType::Noput),
+            no_delete: filters.contains(&pb::watch_create_request::FilterType::Nodelete),
+            progress: request.progress_notify,
+            fragment: request.fragment,
+            active: false,
+        };
+        let header = Some(self.store.header(visible));
+        self.answers
+            .send(Ok(pb::WatchResponse {
+                header,
+                watch_id: id,
+                created: true,
+                ..Default::default()
+            }))
+            .await?;
+        if next < compacted {
+            self.store.hub.unregister(&watch.registration);
+            return self.send_compacted(id, visible, compacted).await;
+        }
+        if next <= visible {
+            watch.mark.set(next);
+        }
+        self.watches.insert(id, watch);
+        Ok(())
+    }
+
+    async fn refuse(&mut self, reason: &str) -> Result<(), Gone> {
+        let answer = pb::WatchResponse {
+            header: Some(self.store.header(self.store.revision())),
+            watch_id: NO_WATCH,
+            created: true,
+            canceled: true,
+            cancel_reason: reason.to_owned(),
+            ..Default::default()
+        };
+        Ok(self.answers.send(Ok(answer)).await?)
+    }
+
+    async fn send_compacted(&mut self, id: i64, revision: i64, compacted: i64) -> Result<(), Gone> {
+        let answer = pb::WatchResponse {
+            header: Some(self.store.header(revision)),
+            watch_id: id,
+            canceled: true,
+            compact_revision: compacted,
+            cancel_reason: Refusal::Compacted.to_string(),
+            ..Default::default()
+        };
+        Ok(self.answers.send(Ok(answer)).await?)
+    }
+
+    fn free_id(&mut self) -> i64 {
+        while self.watches.contains_key(&self.next_id) {
+            self.next_id += 1;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    async fn cancel(&mut self, id: i64) -> Result<(), Gone> {
+        let Some(watch) = self.watches.remove(&id) else {
+            return Ok(());
+        };
+        self.store.hub.unregister(&watch.registration);
+        let header = Some(self.store.header(self.store.revision()));
+        Ok(self
+            .answers
+            .send(Ok(pb::WatchResponse {
+                header,
+                watch_id: id,
+                canceled: true,
+                ..Default::default()
+            }))
+            .await?)
+    }
+
+    /// Sends what every marked watch has to hear.
+    async fn send_events(&mut self) -> Result<(), Gone> {
+        let ids: Vec<i64> = self
+            .watches
+            .iter()
+            .filter(|(_, watch)| !watch.mark.is_clear())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.drain(id).await?;
+        }
+        Ok(())
+    }
+
+    async fn drain(&mut self, id: i64) -> Result<(), Gone> {
+        loop {
+            let Some(watch) = self.watches.get_mut(&id) else {
+                return Ok(());
+            };
+            let marked = watch.mark.take();
+            if marked == 0 {
+                return Ok(());
+            }
+            let mut from = marked.max(watch.next);
+            loop {
+                let (found, compacted, visible) = {
+                    let state = self.store.read();
+                    let visible = state.mvcc.visible();
+                    (
+                        watch.find(state.mvcc.changes(from), from, visible),
+                        state.mvcc.compacted(),
+                        visible,
+                    )
+                };
+                if from < compacted && from <= visible {
+                    let gone = self.watches.remove(&id);
+                    if let Some(watch) = gone {
+                        self.store.hub.unregister(&watch.registration);
+                    }
+                    return self.send_compacted(id, visible, compacted).await;
+                }
+                if found.through >= from {
+                    from = found.through + 1;
+                    watch.next = from;
+                }
+                if !found.events.is_empty() {
+                    watch.active = true;
+                    let header = self.store.header(found.through);
+                    send_answer(&self.answers, id, header, found.events, watch.fragment).await?;
+                }
+                if !found.more {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Says how far the quiet watches are.
+    async fn send_progress(&mut self) -> Result<(), Gone> {
+        let marked = self.store.hub.marked();
+        for (id, watch) in &mut self.watches {
+            if !watch.progress || std::mem::take(&mut watch.active) {
+                continue;
+            }
+            if watch.mark.is_clear() && watch.next <= marked + 1 {
+                let header = Some(self.store.header(marked));
+                self.answers
+                    .send(Ok(pb::WatchResponse {
+                        header,
+                        watch_id: *id,
+                        ..Default::default()
+                    }))
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says how far the whole stream is, after sending what is due. A watch that begins in the future has no progress.
+    async fn answer_progress(&mut self) -> Result<(), Gone> {
+        for _ in 0..PROGRESS_TRIES {
+            self.send_events().await?;
+            let marked = self.store.hub.marked();
+            if self.watches.values().any(|watch| watch.begin > marked + 1) {
+                return Ok(());
+            }
+            // A watch may have read further than the marks go; a lower revision would make the client hear it twice.
+            if self
+                .watches
+                .values()
+                .all(|watch| watch.mark.is_clear() && watch.next <= marked + 1)
+            {
+                let header = Some(self.store.header(marked));
+                let answer = pb::WatchResponse {
+                    header,
+                    watch_id: NO_WATCH,
+                    ..Default::default()
+                };
+                return Ok(self.answers.send(Ok(answer)).await?);
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+impl OpenWatch {
+    /// Looks through a page of changes. Only whole revisions are answered.
+    fn find<'a>(&self, changes: impl Iterator<Item = &'a Change>, from: i64, visible: i64) -> Found {
+        let mut found = Found {
+            events: Vec::new(),
+            through: from - 1,
+            more: false,
+        };
+        let (mut size, mut looked, mut revision) = (0, 0, from - 1);
+        for change in changes {
+            if change.revision > visible {
+                break;
+            }
+            if change.revision > revision {
+                if looked >= PAGE || size >= ANSWER {
+                    found.through = revision;
+                    found.more = true;
+                    return found;
+                }
+                revision = change.revision;
+            }
+            looked += 1;
+            if self.wants(change) {
+                let previous = change.previous.as_deref().filter(|_| self.previous);
+                let event = encode_event(change.delete, &change.kv, previous);
+                size += event.len();
+                found.events.push(event);
+            }
+        }
+        found.through = visible.max(from - 1);
+        found
+    }
+
+    fn wants(&self, change: &Change) -> bool {
+        let filtered = if change.delete { self.no_delete } else { self.no_put };
+        !filtered && contains(&self.start, &self.end, change.key())
+    }
+}
+
+async fn send_answer(
+    answers: &Answers,
+    watch_id: i64,
+    header: pb::ResponseHeader,
+    events: Vec<Bytes>,
+    fragment: bool,
+) -> Result<(), Gone> {
+    let mut pieces = if fragment { split(events) } else { vec![events] };
+    let last = pieces.pop();
+    for events in pieces {
+        let answer = pb::WatchResponse {
+            header: Some(header),
+            watch_id,
+            events,
+            fragment: true,
+            ..Default::default()
+        };
+        answers.send(Ok(answer)).await?;
+    }
+    let events = last.unwrap_or_default();
+    let answer = pb::WatchResponse {
+        header: Some(header),
+        watch_id,
+        events,
+        ..Default::default()
+    };
+    Ok(answers.send(Ok(answer)).await?)
+}
+
+/// Cuts events in pieces of about the size of an answer.
+fn split(events: Vec<Bytes>) -> Vec<Vec<Bytes>> {
+    let (mut pieces, mut size) = (vec![Vec::new()], 0);
+    for event in events {
+        if size > 0 && size + event.len() > ANSWER {
+            pieces.push(Vec::new());
+            size = 0;
+        }
+        size += event.len();
+        if let Some(piece) = pieces.last_mut() {
+            piece.push(event);
+        }
+    }
+    pieces
+}

@@ -1,0 +1,57 @@
+//! The HTTP endpoint for metrics and probes.
+
+use crate::metrics::Metrics;
+use crate::store::Store;
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// Answers until the process ends.
+pub(crate) async fn serve(listener: TcpListener, store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let (store, metrics) = (store.clone(), metrics.clone());
+        let service = service_fn(move |request| {
+            let answer = answer(&request, store.borrow().as_deref(), &metrics);
+            async move { Ok::<_, Infallible>(answer) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(Duration::from_secs(10))
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::spawn(async move {
+            // A probe that hangs up early is no event.
+            let _ = connection.await;
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, store: Option<&Store>, metrics: &Metrics) -> Response<String> {
+    let (status, text) = match request.uri().path() {
+        "/livez" => (StatusCode::OK, "ok\n".to_owned()),
+        "/readyz" | "/health" => match store {
+            Some(store) if store.is_stopping() => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n".to_owned()),
+            Some(store) if store.has_leader() => (StatusCode::OK, "ok\n".to_owned()),
+            Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "the log does not answer\n".to_owned()),
+            None => (StatusCode::SERVICE_UNAVAILABLE, "not the writer yet\n".to_owned()),
+        },
+        "/metrics" => (StatusCode::OK, metrics.text(store)),
+        _ => (
+            StatusCode::NOT_FOUND,
+            "there are /metrics, /livez and /readyz\n".to_owned(),
+        ),
+    };
+    let mut response = Response::new(text);
+    *response.status_mut() = status;
+    response
+}

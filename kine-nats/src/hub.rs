@@ -1,0 +1,249 @@
+//! Who has to hear of a change. Every watch leaves a mark here; a commit sets the marks that match, and each stream then
+//! reads the history from its mark on. Nothing is queued per watch: a slow stream has one mark, however far it is behind.
+//!
+//! ```text
+//! writer: stored ──► visible ──► Hub::commit ──► Mark::set ──► stream wakes ──► reads history from the mark on
+//! ```
+
+use crate::mvcc::{Change, contains};
+use bytes::Bytes;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Where a watch has to read from.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    from: AtomicI64,
+    stream: Arc<Notify>,
+}
+
+impl Mark {
+    pub(crate) fn new(stream: Arc<Notify>) -> Self {
+        Self {
+            from: AtomicI64::new(0),
+            stream,
+        }
+    }
+
+    /// Sets the mark unless an older one is set, and wakes the stream.
+    pub(crate) fn set(&self, revision: i64) {
+        if self
+            .from
+            .compare_exchange(0, revision, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+        {
+            self.stream.notify_one();
+        }
+    }
+
+    /// Takes the mark; 0 when there is none.
+    pub(crate) fn take(&self) -> i64 {
+        self.from.swap(0, Ordering::AcqRel)
+    }
+
+    /// Whether there is nothing to read.
+    pub(crate) fn is_clear(&self) -> bool {
+        self.from.load(Ordering::Acquire) == 0
+    }
+}
+
+type Marks = Vec<(u64, Arc<Mark>)>;
+
+/// Marks by what they wait for.
+#[derive(Debug, Default)]
+struct Index {
+    keys: HashMap<Bytes, Marks>,
+    /// Ranges that are a prefix, by its length: a change is looked up once a length, not once a watch.
+    prefixes: BTreeMap<usize, HashMap<Bytes, Marks>>,
+    ranges: Vec<(Bytes, Bytes, u64, Arc<Mark>)>,
+}
+
+/// All watches of a store.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    index: Mutex<Index>,
+    /// All changes up to here are marked.
+    marked: AtomicI64,
+    next: AtomicU64,
+    everyone: Notify,
+}
+
+/// A watch's place in the hub.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    id: u64,
+    start: Bytes,
+    end: Bytes,
+}
+
+impl Hub {
+    pub(crate) fn new(revision: i64) -> Self {
+        Self {
+            index: Mutex::default(),
+            marked: AtomicI64::new(revision),
+            next: AtomicU64::new(1),
+            everyone: Notify::new(),
+        }
+    }
+
+    /// The revision up to which a watch without a mark has seen everything.
+    pub(crate) fn marked(&self) -> i64 {
+        self.marked.load(Ordering::Acquire)
+    }
+
+    /// Adds a watch; every change that is committed after the call sets its mark.
+    pub(crate) fn register(&self, start: Bytes, end: Bytes, mark: Arc<Mark>) -> Registration {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut index = self.lock();
+        if end.is_empty() {
+            index.keys.entry(start.clone()).or_default().push((id, mark));
+        } else if is_prefix_range(&start, &end) {
+            index
+                .prefixes
+                .entry(start.len())
+                .or_default()
+                .entry(start.clone())
+                .or_default()
+                .push((id, mark));
+        } else {
+            index.ranges.push((start.clone(), end.clone(), id, mark));
+        }
+        Registration { id, start, end }
+    }
+
+    /// Removes a watch.
+    pub(crate) fn unregister(&self, registration: &Registration) {
+        let Registration { id, start, end } = registration;
+        let mut guard = self.lock();
+        let index = &mut *guard;
+        let remove = |map: &mut HashMap<Bytes, Marks>| {
+            if let Some(marks) = map.get_mut(start) {
+                marks.retain(|(other, _)| other != id);
+                if marks.is_empty() {
+                    map.remove(start);
+                }
+            }
+        };
+        if end.is_empty() {
+            remove(&mut index.keys);
+        } else if is_prefix_range(start, end) {
+            if let Some(map) = index.prefixes.get_mut(&start.len()) {
+                remove(map);
+                if map.is_empty() {
+                    index.prefixes.remove(&start.len());
+                }
+            }
+        } else {
+            index.ranges.retain(|(_, _, other, _)| other != id);
+        }
+    }
+
+    /// Marks the watches that a change concerns. The change is visible already.
+    pub(crate) fn commit<'a>(&self, changes: impl Iterator<Item = &'a Change>, revision: i64) {
+        let index = self.lock();
+        for change in changes {
+            index.mark(change.key(), change.revision);
+        }
+        self.marked.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// How many watches there are.
+    pub(crate) fn watches(&self) -> usize {
+        let index = self.lock();
+        let prefixes = index
+            .prefixes
+            .values()
+            .flat_map(HashMap::values)
+            .map(Vec::len)
+            .sum::<usize>();
+        index.keys.values().map(Vec::len).sum::<usize>() + prefixes + index.ranges.len()
+    }
+
+    /// Has every stream look around.
+    pub(crate) fn wake_all(&self) {
+        self.everyone.notify_waiters();
+    }
+
+    /// Waits for [`Hub::wake_all`].
+    pub(crate) async fn woken(&self) {
+        self.everyone.notified().await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Index {
+    fn mark(&self, key: &[u8], revision: i64) {
+        let set = |marks: &Marks| marks.iter().for_each(|(_, mark)| mark.set(revision));
+        if let Some(marks) = self.keys.get(key) {
+            set(marks);
+        }
+        for (length, prefixes) in self.prefixes.range(..=key.len()) {
+            if let Some(marks) = key.get(..*length).and_then(|prefix| prefixes.get(prefix)) {
+                set(marks);
+            }
+        }
+        for (start, end, _, mark) in &self.ranges {
+            if contains(start, end, key) {
+                mark.set(revision);
+            }
+        }
+    }
+}
+
+/// Whether a range holds exactly the keys that begin with `start`.
+fn is_prefix_range(start: &[u8], end: &[u8]) -> bool {
+    let mut prefix_end = start.to_vec();
+    match prefix_end.last_mut() {
+        Some(last) if *last < 0xff => *last += 1,
+        _ => return false,
+    }
+    prefix_end == end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mvcc::Item;
+
+    #[test]
+    fn marks_what_matches_and_nothing_else() {
+        let hub = Hub::new(1);
+        let watch = |start: &'static str, end: &'static str| {
+            let mark = Arc::new(Mark::new(Arc::new(Notify::new())));
+            (hub.register(start.into(), end.into(), Arc::clone(&mark)), mark)
+        };
+        let watches = [
+            watch("/a/x", ""),
+            watch("/a/", "/a0"),
+            watch("/", "0"),
+            watch("/b/", "/b0"),
+            watch("/a/w", "/a/y"),
+            watch("/a/y", "\0"),
+        ];
+        assert_eq!(hub.watches(), 6);
+        let change = |key: &str, revision| Change {
+            revision,
+            delete: false,
+            kv: Item::put(key.as_bytes(), b"", 2, 2, 1, 0).kv,
+            previous: None,
+        };
+        let seen = |changes: &[Change]| {
+            hub.commit(changes.iter(), changes.last().unwrap().revision);
+            watches.each_ref().map(|(_, mark)| mark.take())
+        };
+        assert_eq!(seen(&[change("/a/x", 2)]), [2, 2, 2, 0, 2, 0]);
+        assert_eq!(seen(&[change("/a/xx", 3), change("/a/z", 4)]), [0, 3, 3, 0, 3, 4]);
+        assert_eq!(seen(&[change("/b/", 5)]), [0, 0, 5, 5, 0, 5]);
+        assert_eq!(hub.marked(), 5);
+        watches
+            .iter()
+            .for_each(|(registration, _)| hub.unregister(registration));
+        assert_eq!(hub.watches(), 0);
+        assert_eq!(seen(&[change("/a/x", 6)]), [0; 6]);
+    }
+}

@@ -1,0 +1,69 @@
+//! The listeners of the etcd API.
+
+use crate::args::Listen;
+use std::io;
+use std::path::PathBuf;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+/// A socket that is open, but not served yet.
+#[derive(Debug)]
+pub(crate) enum Bound {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+/// Opens a socket. A unix socket that a dead process left behind is replaced; a living one's is not.
+pub(crate) async fn bind(listen: &Listen) -> io::Result<Bound> {
+    match listen {
+        Listen::Tcp(address) => TcpListener::bind(address.as_str()).await.map(Bound::Tcp),
+        Listen::Unix(path) => {
+            if UnixStream::connect(path).await.is_ok() {
+                return Err(io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "another process serves this socket",
+                ));
+            }
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            UnixListener::bind(path).map(|listener| Bound::Unix(listener, path.clone()))
+        }
+    }
+}
+
+/// Serves until told to stop, and until the open requests are answered.
+pub(crate) async fn serve(
+    bound: Bound,
+    routes: Routes,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), tonic::transport::Error> {
+    let mut server = Server::builder()
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .max_concurrent_streams(None)
+        .tcp_nodelay(true);
+    let router = server.add_routes(routes);
+    let stopped = async move {
+        // The sender lives as long as the process does.
+        let _ = stop.wait_for(|stop| *stop).await;
+    };
+    match bound {
+        Bound::Tcp(listener) => {
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            router.serve_with_incoming_shutdown(incoming, stopped).await
+        }
+        Bound::Unix(listener, path) => {
+            let served = router
+                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped)
+                .await;
+            let _ = std::fs::remove_file(path);
+            served
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The log: an ordered stream of records that takes a new one only on top of the last one its writer knows.
+
+pub(crate) mod jetstream;
+
+use bytes::Bytes;
+
+/// Why the log did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// There is no connection.
+    #[error("reach the log: not connected")]
+    Disconnected,
+    /// No answer in time.
+    #[error("reach the log: no answer in time")]
+    Timeout,
+    /// The server refuses.
+    #[error("use the log: the server answered {code}: {description}")]
+    Refused {
+        /// JetStream's error code.
+        code: u64,
+        /// Its text.
+        description: String,
+    },
+    /// The answer is not what it should be.
+    #[error("use the log: the answer to {0} is not understood")]
+    Answer(&'static str),
+    /// The records asked for are not there any more.
+    #[error("read the log: it has a gap at sequence {0}")]
+    Gap(u64),
+}
+
+/// Where a log begins and ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LogInfo {
+    /// Sequence of the oldest message that is kept.
+    pub(crate) first: u64,
+    /// Sequence of the newest message.
+    pub(crate) last: u64,
+    /// Bytes that are kept.
+    pub(crate) bytes: u64,
+    /// Most bytes that may be kept; `None` for no limit.
+    pub(crate) limit: Option<u64>,
+}
+
+/// What became of a record.
+#[derive(Debug)]
+pub(crate) struct Ack {
+    /// As given to [`Log::publish`].
+    pub(crate) token: u64,
+    pub(crate) outcome: Result<u64, Rejection>,
+}
+
+/// Why a record was not taken.
+#[derive(Debug, Clone)]
+pub(crate) enum Rejection {
+    /// The last sequence is another one.
+    Conflict,
+    /// The stream is full.
+    Full,
+    /// Anything else: no leader, no quorum, no permission.
+    Other { code: u64, description: String },
+}
+
+/// An append-only stream of records with one subject.
+///
+/// # Guarantees
+/// A record published with `expected` n is stored at sequence n + 1 or not at all. An ack with a sequence is sent only
+/// for what is stored.
+///
+/// # Assumptions
+/// Nobody deletes a single record; old ones go only by [`Log::purge`].
+///
+/// # Caveats
+/// An ack may never come, and a record may be stored all the same. [`Log::read`] may answer from a replica that is behind.
+pub(crate) trait Log: Send + Sync + 'static {
+    /// Sends a record. The outcome comes through the channel that was made with the log.
+    fn publish(&self, token: u64, record: Bytes, expected: u64) -> impl Future<Output = Result<(), LogError>> + Send;
+    /// Reads records from a sequence on, as many as fit one answer; empty at the end.
+    fn read(&self, from: u64) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
+    /// Reads one record from the stream's leader.
+    fn get(&self, sequence: u64) -> impl Future<Output = Result<Option<Bytes>, LogError>> + Send;
+    /// Where the log begins and ends, from the stream's leader.
+    fn info(&self) -> impl Future<Output = Result<LogInfo, LogError>> + Send;
+    /// Drops what lies below a sequence.
+    fn purge(&self, below: u64) -> impl Future<Output = Result<(), LogError>> + Send;
+    /// Whether sending makes sense.
+    fn is_connected(&self) -> bool;
+    /// Gives up the connection, which is made again.
+    fn reconnect(&self) -> impl Future<Output = ()> + Send;
+}

@@ -1,0 +1,123 @@
+//! What is counted, in etcd's names where etcd has one, so that existing dashboards work, and in our own.
+
+use crate::store::Store;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+
+/// Counters that the tasks hold.
+#[derive(Debug, Clone)]
+pub(crate) struct Metrics {
+    registry: Arc<Registry>,
+    pub(crate) batches: Counter,
+    pub(crate) requests: Counter,
+    pub(crate) recoveries: Counter,
+    pub(crate) snapshots: Counter,
+    pub(crate) commit: Histogram,
+    revision: Gauge,
+    bytes: Gauge,
+    quota: Gauge,
+    keys: Gauge,
+    history: Gauge,
+    watches: Gauge,
+    leader: Gauge,
+    sequence: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::default();
+        let buckets = || exponential_buckets(0.000_1, 2.0, 16);
+        let metrics = Self {
+            batches: Counter::default(),
+            requests: Counter::default(),
+            recoveries: Counter::default(),
+            snapshots: Counter::default(),
+            commit: Histogram::new(buckets()),
+            revision: Gauge::default(),
+            bytes: Gauge::default(),
+            quota: Gauge::default(),
+            keys: Gauge::default(),
+            history: Gauge::default(),
+            watches: Gauge::default(),
+            leader: Gauge::default(),
+            sequence: Gauge::default(),
+            registry: Arc::new(Registry::default()),
+        };
+        registry.register("yoke_kine_batches", "Records stored", metrics.batches.clone());
+        registry.register(
+            "yoke_kine_requests",
+            "Requests that the writer did",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "yoke_kine_recoveries",
+            "Times a record was in doubt",
+            metrics.recoveries.clone(),
+        );
+        registry.register("yoke_kine_snapshots", "Snapshots stored", metrics.snapshots.clone());
+        registry.register(
+            "yoke_kine_commit_seconds",
+            "From sending a record to its ack",
+            metrics.commit.clone(),
+        );
+        registry.register("yoke_kine_revision", "Newest stored revision", metrics.revision.clone());
+        registry.register(
+            "yoke_kine_log_sequence",
+            "Sequence of the newest record",
+            metrics.sequence.clone(),
+        );
+        registry.register("yoke_kine_keys", "Keys with an entry", metrics.keys.clone());
+        registry.register(
+            "yoke_kine_history_changes",
+            "Changes since the compact revision",
+            metrics.history.clone(),
+        );
+        registry.register("yoke_kine_watches", "Open watches", metrics.watches.clone());
+        registry.register(
+            "etcd_server_has_leader",
+            "Whether the lease holds",
+            metrics.leader.clone(),
+        );
+        registry.register(
+            "etcd_mvcc_db_total_size_in_bytes",
+            "What is kept, history included",
+            metrics.bytes.clone(),
+        );
+        registry.register(
+            "etcd_server_quota_backend_bytes",
+            "Most that may be kept",
+            metrics.quota.clone(),
+        );
+        registry.register(
+            "etcd_debugging_mvcc_current_revision",
+            "Newest stored revision",
+            metrics.revision.clone(),
+        );
+        Self {
+            registry: Arc::new(registry),
+            ..metrics
+        }
+    }
+
+    /// All of it as text; the gauges are read from the store now.
+    pub(crate) fn text(&self, store: Option<&Store>) -> String {
+        if let Some(store) = store {
+            let state = store.read();
+            self.revision.set(state.mvcc.visible());
+            self.bytes.set(state.mvcc.bytes().cast_signed());
+            self.keys.set(state.mvcc.keys() as i64);
+            self.history.set(state.mvcc.history_len() as i64);
+            self.quota.set(store.quota.cast_signed());
+            self.watches.set(store.hub.watches() as i64);
+            self.leader.set(i64::from(store.lease_holds()));
+            self.sequence.set(store.sequence().cast_signed());
+        }
+        let mut text = String::new();
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

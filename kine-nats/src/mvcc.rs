@@ -1,0 +1,303 @@
+//! Keys at revisions, in memory.
+//!
+//! The writer changes the head; readers see up to `visible`, the newest revision that is stored. One structure holds
+//! both: what is between them is in flight. Besides the ordered index there is the history, one entry a change, which
+//! watches read and by which counts at older revisions are corrected:
+//!
+//! ```text
+//! put, delete ──► index (latest and older versions) ◄── range, count
+//!             └─► history (changes since the compact revision) ◄── watches, snapshots
+//! ```
+
+mod index;
+mod item;
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+use index::Index;
+pub(crate) use item::{InvalidItem, Item, encode_event, key_of};
+use std::collections::VecDeque;
+
+/// What a version costs besides its bytes, for the quota: index entry, history entry, allocations.
+const ITEM_OVERHEAD: u64 = 160;
+
+/// One change of one key.
+#[derive(Debug, Clone)]
+pub(crate) struct Change {
+    pub(crate) revision: i64,
+    pub(crate) delete: bool,
+    /// Encoded version that the change made.
+    pub(crate) kv: Bytes,
+    /// Encoded version before it.
+    pub(crate) previous: Option<Bytes>,
+}
+
+impl Change {
+    pub(crate) fn key(&self) -> &[u8] {
+        key_of(&self.kv)
+    }
+
+    /// How the number of live keys changed.
+    fn delta(&self) -> i64 {
+        match (self.delete, &self.previous) {
+            (false, None) => 1,
+            (false, Some(_)) => 0,
+            (true, Some(_)) => -1,
+            (true, None) => 0,
+        }
+    }
+}
+
+/// The keys of a store.
+#[derive(Debug)]
+pub(crate) struct Mvcc {
+    index: Index,
+    history: VecDeque<Change>,
+    head: i64,
+    visible: i64,
+    compacted: i64,
+    trimmed: i64,
+    bytes: u64,
+}
+
+impl Mvcc {
+    /// A store in which nothing happened: etcd begins at revision 1.
+    pub(crate) fn new() -> Self {
+        Self::restored(1, -1)
+    }
+
+    /// An empty store into which a snapshot is loaded.
+    pub(crate) fn restored(revision: i64, compacted: i64) -> Self {
+        Self {
+            index: Index::default(),
+            history: VecDeque::new(),
+            head: revision,
+            visible: revision,
+            compacted,
+            trimmed: i64::MIN,
+            bytes: 0,
+        }
+    }
+
+    /// Newest revision, stored or in flight.
+    pub(crate) fn head(&self) -> i64 {
+        self.head
+    }
+
+    /// Newest revision that is stored.
+    pub(crate) fn visible(&self) -> i64 {
+        self.visible
+    }
+
+    /// Lowest revision that can be read; -1 before the first compaction.
+    pub(crate) fn compacted(&self) -> i64 {
+        self.compacted
+    }
+
+    /// What is kept, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many keys have an entry, deleted ones with history included.
+    pub(crate) fn keys(&self) -> usize {
+        self.index.keys()
+    }
+
+    /// How many changes the history holds.
+    pub(crate) fn history_len(&self) -> usize {
+        self.history.len()
+    }
+
+    /// Makes everything up to `revision` visible.
+    pub(crate) fn publish(&mut self, revision: i64) {
+        debug_assert!(revision >= self.visible && revision <= self.head);
+        self.visible = revision;
+    }
+
+    /// Counts the head up; the changes of the new revision follow.
+    pub(crate) fn advance(&mut self) -> i64 {
+        self.head += 1;
+        self.head
+    }
+
+    /// Writes a key at the head. Answers the version made and the one before.
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8], lease: i64) -> (Item, Option<Item>) {
+        let previous = self.latest(key);
+        let (created, version) = previous.map_or((self.head, 1), |item| (item.created, item.version + 1));
+        let item = Item::put(key, value, created, self.head, version, lease);
+        let previous = self.push(item.clone());
+        (item, previous)
+    }
+
+    /// Removes a key at the head. Answers what was made and what was there; `None` when there was nothing.
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Option<(Item, Item)> {
+        self.latest(key)?;
+        let item = Item::tombstone(key, self.head);
+        let previous = self.push(item.clone())?;
+        Some((item, previous))
+    }
+
+    /// Takes over a change from the log. The head must have been advanced to its revision.
+    pub(crate) fn replay(&mut self, item: Item) -> Option<Item> {
+        self.push(item)
+    }
+
+    /// Takes over a version from a snapshot, older than the history.
+    pub(crate) fn load(&mut self, item: Item) {
+        self.bytes += item.kv.len() as u64 + ITEM_OVERHEAD;
+        let key = Bytes::copy_from_slice(item.key());
+        self.index.push(&key, item);
+    }
+
+    /// Sets the head while changes are taken from the log or a snapshot.
+    pub(crate) fn set_head(&mut self, revision: i64) {
+        self.head = revision;
+    }
+
+    /// The live version of a key at the head.
+    pub(crate) fn latest(&self, key: &[u8]) -> Option<&Item> {
+        self.index.get(key)?.latest().filter(|item| !item.is_tombstone())
+    }
+
+    /// Calls `visit` with the live versions of the range at a revision, in key order, until it answers `false`.
+    pub(crate) fn visit<'a>(
+        &'a self,
+        start: &[u8],
+        end: &[u8],
+        revision: i64,
+        mut visit: impl FnMut(&'a Item) -> bool,
+    ) {
+        for chain in self.index.range(start, end) {
+            if let Some(item) = chain.at(revision)
+                && !visit(item)
+            {
+                return;
+            }
+        }
+    }
+
+    /// How many keys of the range are live at a revision.
+    pub(crate) fn count(&self, start: &[u8], end: &[u8], revision: i64) -> i64 {
+        let since = self.position(revision + 1);
+        if self.history.len() - since > 4 * self.index.span(start, end) {
+            let mut count = 0;
+            self.visit(start, end, revision, |_| {
+                count += 1;
+                true
+            });
+            return count;
+        }
+        let later: i64 = self
+            .history
+            .range(since..)
+            .filter(|change| contains(start, end, change.key()))
+            .map(Change::delta)
+            .sum();
+        self.index.count(start, end) - later
+    }
+
+    /// The changes at `from` and later, oldest first; those above `visible` are in flight.
+    pub(crate) fn changes(&self, from: i64) -> impl Iterator<Item = &Change> {
+        self.history.range(self.position(from)..)
+    }
+
+    /// Makes `revision` the lowest that can be read. The space comes back by [`Mvcc::trim`].
+    pub(crate) fn compact(&mut self, revision: i64) {
+        self.compacted = self.compacted.max(revision);
+    }
+
+    /// Drops what lies below the compact revision, at most `limit` changes. Answers whether there is more.
+    pub(crate) fn trim(&mut self, limit: usize) -> bool {
+        if self.trimmed >= self.compacted {
+            return false;
+        }
+        for _ in 0..limit {
+            let Some(change) = self.history.front() else { break };
+            if change.revision >= self.compacted {
+                break;
+            }
+            let kv = change.kv.clone();
+            self.history.pop_front();
+            self.trim_key(key_of(&kv));
+        }
+        if self
+            .history
+            .front()
+            .is_some_and(|change| change.revision < self.compacted)
+        {
+            return true;
+        }
+        let at: Vec<Bytes> = self
+            .changes(self.compacted)
+            .take_while(|c| c.revision == self.compacted)
+            .map(|c| c.kv.clone())
+            .collect();
+        for kv in at {
+            self.trim_key(key_of(&kv));
+        }
+        self.trimmed = self.compacted;
+        if self.history.capacity() > 4 * self.history.len() + 1024 {
+            self.history.shrink_to_fit();
+        }
+        false
+    }
+
+    /// A page of the versions that a reader of `floor` and later needs besides the changes since `floor`: for each key the
+    /// newest one below it. Answers the key to go on from, or `None` at the end.
+    pub(crate) fn base_page(&self, from: &[u8], limit: usize, floor: i64) -> (Vec<Bytes>, Option<Bytes>) {
+        let mut page = Vec::new();
+        for (seen, chain) in self.index.range(from, &[0]).enumerate() {
+            if seen == limit {
+                return (page, Some(chain.key.clone()));
+            }
+            if let Some(item) = chain.at(floor - 1) {
+                page.push(item.kv.clone());
+            }
+        }
+        (page, None)
+    }
+
+    fn push(&mut self, item: Item) -> Option<Item> {
+        let key = Bytes::copy_from_slice(item.key());
+        let (revision, delete, kv) = (item.modified, item.is_tombstone(), item.kv.clone());
+        self.bytes += kv.len() as u64 + ITEM_OVERHEAD;
+        let previous = self.index.push(&key, item).filter(|item| !item.is_tombstone());
+        let before = previous.as_ref().map(|item| item.kv.clone());
+        self.history.push_back(Change {
+            revision,
+            delete,
+            kv,
+            previous: before,
+        });
+        previous
+    }
+
+    fn trim_key(&mut self, key: &[u8]) {
+        let (compacted, bytes) = (self.compacted, &mut self.bytes);
+        self.index.trim(key, |versions| {
+            let below = versions.iter().take_while(|item| item.modified <= compacted).count();
+            let mut drop = below.saturating_sub(1);
+            if below > 0 && versions.get(below - 1).is_some_and(Item::is_tombstone) {
+                drop = below;
+            }
+            for item in versions.drain(..drop) {
+                *bytes = bytes.saturating_sub(item.kv.len() as u64 + ITEM_OVERHEAD);
+            }
+        });
+    }
+
+    fn position(&self, revision: i64) -> usize {
+        self.history.partition_point(|change| change.revision < revision)
+    }
+}
+
+/// Whether a key lies in a range as requests write it: an empty end means the start alone, a zero byte no end.
+pub(crate) fn contains(start: &[u8], end: &[u8], key: &[u8]) -> bool {
+    match end {
+        [] => key == start,
+        [0] => key >= start,
+        end => key >= start && key < end,
+    }
+}

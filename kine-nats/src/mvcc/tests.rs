@@ -1,0 +1,215 @@
+//! The store against a list of everything that happened.
+
+use super::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+
+type Version = (Vec<u8>, i64, i64, i64, i64);
+
+/// Value and lease, or a delete.
+type Written = Option<(Vec<u8>, i64)>;
+
+/// The naive store: every change in order, answers by walking them.
+#[derive(Default)]
+struct Model {
+    changes: Vec<(i64, Vec<u8>, Written)>,
+}
+
+impl Model {
+    fn at(&self, revision: i64) -> BTreeMap<Vec<u8>, Version> {
+        let mut keys: BTreeMap<Vec<u8>, Version> = BTreeMap::new();
+        for (modified, key, change) in self.changes.iter().take_while(|(at, ..)| *at <= revision) {
+            match change {
+                None => {
+                    keys.remove(key);
+                }
+                Some((value, lease)) => {
+                    let (created, version) = keys
+                        .get(key)
+                        .map_or((*modified, 1), |(_, created, _, version, _)| (*created, version + 1));
+                    keys.insert(key.clone(), (value.clone(), created, *modified, version, *lease));
+                }
+            }
+        }
+        keys
+    }
+}
+
+fn run(seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut store, mut model) = (Mvcc::new(), Model::default());
+    let width = random.random_range(2..400u32);
+    let key = |random: &mut StdRng| format!("/k/{:03}", random.random_range(0..width)).into_bytes();
+    for _ in 0..random.random_range(50..700) {
+        match random.random_range(0..20) {
+            0..12 => {
+                let revision = store.advance();
+                let mut done: Vec<Vec<u8>> = Vec::new();
+                for _ in 0..random.random_range(1..3) {
+                    let key = key(&mut random);
+                    if !done.contains(&key) {
+                        let value = vec![b'v'; random.random_range(0..40)];
+                        let lease = random.random_range(0..3);
+                        store.put(&key, &value, lease);
+                        model.changes.push((revision, key.clone(), Some((value, lease))));
+                        done.push(key);
+                    }
+                }
+            }
+            12..17 => {
+                let key = key(&mut random);
+                if store.latest(&key).is_some() {
+                    let revision = store.advance();
+                    store.delete(&key).unwrap();
+                    model.changes.push((revision, key, None));
+                }
+            }
+            17 => {
+                let at = random.random_range(store.compacted().max(1)..=store.head());
+                store.compact(at);
+                store.trim(random.random_range(1..50));
+            }
+            _ => {}
+        }
+        if random.random_ratio(1, 8) {
+            compare(&store, &model, &mut random, seed);
+        }
+    }
+    while store.trim(7) {}
+    compare(&store, &model, &mut random, seed);
+    reload(&store, &model, &mut random, seed);
+}
+
+fn compare(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
+    let low = store.compacted().max(1);
+    let revision = random.random_range(low..=store.head());
+    let (a, b) = (random.random_range(0..450), random.random_range(0..450));
+    let start = format!("/k/{a:03}").into_bytes();
+    let end = match random.random_range(0..4) {
+        0 => Vec::new(),
+        1 => vec![0],
+        _ => format!("/k/{b:03}").into_bytes(),
+    };
+    let expected: Vec<_> = model
+        .at(revision)
+        .into_iter()
+        .filter(|(key, _)| contains(&start, &end, key))
+        .collect();
+    let mut seen = Vec::new();
+    store.visit(&start, &end, revision, |item| {
+        let version = (
+            item.value().to_vec(),
+            item.created,
+            item.modified,
+            item.version,
+            item.lease,
+        );
+        seen.push((item.key().to_vec(), version));
+        true
+    });
+    assert_eq!(seen, expected, "seed {seed}, range {a}..{b} at {revision}");
+    assert_eq!(
+        store.count(&start, &end, revision),
+        expected.len() as i64,
+        "seed {seed}, count at {revision}"
+    );
+
+    let from = random.random_range(low..=store.head() + 1);
+    let seen: Vec<_> = store
+        .changes(from)
+        .map(|c| (c.revision, c.key().to_vec(), c.delete))
+        .collect();
+    let expected: Vec<_> = model
+        .changes
+        .iter()
+        .filter(|(revision, ..)| *revision >= from)
+        .map(|(revision, key, change)| (*revision, key.clone(), change.is_none()))
+        .collect();
+    assert_eq!(seen, expected, "seed {seed}, changes from {from}");
+    for change in store.changes(low + 1).filter(|_| random.random_ratio(1, 50)) {
+        let before = model.at(change.revision - 1);
+        let previous = change.previous.as_deref().map(|kv| Item::decode(kv).unwrap().modified);
+        assert_eq!(
+            previous,
+            before.get(change.key()).map(|(_, _, modified, ..)| *modified),
+            "seed {seed}"
+        );
+    }
+}
+
+/// What a snapshot holds is enough to answer everything from the compact revision on.
+fn reload(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
+    let floor = store.compacted();
+    let mut copy = Mvcc::restored(store.head(), floor);
+    let mut from = Some(Bytes::from_static(&[0]));
+    while let Some(key) = from {
+        let (page, next) = store.base_page(&key, 5, floor);
+        page.iter().for_each(|kv| copy.load(Item::decode(kv).unwrap()));
+        from = next;
+    }
+    for change in store.changes(floor) {
+        copy.replay(Item::decode(&change.kv).unwrap());
+    }
+    while copy.trim(1000) {}
+    for _ in 0..20 {
+        compare(&copy, model, random, seed);
+    }
+    assert_eq!(copy.keys(), store.keys(), "seed {seed}");
+}
+
+#[test]
+fn answers_as_the_model_does() {
+    let first = rand::random::<u32>();
+    println!("seeds from {first}");
+    (0..150).for_each(|offset| run(u64::from(first) + offset));
+}
+
+#[test]
+fn a_key_reads_as_the_newest_version_at_the_compact_revision() {
+    let mut store = Mvcc::new();
+    for value in [b"1", b"2", b"3"] {
+        store.advance();
+        store.put(b"a", value, 0);
+    }
+    store.publish(4);
+    store.compact(3);
+    assert!(!store.trim(100));
+    let read = |revision| {
+        let mut value = None;
+        store.visit(b"a", b"", revision, |item| {
+            value = Some(item.value().to_vec());
+            true
+        });
+        value
+    };
+    assert_eq!((read(3), read(4)), (Some(b"2".to_vec()), Some(b"3".to_vec())));
+    assert_eq!(
+        store.changes(0).map(|change| change.revision).collect::<Vec<_>>(),
+        [3, 4]
+    );
+}
+
+#[test]
+fn space_comes_back_after_compaction() {
+    let mut store = Mvcc::new();
+    for number in 0..1000 {
+        store.advance();
+        store.put(format!("{number}").as_bytes(), &[0; 100], 0);
+    }
+    for number in 0..1000 {
+        store.advance();
+        store.delete(format!("{number}").as_bytes());
+    }
+    assert_eq!(
+        (
+            store.keys(),
+            store.count(&[0], &[0], 1001),
+            store.count(&[0], &[0], 2001)
+        ),
+        (1000, 1000, 0)
+    );
+    store.compact(2001);
+    while store.trim(64) {}
+    assert_eq!((store.keys(), store.bytes(), store.history_len()), (0, 0, 1));
+}

@@ -1,0 +1,248 @@
+//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts.
+
+use crate::mvcc::{Item, Mvcc};
+use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
+use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::refusal::Refusal;
+use bytes::Bytes;
+
+/// Whether the revision that is asked for can be read when the store is at `current`.
+pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result<(), Refusal> {
+    if asked <= 0 {
+        Ok(())
+    } else if asked > current {
+        Err(Refusal::FutureRevision)
+    } else if asked < compacted {
+        Err(Refusal::Compacted)
+    } else {
+        Ok(())
+    }
+}
+
+/// Reads a range at a revision. The answer has no header.
+pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> RangeResponse {
+    let (start, end) = (request.key.as_ref(), request.range_end.as_ref());
+    if request.count_only {
+        return RangeResponse {
+            count: mvcc.count(start, end, revision),
+            ..RangeResponse::default()
+        };
+    }
+    let limit = usize::try_from(request.limit).unwrap_or(0);
+    let (order, target) = (request.sort_order(), request.sort_target());
+    let order = if order == SortOrder::None && target != SortTarget::Key {
+        SortOrder::Ascend
+    } else {
+        order
+    };
+    let sorted = order == SortOrder::Descend || target != SortTarget::Key;
+    let filtered = is_filtered(request);
+
+    let mut items: Vec<&Item> = Vec::new();
+    let mut seen = 0i64;
+    let mut cut = false;
+    mvcc.visit(start, end, revision, |item| {
+        seen += 1;
+        if filtered && !passes(request, item) {
+            return true;
+        }
+        if !sorted && !filtered && limit > 0 && items.len() == limit {
+            cut = true;
+            return false;
+        }
+        items.push(item);
+        true
+    });
+    let count = if cut { mvcc.count(start, end, revision) } else { seen };
+    if sorted {
+        sort(&mut items, target, order);
+    }
+    let more = cut || (limit > 0 && items.len() > limit);
+    if limit > 0 {
+        items.truncate(limit);
+    }
+    let bytes = |item: &&Item| -> Bytes {
+        if request.keys_only {
+            item.without_value()
+        } else {
+            item.kv.clone()
+        }
+    };
+    RangeResponse {
+        header: None,
+        kvs: items.iter().map(bytes).collect(),
+        more,
+        count,
+    }
+}
+
+fn is_filtered(request: &RangeRequest) -> bool {
+    [
+        request.min_mod_revision,
+        request.max_mod_revision,
+        request.min_create_revision,
+        request.max_create_revision,
+    ]
+    .iter()
+    .any(|revision| *revision != 0)
+}
+
+fn passes(request: &RangeRequest, item: &Item) -> bool {
+    let within = |low: i64, high: i64, number: i64| (low == 0 || number >= low) && (high == 0 || number <= high);
+    within(request.min_mod_revision, request.max_mod_revision, item.modified)
+        && within(request.min_create_revision, request.max_create_revision, item.created)
+}
+
+fn sort(items: &mut [&Item], target: SortTarget, order: SortOrder) {
+    match target {
+        SortTarget::Key => {}
+        SortTarget::Version => items.sort_by_key(|item| item.version),
+        SortTarget::Create => items.sort_by_key(|item| item.created),
+        SortTarget::Mod => items.sort_by_key(|item| item.modified),
+        SortTarget::Value => items.sort_by(|a, b| a.value().cmp(b.value())),
+    }
+    if order == SortOrder::Descend {
+        items.reverse();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> Mvcc {
+        let mut mvcc = Mvcc::new();
+        for (key, value) in [("b", "3"), ("a", "9"), ("c", "1"), ("a", "2")] {
+            mvcc.advance();
+            mvcc.put(key.as_bytes(), value.as_bytes(), 0);
+        }
+        mvcc
+    }
+
+    fn all() -> RangeRequest {
+        RangeRequest {
+            key: "a".into(),
+            range_end: "z".into(),
+            ..RangeRequest::default()
+        }
+    }
+
+    fn keys(request: &RangeRequest) -> (String, bool, i64) {
+        let answer = range(&store(), request, 5);
+        let names = answer
+            .kvs
+            .iter()
+            .map(|kv| String::from_utf8_lossy(crate::mvcc::key_of(kv)).into_owned())
+            .collect();
+        (names, answer.more, answer.count)
+    }
+
+    #[test]
+    fn answers_as_etcd_does() {
+        let descend = SortOrder::Descend as i32;
+        for (name, request, expected) in [
+            ("all", all(), ("abc", false, 3)),
+            (
+                "one key",
+                RangeRequest {
+                    range_end: Bytes::new(),
+                    ..all()
+                },
+                ("a", false, 1),
+            ),
+            (
+                "from a key on",
+                RangeRequest {
+                    key: "b".into(),
+                    range_end: "\0".into(),
+                    ..all()
+                },
+                ("bc", false, 2),
+            ),
+            ("limit counts all", RangeRequest { limit: 2, ..all() }, ("ab", true, 3)),
+            (
+                "limit that is exact",
+                RangeRequest { limit: 3, ..all() },
+                ("abc", false, 3),
+            ),
+            (
+                "count only",
+                RangeRequest {
+                    count_only: true,
+                    limit: 1,
+                    ..all()
+                },
+                ("", false, 3),
+            ),
+            (
+                "descending",
+                RangeRequest {
+                    sort_order: descend,
+                    limit: 1,
+                    ..all()
+                },
+                ("c", true, 3),
+            ),
+            (
+                "by value",
+                RangeRequest {
+                    sort_target: SortTarget::Value as i32,
+                    ..all()
+                },
+                ("cab", false, 3),
+            ),
+            (
+                "by creation",
+                RangeRequest {
+                    sort_target: SortTarget::Create as i32,
+                    ..all()
+                },
+                ("bac", false, 3),
+            ),
+            (
+                "by write",
+                RangeRequest {
+                    sort_target: SortTarget::Mod as i32,
+                    ..all()
+                },
+                ("bca", false, 3),
+            ),
+            (
+                "filter, full count",
+                RangeRequest {
+                    min_mod_revision: 4,
+                    ..all()
+                },
+                ("ac", false, 3),
+            ),
+            (
+                "filter and limit",
+                RangeRequest {
+                    max_create_revision: 3,
+                    limit: 1,
+                    ..all()
+                },
+                ("a", true, 3),
+            ),
+            (
+                "empty",
+                RangeRequest {
+                    range_end: "a".into(),
+                    ..all()
+                },
+                ("", false, 0),
+            ),
+        ] {
+            let (names, more, count) = keys(&request);
+            assert_eq!((names.as_str(), more, count), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn checks_revisions() {
+        assert_eq!(check_revision(0, 5, 3), Ok(()));
+        assert_eq!(check_revision(3, 5, 3), Ok(()));
+        assert_eq!(check_revision(2, 5, 3), Err(Refusal::Compacted));
+        assert_eq!(check_revision(6, 5, 3), Err(Refusal::FutureRevision));
+    }
+}

@@ -1,0 +1,89 @@
+//! Why a request is not done, in etcd's words: clients tell errors apart by the text.
+
+use tonic::{Code, Status};
+
+/// A request that is answered with an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The revision asked for is below the compact revision.
+    #[error("etcdserver: mvcc: required revision has been compacted")]
+    Compacted,
+    /// The revision asked for has not happened.
+    #[error("etcdserver: mvcc: required revision is a future revision")]
+    FutureRevision,
+    /// A request without a key.
+    #[error("etcdserver: key is not provided")]
+    EmptyKey,
+    /// `ignore_value` or `ignore_lease` on a key that does not exist.
+    #[error("etcdserver: key not found")]
+    KeyNotFound,
+    /// `ignore_value` together with a value.
+    #[error("etcdserver: value is provided")]
+    ValueProvided,
+    /// `ignore_lease` together with a lease.
+    #[error("etcdserver: lease is provided")]
+    LeaseProvided,
+    /// More operations than a transaction may have.
+    #[error("etcdserver: too many operations in txn request")]
+    TooManyOps,
+    /// One transaction writes a key twice.
+    #[error("etcdserver: duplicate key given in txn request")]
+    DuplicateKey,
+    /// An order that does not exist.
+    #[error("etcdserver: invalid sort option")]
+    InvalidSortOption,
+    /// The request is larger than 1.5 MiB.
+    #[error("etcdserver: request is too large")]
+    TooLarge,
+    /// The quota is used up.
+    #[error("etcdserver: mvcc: database space exceeded")]
+    NoSpace,
+    /// No such lease.
+    #[error("etcdserver: requested lease not found")]
+    LeaseNotFound,
+    /// A lease of this number exists.
+    #[error("etcdserver: lease already exists")]
+    LeaseExists,
+    /// The lease would last longer than etcd allows.
+    #[error("etcdserver: too large lease TTL")]
+    LeaseTtlTooLarge,
+    /// What became of the request is not known, or it was not begun in time.
+    #[error("etcdserver: request timed out")]
+    Timeout,
+    /// This process is not the writer, or does not know whether it still is.
+    #[error("etcdserver: no leader")]
+    NoLeader,
+    /// The process is stopping.
+    #[error("etcdserver: server stopped")]
+    Stopped,
+    /// Too many requests are waiting.
+    #[error("etcdserver: too many requests")]
+    TooManyRequests,
+}
+
+impl Refusal {
+    /// The gRPC code that etcd sends with the text.
+    pub fn code(self) -> Code {
+        match self {
+            Self::Compacted | Self::FutureRevision | Self::LeaseTtlTooLarge => Code::OutOfRange,
+            Self::EmptyKey
+            | Self::KeyNotFound
+            | Self::ValueProvided
+            | Self::LeaseProvided
+            | Self::TooManyOps
+            | Self::DuplicateKey
+            | Self::InvalidSortOption
+            | Self::TooLarge => Code::InvalidArgument,
+            Self::NoSpace | Self::TooManyRequests => Code::ResourceExhausted,
+            Self::LeaseNotFound => Code::NotFound,
+            Self::LeaseExists => Code::FailedPrecondition,
+            Self::Timeout | Self::NoLeader | Self::Stopped => Code::Unavailable,
+        }
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        Status::new(refusal.code(), refusal.to_string())
+    }
+}

@@ -1,0 +1,199 @@
+//! Who may write: which records of the log count, judged by everyone who reads it in the same way.
+//!
+//! A writer begins with an epoch record, placed exactly behind the last record it read, and its records chain by hash
+//! from there. A record of an earlier writer that was still under way lands behind the epoch record sometimes; it is
+//! *void* for all readers, and its writer is never told that it was stored.
+
+use crate::codec::{Header, Operation, Record};
+
+/// Why the log cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// A record does not stand on the one before it.
+    #[error("follow the log: the record at sequence {sequence} does not continue the one before it")]
+    Broken {
+        /// Where.
+        sequence: u64,
+    },
+    /// A record belongs to another store.
+    #[error("follow the log: the record at sequence {sequence} belongs to another store")]
+    OtherStore {
+        /// Where.
+        sequence: u64,
+    },
+}
+
+/// What a record means.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It counts.
+    Valid,
+    /// It came from a writer that had been replaced; as if it were not there.
+    Void,
+}
+
+/// The end of the log as far as it was read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Session {
+    /// Sequence of the newest message, void ones included.
+    pub(crate) sequence: u64,
+    pub(crate) cluster: u64,
+    pub(crate) epoch: u64,
+    pub(crate) writer: u64,
+    pub(crate) incarnation: u64,
+    /// Hash of the newest record that counts.
+    pub(crate) hash: u64,
+    /// Lease of the writer.
+    pub(crate) lease_ms: u32,
+    /// The writer has given its lease up.
+    pub(crate) resigned: bool,
+}
+
+impl Session {
+    /// Judges the record behind the newest one. `revision` is the store's.
+    pub(crate) fn admit(&mut self, sequence: u64, record: &Record, revision: i64) -> Result<Verdict, SessionError> {
+        let header = &record.header;
+        if self.epoch > 0 && header.cluster != self.cluster {
+            return Err(SessionError::OtherStore { sequence });
+        }
+        let epoch = record.operations.first().and_then(|operation| match operation {
+            Operation::Epoch { lease_ms, .. } => Some(*lease_ms),
+            _ => None,
+        });
+        let stands = header.previous == self.hash && header.base == revision;
+        let verdict = match epoch {
+            Some(lease_ms) if header.epoch > self.epoch && stands => {
+                self.begin(header, lease_ms);
+                Verdict::Valid
+            }
+            None if header.epoch == self.epoch && header.writer == self.writer && stands => Verdict::Valid,
+            _ if header.epoch < self.epoch || (header.epoch == self.epoch && header.writer != self.writer) => {
+                Verdict::Void
+            }
+            _ => return Err(SessionError::Broken { sequence }),
+        };
+        self.sequence = sequence;
+        if verdict == Verdict::Valid {
+            self.hash = record.hash;
+            self.resigned = matches!(record.operations.last(), Some(Operation::Resign));
+        }
+        Ok(verdict)
+    }
+
+    fn begin(&mut self, header: &Header, lease_ms: u32) {
+        self.cluster = header.cluster;
+        self.epoch = header.epoch;
+        self.writer = header.writer;
+        self.incarnation = self.incarnation.max(header.incarnation);
+        self.lease_ms = lease_ms;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(epoch: u64, writer: u64, previous: u64, base: i64, operations: Vec<Operation>, hash: u64) -> Record {
+        let header = Header {
+            cluster: 7,
+            epoch,
+            writer,
+            incarnation: writer,
+            previous,
+            base,
+        };
+        Record {
+            header,
+            operations,
+            hash,
+        }
+    }
+
+    fn begin() -> Vec<Operation> {
+        vec![Operation::Epoch {
+            lease_ms: 2000,
+            name: String::new(),
+        }]
+    }
+
+    fn session() -> Session {
+        let mut session = Session::default();
+        assert_eq!(
+            session.admit(1, &record(1, 10, 0, 1, begin(), 100), 1).unwrap(),
+            Verdict::Valid
+        );
+        assert_eq!(
+            session.admit(2, &record(1, 10, 100, 1, vec![], 101), 1).unwrap(),
+            Verdict::Valid
+        );
+        session
+    }
+
+    #[test]
+    fn a_later_epoch_replaces_the_writer_whose_late_records_are_void() {
+        let mut session = session();
+        assert_eq!(
+            session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
+            Verdict::Valid
+        );
+        assert_eq!(
+            session.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap(),
+            Verdict::Void
+        );
+        assert_eq!(
+            session.admit(5, &record(2, 20, 102, 1, vec![], 104), 1).unwrap(),
+            Verdict::Valid
+        );
+        assert_eq!(
+            (session.sequence, session.epoch, session.writer, session.hash),
+            (5, 2, 20, 104)
+        );
+        assert_eq!(session.incarnation, 20);
+    }
+
+    #[test]
+    fn two_that_begin_the_same_epoch_are_told_apart_by_order() {
+        let mut session = session();
+        assert_eq!(
+            session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
+            Verdict::Valid
+        );
+        assert_eq!(
+            session.admit(4, &record(2, 30, 101, 1, begin(), 103), 1).unwrap(),
+            Verdict::Void
+        );
+        assert_eq!((session.writer, session.hash), (20, 102));
+    }
+
+    #[test]
+    fn refuses_a_break_in_the_chain() {
+        for (name, bad) in [
+            ("hash", record(1, 10, 99, 1, vec![], 102)),
+            ("revision", record(1, 10, 101, 2, vec![], 102)),
+            ("epoch without its record", record(2, 20, 101, 1, vec![], 102)),
+            ("epoch on another end", record(2, 20, 99, 1, begin(), 102)),
+        ] {
+            assert!(
+                matches!(session().admit(3, &bad, 1), Err(SessionError::Broken { sequence: 3 })),
+                "{name}"
+            );
+        }
+        let mut other = record(1, 10, 101, 1, vec![], 102);
+        other.header.cluster = 8;
+        assert!(matches!(
+            session().admit(3, &other, 1),
+            Err(SessionError::OtherStore { sequence: 3 })
+        ));
+    }
+
+    #[test]
+    fn a_resigned_writer_holds_no_lease_until_the_next_begins() {
+        let mut session = session();
+        session
+            .admit(3, &record(1, 10, 101, 1, vec![Operation::Resign], 102), 1)
+            .unwrap();
+        assert!(session.resigned);
+        session.admit(4, &record(2, 20, 102, 1, begin(), 103), 1).unwrap();
+        assert!(!session.resigned);
+    }
+}

@@ -1,0 +1,216 @@
+//! Snapshots: the state at a sequence of the log, in chunks with a manifest that is written last and read back.
+//!
+//! A snapshot holds, for each key, the newest version below the compact revision, then every change since, in order: what
+//! the history holds survives a restart, so that watches resume where they were.
+//!
+//! ```text
+//! kine.<id>.snap.c.<sequence>.<writer>   chunk, chunk, chunk, …   (all of one snapshot under one subject)
+//! kine.<id>.snap.m                       manifest: session, revisions, leases, where its chunks are, their digest
+//! ```
+
+mod chunk;
+pub(crate) mod jetstream;
+
+use crate::codec::CodecError;
+use crate::log::LogError;
+use crate::mvcc::{Item, Mvcc};
+use crate::session::Session;
+use crate::state::State;
+use crate::store::Store;
+pub(crate) use chunk::{Chunk, Section};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+const FORMAT: u32 = 1;
+
+/// Why a snapshot cannot be stored or read.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The stream does not answer.
+    #[error("use the snapshot stream")]
+    Log(#[from] LogError),
+    /// A chunk is damaged.
+    #[error("decode a chunk")]
+    Codec(#[from] CodecError),
+    /// The manifest is damaged.
+    #[error("decode a manifest")]
+    Manifest(#[source] serde_json::Error),
+    /// Written by a later version.
+    #[error("decode a manifest: its format {0} is not known")]
+    Format(u32),
+    /// Chunks are missing, or are not those of the manifest.
+    #[error("read a snapshot: its chunks are not whole")]
+    Incomplete,
+    /// What was read back is not what was written.
+    #[error("store a snapshot: the manifest reads back differently")]
+    ReadBack,
+}
+
+/// A snapshot that was read.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) session: Session,
+    pub(crate) state: State,
+}
+
+/// Where snapshots come from at boot.
+pub(crate) trait Snapshots {
+    /// The newest one that is whole.
+    fn newest(&self) -> impl Future<Output = Result<Option<Snapshot>, SnapshotError>> + Send;
+}
+
+/// What a snapshot is of.
+#[derive(Debug, Clone)]
+pub(crate) struct Pin {
+    pub(crate) session: Session,
+    pub(crate) revision: i64,
+    pub(crate) compacted: i64,
+    /// Number and seconds of each lease.
+    pub(crate) leases: Vec<(i64, i64)>,
+}
+
+impl Pin {
+    /// Takes note of what is acknowledged now.
+    pub(crate) fn new(store: &Store, session: Session) -> Self {
+        let state = store.read();
+        Self {
+            session,
+            revision: state.mvcc.visible(),
+            compacted: state.mvcc.compacted(),
+            leases: state.leases.iter().map(|(id, lease)| (id, lease.ttl)).collect(),
+        }
+    }
+}
+
+/// Describes a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    format: u32,
+    pub(crate) sequence: u64,
+    pub(crate) writer: u64,
+    cluster: u64,
+    epoch: u64,
+    incarnation: u64,
+    hash: u64,
+    lease_ms: u32,
+    resigned: bool,
+    revision: i64,
+    compacted: i64,
+    leases: Vec<(i64, i64)>,
+    pub(crate) chunks: u32,
+    /// Sequence of the first chunk in the snapshot stream.
+    pub(crate) first: u64,
+    /// Hash over the hashes of the chunks.
+    pub(crate) digest: u64,
+    pub(crate) bytes: u64,
+    /// Name of this snapshot among those of the same sequence.
+    pub(crate) name: String,
+}
+
+/// What was written of the chunks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Written {
+    pub(crate) chunks: u32,
+    pub(crate) first: u64,
+    pub(crate) digest: u64,
+    pub(crate) bytes: u64,
+    pub(crate) name: String,
+}
+
+impl Manifest {
+    pub(crate) fn new(pin: &Pin, written: Written) -> Self {
+        let Session {
+            sequence,
+            cluster,
+            epoch,
+            writer,
+            incarnation,
+            hash,
+            lease_ms,
+            resigned,
+        } = pin.session;
+        let Written {
+            chunks,
+            first,
+            digest,
+            bytes,
+            name,
+        } = written;
+        Self {
+            format: FORMAT,
+            sequence,
+            writer,
+            cluster,
+            epoch,
+            incarnation,
+            hash,
+            lease_ms,
+            resigned,
+            revision: pin.revision,
+            compacted: pin.compacted,
+            leases: pin.leases.clone(),
+            chunks,
+            first,
+            digest,
+            bytes,
+            name,
+        }
+    }
+
+    /// Its bytes, with a hash behind them.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
+        let mut bytes = serde_json::to_vec(self).map_err(SnapshotError::Manifest)?;
+        crate::codec::seal(&mut bytes);
+        Ok(bytes)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let (body, _) = crate::codec::unseal(bytes)?;
+        let manifest: Self = serde_json::from_slice(body).map_err(SnapshotError::Manifest)?;
+        if manifest.format == FORMAT {
+            Ok(manifest)
+        } else {
+            Err(SnapshotError::Format(manifest.format))
+        }
+    }
+
+    /// An empty state into which the chunks are loaded.
+    pub(crate) fn begin(&self, now: Duration) -> Snapshot {
+        let session = Session {
+            sequence: self.sequence,
+            cluster: self.cluster,
+            epoch: self.epoch,
+            writer: self.writer,
+            incarnation: self.incarnation,
+            hash: self.hash,
+            lease_ms: self.lease_ms,
+            resigned: self.resigned,
+        };
+        let mut state = State::new(Mvcc::restored(self.revision, self.compacted));
+        for (id, ttl) in &self.leases {
+            state.leases.grant(*id, *ttl, now);
+        }
+        Snapshot { session, state }
+    }
+}
+
+impl Snapshot {
+    /// Takes a version from a chunk.
+    pub(crate) fn load(&mut self, section: Section, item: Item) {
+        let (key, lease) = (bytes::Bytes::copy_from_slice(item.key()), item.lease);
+        let before = self.state.mvcc.latest(&key).map_or(0, |item| item.lease);
+        match section {
+            Section::Base => self.state.mvcc.load(item),
+            Section::History => {
+                self.state.mvcc.replay(item);
+            }
+        }
+        self.state.leases.attach(&key, before, lease);
+    }
+
+    /// Ends loading.
+    pub(crate) fn finish(mut self) -> Self {
+        while self.state.mvcc.trim(10_000) {}
+        self
+    }
+}

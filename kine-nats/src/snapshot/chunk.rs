@@ -1,0 +1,195 @@
+//! The chunks of a snapshot: encoded versions in the form of a record's operations.
+
+use crate::codec::{CodecError, Operation, Operations, Reader, decode_operations, operation_bytes, seal, unseal};
+use crate::mvcc::Item;
+use crate::snapshot::Pin;
+use crate::store::Store;
+use bytes::Bytes;
+
+const MAGIC: &[u8] = b"KNS1";
+/// A chunk is full from this size on; one more version of at most 1.5 MiB may follow.
+const FULL: usize = 384 * 1024;
+/// Keys and changes that are looked at while the store is locked.
+const PAGE: usize = 2048;
+
+/// Which part of the snapshot a chunk belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Section {
+    /// Versions older than the history, by key.
+    Base,
+    /// Changes since the compact revision, in order.
+    History,
+}
+
+/// A chunk that was read.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) number: u32,
+    pub(crate) section: Section,
+    pub(crate) items: Vec<Item>,
+    pub(crate) hash: u64,
+}
+
+impl Chunk {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
+        let (body, hash) = unseal(bytes)?;
+        let mut reader = Reader(body);
+        if reader.take(4)? != MAGIC {
+            return Err(CodecError::Magic);
+        }
+        let number = reader.u32()?;
+        let section = match reader.u32()? {
+            0 => Section::Base,
+            1 => Section::History,
+            _ => return Err(CodecError::Magic),
+        };
+        let count = reader.u32()?;
+        let items = decode_operations(reader.0, count)?
+            .into_iter()
+            .map(|operation| match operation {
+                Operation::Change(item) => Ok(item),
+                _ => Err(CodecError::Operation(0)),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            number,
+            section,
+            items,
+            hash,
+        })
+    }
+}
+
+fn encode(number: u32, section: Section, operations: &Operations) -> (Bytes, u64) {
+    let body = operation_bytes(operations);
+    let mut out = Vec::with_capacity(24 + body.len());
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&number.to_le_bytes());
+    out.extend_from_slice(&(section as u32).to_le_bytes());
+    out.extend_from_slice(&operations.count().to_le_bytes());
+    out.extend_from_slice(body);
+    let hash = seal(&mut out);
+    (Bytes::from(out), hash)
+}
+
+/// Walks a store in pieces, so that it is never locked for long, and cuts what it finds into chunks. The store's history
+/// must not be trimmed meanwhile; that is why trims and snapshots are one job slot of the writer.
+#[derive(Debug)]
+pub(crate) struct Chunks<'a> {
+    store: &'a Store,
+    revision: i64,
+    floor: i64,
+    place: Place,
+    number: u32,
+    buffered: Operations,
+}
+
+#[derive(Debug)]
+enum Place {
+    Base(Bytes),
+    /// The next change: its revision, and how many of that revision are done.
+    History(i64, usize),
+    End,
+}
+
+impl<'a> Chunks<'a> {
+    pub(crate) fn new(store: &'a Store, pin: &Pin) -> Self {
+        Self {
+            store,
+            revision: pin.revision,
+            floor: pin.compacted,
+            place: Place::Base(Bytes::from_static(&[0])),
+            number: 0,
+            buffered: Operations::default(),
+        }
+    }
+
+    fn cut(&mut self, section: Section) -> Option<(Bytes, u64)> {
+        if self.buffered.is_empty() {
+            return None;
+        }
+        let chunk = encode(self.number, section, &self.buffered);
+        self.number += 1;
+        self.buffered = Operations::default();
+        Some(chunk)
+    }
+
+    fn fill_base(&mut self, from: &Bytes) -> Option<(Bytes, u64)> {
+        let (page, next) = self.store.read().mvcc.base_page(from, PAGE, self.floor);
+        let mut resume = next;
+        for kv in page {
+            self.buffered.change(&kv);
+            if self.buffered.len() >= FULL {
+                let mut after = crate::mvcc::key_of(&kv).to_vec();
+                after.push(0);
+                resume = Some(after.into());
+                break;
+            }
+        }
+        match resume {
+            Some(key) => {
+                self.place = Place::Base(key);
+                if self.buffered.len() >= FULL {
+                    self.cut(Section::Base)
+                } else {
+                    None
+                }
+            }
+            None => {
+                self.place = Place::History(self.floor, 0);
+                self.cut(Section::Base)
+            }
+        }
+    }
+
+    fn fill_history(&mut self, mut revision: i64, mut done: usize) -> Option<(Bytes, u64)> {
+        let mut looked = 0;
+        let mut ended = true;
+        {
+            let state = self.store.read();
+            for change in state.mvcc.changes(revision).skip(done) {
+                if change.revision > self.revision {
+                    break;
+                }
+                if looked == PAGE || self.buffered.len() >= FULL {
+                    ended = false;
+                    break;
+                }
+                looked += 1;
+                done = if change.revision == revision { done + 1 } else { 1 };
+                revision = change.revision;
+                self.buffered.change(&change.kv);
+            }
+        }
+        if ended {
+            self.place = Place::End;
+            return self.cut(Section::History);
+        }
+        self.place = Place::History(revision, done);
+        if self.buffered.len() >= FULL {
+            self.cut(Section::History)
+        } else {
+            None
+        }
+    }
+}
+
+impl Iterator for Chunks<'_> {
+    type Item = (Bytes, u64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let chunk = match std::mem::replace(&mut self.place, Place::End) {
+                Place::Base(from) => self.fill_base(&from),
+                Place::History(revision, done) => self.fill_history(revision, done),
+                Place::End => return None,
+            };
+            if chunk.is_some() {
+                return chunk;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! A snapshot holds what was pinned, whatever happens while it is cut, and damage is found.
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::mvcc::Mvcc;
+use crate::session::Session;
+use crate::snapshot::{Manifest, Written};
+use crate::state::State;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+fn store(state: State) -> Store {
+    Store::new(state, (1, 1), u64::MAX, mpsc::channel(1).0, Metrics::new())
+}
+
+fn filled() -> Store {
+    let mut state = State::new(Mvcc::new());
+    state.leases.grant(5, 60, Duration::ZERO);
+    for number in 0..6000 {
+        state.mvcc.advance();
+        state.put(
+            format!("/k/{:04}", number % 4000).as_bytes(),
+            &[b'v'; 200],
+            i64::from(number % 7 == 0) * 5,
+        );
+        if number % 11 == 0 {
+            state.mvcc.advance();
+            state.delete(format!("/k/{:04}", (number * 3) % 4000).as_bytes());
+        }
+    }
+    let head = state.mvcc.head();
+    state.mvcc.publish(head);
+    state.mvcc.compact(5000);
+    while state.mvcc.trim(1000) {}
+    store(state)
+}
+
+fn load(manifest: &Manifest, chunks: &[Bytes]) -> State {
+    let mut snapshot = manifest.begin(Duration::ZERO);
+    for (number, bytes) in chunks.iter().enumerate() {
+        let chunk = Chunk::decode(bytes).unwrap();
+        assert_eq!(chunk.number as usize, number);
+        chunk
+            .items
+            .into_iter()
+            .for_each(|item| snapshot.load(chunk.section, item));
+    }
+    snapshot.finish().state
+}
+
+fn dump(state: &State, revision: i64) -> Vec<Bytes> {
+    let mut items = Vec::new();
+    state.mvcc.visit(&[0], &[0], revision, |item| {
+        items.push(item.kv.clone());
+        true
+    });
+    items
+}
+
+#[test]
+fn what_was_pinned_comes_back_although_the_store_went_on() {
+    let store = filled();
+    let pin = Pin::new(
+        &store,
+        Session {
+            sequence: 9,
+            epoch: 3,
+            hash: 77,
+            ..Session::default()
+        },
+    );
+    let (before, leases) = {
+        let state = store.read();
+        let keys: Vec<_> = state
+            .leases
+            .iter()
+            .map(|(id, lease)| (id, lease.ttl, lease.keys.clone()))
+            .collect();
+        let changes: Vec<_> = state
+            .mvcc
+            .changes(0)
+            .map(|change| (change.revision, change.kv.clone()))
+            .collect();
+        ((dump(&state, pin.revision), dump(&state, 5500), changes), keys)
+    };
+    let mut chunks = Vec::new();
+    for (chunk, _) in Chunks::new(&store, &pin) {
+        chunks.push(chunk);
+        let mut state = store.write();
+        for number in 0..300 {
+            state.mvcc.advance();
+            state.put(format!("/k/{:04}", number * 13).as_bytes(), b"later", 0);
+        }
+        let head = state.mvcc.head();
+        state.mvcc.publish(head);
+        state.mvcc.compact(head - 10);
+    }
+    assert!(chunks.len() > 3, "{}", chunks.len());
+    let manifest = Manifest::new(
+        &pin,
+        Written {
+            chunks: chunks.len() as u32,
+            ..Written::default()
+        },
+    );
+    let manifest = Manifest::decode(&manifest.encode().unwrap()).unwrap();
+    assert_eq!(manifest.begin(Duration::ZERO).session, pin.session);
+    let copy = load(&manifest, &chunks);
+    let changes: Vec<_> = copy
+        .mvcc
+        .changes(0)
+        .map(|change| (change.revision, change.kv.clone()))
+        .collect();
+    assert_eq!((dump(&copy, pin.revision), dump(&copy, 5500), changes), before);
+    let copied: Vec<_> = copy
+        .leases
+        .iter()
+        .map(|(id, lease)| (id, lease.ttl, lease.keys.clone()))
+        .collect();
+    assert_eq!(copied, leases);
+    assert_eq!((copy.mvcc.visible(), copy.mvcc.compacted()), (pin.revision, 5000));
+}
+
+#[test]
+fn every_flipped_byte_is_found() {
+    let mut state = State::new(Mvcc::new());
+    state.mvcc.advance();
+    state.put(b"a", b"1", 0);
+    state.mvcc.publish(2);
+    let store = store(state);
+    let pin = Pin::new(&store, Session::default());
+    let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
+    let [chunk] = chunks.as_slice() else {
+        panic!("{chunks:?}")
+    };
+    let manifest = Manifest::new(&pin, Written::default()).encode().unwrap();
+    for at in 0..chunk.len() {
+        let mut bad = chunk.to_vec();
+        bad[at] ^= 0x10;
+        assert!(Chunk::decode(&bad).is_err(), "byte {at}");
+    }
+    for at in 0..manifest.len() {
+        let mut bad = manifest.clone();
+        bad[at] ^= 0x10;
+        assert!(Manifest::decode(&bad).is_err(), "byte {at}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Snapshots in a JetStream stream of their own.
+
+use super::chunk::Chunks;
+use super::{Chunk, Manifest, Pin, Snapshot, SnapshotError, Snapshots, Written};
+use crate::clock;
+use crate::log::Log;
+use crate::log::jetstream::{JetStream, Stream};
+use crate::session::Session;
+use crate::store::Store;
+use crate::writer::Background;
+use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
+
+/// The snapshot stream, and the log that snapshots shorten.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotStream {
+    stream: Stream,
+    prefix: String,
+    log: Arc<JetStream>,
+}
+
+impl SnapshotStream {
+    /// `prefix` is `kine.<id>.snap`.
+    pub(crate) fn new(stream: Stream, prefix: String, log: Arc<JetStream>) -> Self {
+        Self { stream, prefix, log }
+    }
+
+    fn manifests(&self) -> String {
+        format!("{}.m", self.prefix)
+    }
+
+    fn chunks(&self, name: &str) -> String {
+        format!("{}.c.{name}", self.prefix)
+    }
+
+    async fn save(&self, store: &Store, pin: &Pin) -> Result<Manifest, SnapshotError> {
+        let Session { sequence, writer, .. } = pin.session;
+        let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
+        let subject = self.chunks(&name);
+        let mut written = Written {
+            name,
+            ..Written::default()
+        };
+        let mut digest = Xxh3::new();
+        for (chunk, hash) in Chunks::new(store, pin) {
+            written.bytes += chunk.len() as u64;
+            digest.update(&hash.to_le_bytes());
+            let stored = self.stream.store(subject.clone(), chunk).await?;
+            if written.chunks == 0 {
+                written.first = stored;
+            }
+            written.chunks += 1;
+        }
+        written.digest = digest.digest();
+        let manifest = Manifest::new(pin, written);
+        self.stream.store(self.manifests(), manifest.encode()?.into()).await?;
+        Ok(manifest)
+    }
+
+    /// Manifests that can be read, oldest first, with their sequences in the stream.
+    async fn list(&self) -> Result<Vec<(u64, Manifest)>, SnapshotError> {
+        let mut messages = self.stream.batch(1, Some(&self.manifests())).await?;
+        // Direct reads may come from a replica that is behind; the leader knows the newest.
+        if let Some(last) = self.stream.last(&self.manifests()).await?
+            && messages.last().is_none_or(|(sequence, _)| *sequence < last.0)
+        {
+            messages.push(last);
+        }
+        let mut manifests = Vec::new();
+        for (sequence, message) in messages {
+            match Manifest::decode(&message) {
+                Ok(manifest) => manifests.push((sequence, manifest)),
+                Err(error) => tracing::error!(sequence, error = %error, "A snapshot's manifest is damaged"),
+            }
+        }
+        Ok(manifests)
+    }
+
+    async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
+        let mut snapshot = manifest.begin(clock::now());
+        let subject = self.chunks(&manifest.name);
+        let (mut next, mut number) = (manifest.first, 0);
+        let mut digest = Xxh3::new();
+        while number < manifest.chunks {
+            let messages = self.stream.batch(next, Some(&subject)).await?;
+            if messages.is_empty() {
+                return Err(SnapshotError::Incomplete);
+            }
+            for (sequence, message) in messages {
+                let chunk = Chunk::decode(&message)?;
+                if chunk.number != number {
+                    return Err(SnapshotError::Incomplete);
+                }
+                digest.update(&chunk.hash.to_le_bytes());
+                chunk
+                    .items
+                    .into_iter()
+                    .for_each(|item| snapshot.load(chunk.section, item));
+                next = sequence + 1;
+                number += 1;
+            }
+        }
+        if digest.digest() == manifest.digest {
+            Ok(snapshot.finish())
+        } else {
+            Err(SnapshotError::Incomplete)
+        }
+    }
+
+    /// Keeps the two newest snapshots, and the log behind the older of them.
+    async fn tidy(&self, newest: &Manifest) -> Result<(), SnapshotError> {
+        let manifests = self.list().await?;
+        let [.., (older_sequence, older), (_, last)] = manifests.as_slice() else {
+            return Ok(());
+        };
+        if last != newest {
+            return Err(SnapshotError::ReadBack);
+        }
+        let below = if older.chunks == 0 {
+            *older_sequence
+        } else {
+            older.first
+        };
+        self.stream.purge(below).await?;
+        self.log.purge(older.sequence + 1).await?;
+        Ok(())
+    }
+}
+
+impl Snapshots for SnapshotStream {
+    async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
+        for (_, manifest) in self.list().await?.into_iter().rev() {
+            match self.read(&manifest).await {
+                Ok(snapshot) => return Ok(Some(snapshot)),
+                Err(SnapshotError::Log(error)) => return Err(error.into()),
+                Err(error) => {
+                    tracing::error!(sequence = manifest.sequence, error = %error, "A snapshot is damaged");
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Background for SnapshotStream {
+    fn snapshot(
+        &self,
+        store: Arc<Store>,
+        session: Session,
+    ) -> impl Future<Output = Result<u64, anyhow::Error>> + Send + 'static {
+        // Taken before the writer goes on.
+        let pin = Pin::new(&store, session);
+        let this = self.clone();
+        async move {
+            let manifest = this.save(&store, &pin).await?;
+            this.tidy(&manifest).await?;
+            Ok(manifest.bytes)
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What the writer and the services share: the state behind a lock that is held for moments only, the writer's lease, and
+//! the queue of requests to the writer.
+
+use crate::clock;
+use crate::hub::Hub;
+use crate::metrics::Metrics;
+use crate::proto::etcdserverpb::ResponseHeader;
+use crate::refusal::Refusal;
+use crate::state::State;
+use crate::txn::{Answer, Command};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// How long a request may wait for the log; etcd's own limit.
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
+/// Without a lease for this long there is no leader.
+const LEADER_LOST: Duration = Duration::from_secs(3);
+
+/// A request on its way to the writer.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    pub(crate) command: Command,
+    pub(crate) reply: oneshot::Sender<Result<Answer, Refusal>>,
+}
+
+/// One store, as its writer keeps it.
+#[derive(Debug)]
+pub(crate) struct Store {
+    state: RwLock<State>,
+    /// Who watches.
+    pub(crate) hub: Hub,
+    pub(crate) metrics: Metrics,
+    pub(crate) cluster: u64,
+    pub(crate) epoch: u64,
+    /// Bytes above which nothing is put.
+    pub(crate) quota: u64,
+    sequence: AtomicU64,
+    revision: AtomicI64,
+    lease_until: AtomicU64,
+    lease_changed: Notify,
+    full: AtomicBool,
+    stopping: AtomicBool,
+    queue: mpsc::Sender<Queued>,
+}
+
+impl Store {
+    pub(crate) fn new(
+        state: State,
+        (cluster, epoch): (u64, u64),
+        quota: u64,
+        queue: mpsc::Sender<Queued>,
+        metrics: Metrics,
+    ) -> Self {
+        let visible = state.mvcc.visible();
+        Self {
+            state: RwLock::new(state),
+            hub: Hub::new(visible),
+            metrics,
+            cluster,
+            epoch,
+            quota,
+            sequence: AtomicU64::new(0),
+            revision: AtomicI64::new(visible),
+            lease_until: AtomicU64::new(0),
+            lease_changed: Notify::new(),
+            full: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            queue,
+        }
+    }
+
+    /// The state for reading. A panic anywhere ends the process, so a poisoned lock is never seen.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state for the writer.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Newest stored revision.
+    pub(crate) fn revision(&self) -> i64 {
+        self.revision.load(Ordering::Acquire)
+    }
+
+    /// Sequence of the newest record.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Acquire)
+    }
+
+    /// Notes what the newest stored record is.
+    pub(crate) fn set_stored(&self, sequence: u64, revision: i64) {
+        self.sequence.store(sequence, Ordering::Release);
+        self.revision.store(revision, Ordering::Release);
+    }
+
+    /// The header of an answer.
+    pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.cluster,
+            member_id: self.member(),
+            revision,
+            raft_term: self.epoch,
+        }
+    }
+
+    /// The member that all processes of the store appear as.
+    pub(crate) fn member(&self) -> u64 {
+        self.cluster.rotate_left(17) | 1
+    }
+
+    /// Extends the lease; it never gets shorter.
+    pub(crate) fn extend_lease(&self, until: Duration) {
+        self.lease_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
+        self.lease_changed.notify_waiters();
+    }
+
+    /// Gives the lease up.
+    pub(crate) fn end_lease(&self) {
+        self.lease_until.store(0, Ordering::Release);
+    }
+
+    /// Whether nobody else can have written.
+    pub(crate) fn lease_holds(&self) -> bool {
+        nanoseconds(clock::now()) < self.lease_until.load(Ordering::Acquire)
+    }
+
+    /// Whether the lease holds or ended only moments ago.
+    pub(crate) fn has_leader(&self) -> bool {
+        let until = self.lease_until.load(Ordering::Acquire);
+        until > 0 && nanoseconds(clock::now()) < until.saturating_add(nanoseconds(LEADER_LOST))
+    }
+
+    /// Whether the stream takes nothing more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::Relaxed);
+    }
+
+    /// From here on requests are refused.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.hub.wake_all();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Waits until the lease holds.
+    pub(crate) async fn wait_for_lease(&self) -> Result<(), Refusal> {
+        let deadline = Instant::now() + REQUEST_LIMIT;
+        loop {
+            let changed = self.lease_changed.notified();
+            if self.lease_holds() {
+                return Ok(());
+            }
+            if self.is_stopping() {
+                return Err(Refusal::Stopped);
+            }
+            timeout_at(deadline, changed).await.map_err(|_| Refusal::Timeout)?;
+        }
+    }
+
+    /// Reads the state so that everything acknowledged before the call is seen: the lease must still hold afterwards.
+    pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, Refusal> {
+        loop {
+            self.wait_for_lease().await?;
+            let value = read(&self.read());
+            if self.lease_holds() {
+                return Ok(value);
+            }
+        }
+    }
+
+    /// Has the writer do a request.
+    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
+        if self.is_stopping() {
+            return Err(Refusal::Stopped);
+        }
+        let (reply, answer) = oneshot::channel();
+        let work = async {
+            self.queue
+                .send(Queued { command, reply })
+                .await
+                .map_err(|_| Refusal::Stopped)?;
+            answer.await.map_err(|_| Refusal::Stopped)?
+        };
+        timeout(REQUEST_LIMIT, work).await.map_err(|_| Refusal::Timeout)?
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

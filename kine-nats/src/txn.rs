@@ -1,0 +1,381 @@
+//! Evaluates a request against the head of the store: decides, changes the store, writes down the operations for the log
+//! and makes the answer. A refused request changes nothing.
+
+use crate::codec::Operations;
+use crate::lease::{LONGEST, Leases};
+use crate::mvcc::Item;
+use crate::proto::etcdserverpb as pb;
+use crate::range;
+use crate::refusal::Refusal;
+use crate::state::State;
+use bytes::Bytes;
+use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::request_op::Request;
+use pb::response_op::Response;
+use std::time::Duration;
+
+/// A request that goes through the writer.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Put(pb::PutRequest),
+    DeleteRange(pb::DeleteRangeRequest),
+    Txn(pb::TxnRequest),
+    Compact(i64),
+    Grant { id: i64, ttl: i64 },
+    Revoke(i64),
+    KeepAlive(i64),
+}
+
+/// Its answer; headers hold only the revision.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Put(pb::PutResponse),
+    DeleteRange(pb::DeleteRangeResponse),
+    Txn(pb::TxnResponse),
+    Compact(pb::CompactionResponse),
+    Grant(pb::LeaseGrantResponse),
+    Revoke(pb::LeaseRevokeResponse),
+    KeepAlive(pb::LeaseKeepAliveResponse),
+}
+
+/// What an evaluation works on.
+#[derive(Debug)]
+pub(crate) struct Evaluation<'a> {
+    pub(crate) state: &'a mut State,
+    pub(crate) operations: &'a mut Operations,
+    pub(crate) now: Duration,
+    /// Bytes above which nothing is put any more.
+    pub(crate) quota: u64,
+}
+
+/// Evaluates one request.
+pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Result<Answer, Refusal> {
+    let mut step = Step {
+        begin: evaluation.state.mvcc.head(),
+        evaluation,
+    };
+    match command {
+        Command::Put(request) => {
+            step.check_put(request)?;
+            step.check_space()?;
+            Ok(Answer::Put(step.put(request)))
+        }
+        Command::DeleteRange(request) => Ok(Answer::DeleteRange(step.delete_range(request))),
+        Command::Txn(request) => {
+            let path = step.compare(request);
+            step.check(&path)?;
+            if path.puts() {
+                step.check_space()?;
+            }
+            let mut answer = step.txn(&path);
+            answer.header = step.header();
+            Ok(Answer::Txn(answer))
+        }
+        Command::Compact(revision) => step.compact(*revision).map(Answer::Compact),
+        Command::Grant { id, ttl } => step.grant(*id, *ttl).map(Answer::Grant),
+        Command::Revoke(id) => step.revoke(*id).map(Answer::Revoke),
+        Command::KeepAlive(id) => {
+            let now = step.evaluation.now;
+            let ttl = step.evaluation.state.leases.renew(*id, now).unwrap_or(0);
+            Ok(Answer::KeepAlive(pb::LeaseKeepAliveResponse {
+                header: step.header(),
+                id: *id,
+                ttl,
+            }))
+        }
+    }
+}
+
+/// The list that a transaction does, with those of the nested ones: all comparisons are made before anything is written.
+struct Path<'a> {
+    succeeded: bool,
+    steps: Vec<PathStep<'a>>,
+}
+
+enum PathStep<'a> {
+    Single(&'a Request),
+    Nested(Path<'a>),
+}
+
+impl Path<'_> {
+    fn puts(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            PathStep::Single(Request::RequestPut(_)) => true,
+            PathStep::Single(_) => false,
+            PathStep::Nested(path) => path.puts(),
+        })
+    }
+}
+
+struct Step<'a, 'b> {
+    evaluation: &'a mut Evaluation<'b>,
+    begin: i64,
+}
+
+impl Step<'_, '_> {
+    fn header(&self) -> Option<pb::ResponseHeader> {
+        Some(pb::ResponseHeader {
+            revision: self.evaluation.state.mvcc.head(),
+            ..pb::ResponseHeader::default()
+        })
+    }
+
+    /// The revision of what this request writes: one more than before, for all of it.
+    fn write_revision(&mut self) -> i64 {
+        let mvcc = &mut self.evaluation.state.mvcc;
+        if mvcc.head() == self.begin {
+            mvcc.advance()
+        } else {
+            mvcc.head()
+        }
+    }
+
+    fn check_space(&self) -> Result<(), Refusal> {
+        if self.evaluation.state.mvcc.bytes() >= self.evaluation.quota {
+            Err(Refusal::NoSpace)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check_put(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+        let state = &self.evaluation.state;
+        if request.lease != 0 && state.leases.get(request.lease).is_none() {
+            return Err(Refusal::LeaseNotFound);
+        }
+        if (request.ignore_value || request.ignore_lease) && state.mvcc.latest(&request.key).is_none() {
+            return Err(Refusal::KeyNotFound);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, request: &pb::PutRequest) -> pb::PutResponse {
+        self.write_revision();
+        let Evaluation { state, operations, .. } = &mut *self.evaluation;
+        let kept = if request.ignore_value || request.ignore_lease {
+            state.mvcc.latest(&request.key).cloned()
+        } else {
+            None
+        };
+        let kept = kept.as_ref();
+        let value = kept
+            .filter(|_| request.ignore_value)
+            .map_or(request.value.as_ref(), Item::value);
+        let lease = kept
+            .filter(|_| request.ignore_lease)
+            .map_or(request.lease, |item| item.lease);
+        let (item, previous) = state.put(&request.key, value, lease);
+        operations.change(&item.kv);
+        let prev_kv = previous.filter(|_| request.prev_kv).map(|item| item.kv);
+        pb::PutResponse {
+            header: self.header(),
+            prev_kv,
+        }
+    }
+
+    fn delete_range(&mut self, request: &pb::DeleteRangeRequest) -> pb::DeleteRangeResponse {
+        let keys = self.evaluation.state.keys(&request.key, &request.range_end);
+        let mut removed = Vec::with_capacity(keys.len());
+        if !keys.is_empty() {
+            let revision = self.write_revision();
+            let Evaluation { state, operations, .. } = &mut *self.evaluation;
+            for key in &keys {
+                if let Some((item, previous)) = state.delete(key) {
+                    if request.range_end.is_empty() {
+                        operations.change(&item.kv);
+                    }
+                    removed.push(previous.kv);
+                }
+            }
+            if !request.range_end.is_empty() {
+                operations.delete_range(revision, &request.key, &request.range_end);
+            }
+        }
+        let deleted = removed.len() as i64;
+        let prev_kvs = if request.prev_kv { removed } else { Vec::new() };
+        pb::DeleteRangeResponse {
+            header: self.header(),
+            deleted,
+            prev_kvs,
+        }
+    }
+
+    fn compare<'r>(&self, request: &'r pb::TxnRequest) -> Path<'r> {
+        let succeeded = request.compare.iter().all(|compare| self.holds(compare));
+        let list = if succeeded { &request.success } else { &request.failure };
+        let steps = list
+            .iter()
+            .filter_map(|operation| operation.request.as_ref())
+            .map(|request| match request {
+                Request::RequestTxn(nested) => PathStep::Nested(self.compare(nested)),
+                single => PathStep::Single(single),
+            })
+            .collect();
+        Path { succeeded, steps }
+    }
+
+    fn holds(&self, compare: &pb::Compare) -> bool {
+        let mvcc = &self.evaluation.state.mvcc;
+        let (mut any, mut all) = (false, true);
+        mvcc.visit(&compare.key, &compare.range_end, mvcc.head(), |item| {
+            any = true;
+            all = item_holds(compare, Some(item));
+            all
+        });
+        if any {
+            all
+        } else {
+            compare.target() != CompareTarget::Value && item_holds(compare, None)
+        }
+    }
+
+    fn check(&self, path: &Path<'_>) -> Result<(), Refusal> {
+        for step in &path.steps {
+            match step {
+                PathStep::Single(Request::RequestPut(request)) => self.check_put(request)?,
+                PathStep::Single(Request::RequestRange(request)) => {
+                    range::check_revision(request.revision, self.begin, self.evaluation.state.compacting)?;
+                }
+                PathStep::Single(_) => {}
+                PathStep::Nested(path) => self.check(path)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn txn(&mut self, path: &Path<'_>) -> pb::TxnResponse {
+        let mut responses = Vec::with_capacity(path.steps.len());
+        for step in &path.steps {
+            let response = match step {
+                PathStep::Single(Request::RequestRange(request)) => {
+                    let mvcc = &self.evaluation.state.mvcc;
+                    let at = if request.revision > 0 {
+                        request.revision
+                    } else {
+                        mvcc.head()
+                    };
+                    let mut answer = range::range(mvcc, request, at);
+                    answer.header = self.header();
+                    Response::ResponseRange(answer)
+                }
+                PathStep::Single(Request::RequestPut(request)) => Response::ResponsePut(self.put(request)),
+                PathStep::Single(Request::RequestDeleteRange(request)) => {
+                    Response::ResponseDeleteRange(self.delete_range(request))
+                }
+                PathStep::Single(Request::RequestTxn(_)) => continue,
+                PathStep::Nested(path) => Response::ResponseTxn(self.txn(path)),
+            };
+            responses.push(pb::ResponseOp {
+                response: Some(response),
+            });
+        }
+        pb::TxnResponse {
+            header: Some(pb::ResponseHeader::default()),
+            succeeded: path.succeeded,
+            responses,
+        }
+    }
+
+    fn compact(&mut self, revision: i64) -> Result<pb::CompactionResponse, Refusal> {
+        let state = &mut *self.evaluation.state;
+        if revision <= state.compacting {
+            return Err(Refusal::Compacted);
+        }
+        if revision > state.mvcc.head() {
+            return Err(Refusal::FutureRevision);
+        }
+        state.compacting = revision;
+        self.evaluation.operations.compact(revision);
+        Ok(pb::CompactionResponse { header: self.header() })
+    }
+
+    fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, Refusal> {
+        let Evaluation {
+            state, operations, now, ..
+        } = &mut *self.evaluation;
+        if ttl > LONGEST {
+            return Err(Refusal::LeaseTtlTooLarge);
+        }
+        if state.leases.get(id).is_some() {
+            return Err(Refusal::LeaseExists);
+        }
+        let ttl = Leases::granted_ttl(ttl);
+        state.leases.grant(id, ttl, *now);
+        operations.grant(id, ttl);
+        Ok(pb::LeaseGrantResponse {
+            header: self.header(),
+            id,
+            ttl,
+            error: String::new(),
+        })
+    }
+
+    fn revoke(&mut self, id: i64) -> Result<pb::LeaseRevokeResponse, Refusal> {
+        let lease = self.evaluation.state.leases.get(id).ok_or(Refusal::LeaseNotFound)?;
+        let revision = if lease.keys.is_empty() {
+            0
+        } else {
+            self.write_revision()
+        };
+        self.evaluation.state.revoke(id);
+        self.evaluation.operations.revoke(id, revision);
+        Ok(pb::LeaseRevokeResponse { header: self.header() })
+    }
+}
+
+fn item_holds(compare: &pb::Compare, item: Option<&Item>) -> bool {
+    let union = compare.target_union.as_ref();
+    let number = |number: i64, wanted: i64| number.cmp(&wanted);
+    let order = match compare.target() {
+        CompareTarget::Version => {
+            let wanted = if let Some(TargetUnion::Version(wanted)) = union {
+                *wanted
+            } else {
+                0
+            };
+            number(item.map_or(0, |item| item.version), wanted)
+        }
+        CompareTarget::Create => {
+            let wanted = if let Some(TargetUnion::CreateRevision(wanted)) = union {
+                *wanted
+            } else {
+                0
+            };
+            number(item.map_or(0, |item| item.created), wanted)
+        }
+        CompareTarget::Mod => {
+            let wanted = if let Some(TargetUnion::ModRevision(wanted)) = union {
+                *wanted
+            } else {
+                0
+            };
+            number(item.map_or(0, |item| item.modified), wanted)
+        }
+        CompareTarget::Lease => {
+            let wanted = if let Some(TargetUnion::Lease(wanted)) = union {
+                *wanted
+            } else {
+                0
+            };
+            number(item.map_or(0, |item| item.lease), wanted)
+        }
+        CompareTarget::Value => {
+            let none = Bytes::new();
+            let wanted = if let Some(TargetUnion::Value(wanted)) = union {
+                wanted
+            } else {
+                &none
+            };
+            item.map(Item::value).unwrap_or_default().cmp(wanted.as_ref())
+        }
+    };
+    match compare.result() {
+        CompareResult::Equal => order.is_eq(),
+        CompareResult::NotEqual => order.is_ne(),
+        CompareResult::Greater => order.is_gt(),
+        CompareResult::Less => order.is_lt(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

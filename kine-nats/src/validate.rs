@@ -1,0 +1,300 @@
+//! What is wrong with a request before it meets the store.
+
+use crate::mvcc::contains;
+use crate::proto::etcdserverpb::request_op::Request;
+use crate::proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use crate::refusal::Refusal;
+use bytes::Bytes;
+use prost::Message;
+use std::collections::BTreeSet;
+
+/// etcd's largest request.
+pub(crate) const MAX_REQUEST: usize = 3 * 512 * 1024;
+/// etcd's longest transaction.
+const MAX_OPERATIONS: usize = 128;
+
+/// Checks the size of a request that writes.
+pub(crate) fn check_size(request: &impl Message) -> Result<(), Refusal> {
+    if request.encoded_len() > MAX_REQUEST {
+        Err(Refusal::TooLarge)
+    } else {
+        Ok(())
+    }
+}
+
+/// Checks a Range.
+pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Refusal> {
+    if request.key.is_empty() {
+        return Err(Refusal::EmptyKey);
+    }
+    if !(0..=2).contains(&request.sort_order) || !(0..=4).contains(&request.sort_target) {
+        return Err(Refusal::InvalidSortOption);
+    }
+    Ok(())
+}
+
+/// Checks a Put.
+pub(crate) fn check_put(request: &PutRequest) -> Result<(), Refusal> {
+    if request.key.is_empty() {
+        Err(Refusal::EmptyKey)
+    } else if request.ignore_value && !request.value.is_empty() {
+        Err(Refusal::ValueProvided)
+    } else if request.ignore_lease && request.lease != 0 {
+        Err(Refusal::LeaseProvided)
+    } else {
+        Ok(())
+    }
+}
+
+/// Checks a DeleteRange.
+pub(crate) fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> {
+    if request.key.is_empty() {
+        Err(Refusal::EmptyKey)
+    } else {
+        Ok(())
+    }
+}
+
+/// Checks a transaction with all that is nested in it.
+pub(crate) fn check_txn(request: &TxnRequest) -> Result<(), Refusal> {
+    check_operations(request, MAX_OPERATIONS)?;
+    check_intervals(&request.success)?;
+    check_intervals(&request.failure)?;
+    Ok(())
+}
+
+fn check_operations(request: &TxnRequest, most: usize) -> Result<(), Refusal> {
+    let longest = request
+        .compare
+        .len()
+        .max(request.success.len())
+        .max(request.failure.len());
+    if longest > most {
+        return Err(Refusal::TooManyOps);
+    }
+    if request.compare.iter().any(|compare| compare.key.is_empty()) {
+        return Err(Refusal::EmptyKey);
+    }
+    for operation in request.success.iter().chain(&request.failure) {
+        match &operation.request {
+            Some(Request::RequestRange(request)) => check_range(request)?,
+            Some(Request::RequestPut(request)) => check_put(request)?,
+            Some(Request::RequestDeleteRange(request)) => check_delete(request)?,
+            Some(Request::RequestTxn(request)) => check_operations(request, most - longest)?,
+            None => return Err(Refusal::KeyNotFound),
+        }
+    }
+    Ok(())
+}
+
+type Intervals = (BTreeSet<Bytes>, Vec<(Bytes, Bytes)>);
+
+/// A key may be written once in a transaction. The two lists of a nested one exclude each other.
+fn check_intervals(operations: &[RequestOp]) -> Result<Intervals, Refusal> {
+    let mut puts: BTreeSet<Bytes> = BTreeSet::new();
+    let mut deletes: Vec<(Bytes, Bytes)> = Vec::new();
+    for operation in operations {
+        if let Some(Request::RequestDeleteRange(request)) = &operation.request {
+            deletes.push((request.key.clone(), request.range_end.clone()));
+        }
+    }
+    let hits = |deletes: &[(Bytes, Bytes)], key: &[u8]| deletes.iter().any(|(start, end)| contains(start, end, key));
+    for operation in operations {
+        let Some(Request::RequestTxn(nested)) = &operation.request else {
+            continue;
+        };
+        let (then_puts, then_deletes) = check_intervals(&nested.success)?;
+        let (else_puts, else_deletes) = check_intervals(&nested.failure)?;
+        for key in &then_puts {
+            if hits(&deletes, key) || !puts.insert(key.clone()) {
+                return Err(Refusal::DuplicateKey);
+            }
+        }
+        for key in else_puts {
+            if hits(&deletes, &key) || (!then_puts.contains(&key) && puts.contains(&key)) {
+                return Err(Refusal::DuplicateKey);
+            }
+            puts.insert(key);
+        }
+        deletes.extend(then_deletes);
+        deletes.extend(else_deletes);
+    }
+    for operation in operations {
+        if let Some(Request::RequestPut(request)) = &operation.request
+            && (hits(&deletes, &request.key) || !puts.insert(request.key.clone()))
+        {
+            return Err(Refusal::DuplicateKey);
+        }
+    }
+    Ok((puts, deletes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::etcdserverpb::Compare;
+
+    fn put(key: &str) -> RequestOp {
+        let request = PutRequest {
+            key: Bytes::copy_from_slice(key.as_bytes()),
+            ..PutRequest::default()
+        };
+        RequestOp {
+            request: Some(Request::RequestPut(request)),
+        }
+    }
+
+    fn delete(key: &str, end: &str) -> RequestOp {
+        let (key, range_end) = (
+            Bytes::copy_from_slice(key.as_bytes()),
+            Bytes::copy_from_slice(end.as_bytes()),
+        );
+        RequestOp {
+            request: Some(Request::RequestDeleteRange(DeleteRangeRequest {
+                key,
+                range_end,
+                prev_kv: false,
+            })),
+        }
+    }
+
+    fn txn(success: Vec<RequestOp>, failure: Vec<RequestOp>) -> TxnRequest {
+        TxnRequest {
+            compare: vec![],
+            success,
+            failure,
+        }
+    }
+
+    fn nested(success: Vec<RequestOp>, failure: Vec<RequestOp>) -> RequestOp {
+        RequestOp {
+            request: Some(Request::RequestTxn(txn(success, failure))),
+        }
+    }
+
+    #[test]
+    fn transactions() {
+        let duplicate = Err(Refusal::DuplicateKey);
+        for (name, request, expected) in [
+            ("empty", txn(vec![], vec![]), Ok(())),
+            (
+                "the same key in both lists",
+                txn(vec![put("a")], vec![put("a")]),
+                Ok(()),
+            ),
+            (
+                "a key twice",
+                txn(vec![put("a"), put("b"), put("a")], vec![]),
+                duplicate,
+            ),
+            (
+                "a key twice in the second list",
+                txn(vec![], vec![put("a"), put("a")]),
+                duplicate,
+            ),
+            (
+                "put in a deleted range",
+                txn(vec![put("b"), delete("a", "c")], vec![]),
+                duplicate,
+            ),
+            (
+                "put of a deleted key",
+                txn(vec![delete("a", ""), put("a")], vec![]),
+                duplicate,
+            ),
+            (
+                "put behind a deleted range",
+                txn(vec![put("c"), delete("a", "c")], vec![]),
+                Ok(()),
+            ),
+            (
+                "nested lists exclude each other",
+                txn(vec![nested(vec![put("a")], vec![put("a")])], vec![]),
+                Ok(()),
+            ),
+            (
+                "nested and outer",
+                txn(vec![nested(vec![put("a")], vec![]), put("a")], vec![]),
+                duplicate,
+            ),
+            (
+                "two nested",
+                txn(
+                    vec![nested(vec![put("a")], vec![]), nested(vec![], vec![put("a")])],
+                    vec![],
+                ),
+                duplicate,
+            ),
+            ("empty key", txn(vec![put("")], vec![]), Err(Refusal::EmptyKey)),
+            (
+                "empty operation",
+                txn(vec![RequestOp { request: None }], vec![]),
+                Err(Refusal::KeyNotFound),
+            ),
+            (
+                "128 operations",
+                txn((0..128).map(|n| put(&n.to_string())).collect(), vec![]),
+                Ok(()),
+            ),
+            (
+                "129 operations",
+                txn((0..129).map(|n| put(&n.to_string())).collect(), vec![]),
+                Err(Refusal::TooManyOps),
+            ),
+            (
+                "nesting counts",
+                txn(
+                    (0..127)
+                        .map(|n| put(&n.to_string()))
+                        .chain([nested(vec![put("x")], vec![])])
+                        .collect(),
+                    vec![],
+                ),
+                Err(Refusal::TooManyOps),
+            ),
+        ] {
+            assert_eq!(check_txn(&request), expected, "{name}");
+        }
+        let compare = TxnRequest {
+            compare: vec![Compare::default()],
+            ..TxnRequest::default()
+        };
+        assert_eq!(check_txn(&compare), Err(Refusal::EmptyKey));
+    }
+
+    #[test]
+    fn single_requests() {
+        let put = PutRequest {
+            key: "a".into(),
+            ..PutRequest::default()
+        };
+        assert_eq!(check_put(&put), Ok(()));
+        let value = PutRequest {
+            ignore_value: true,
+            value: "v".into(),
+            ..put.clone()
+        };
+        assert_eq!(check_put(&value), Err(Refusal::ValueProvided));
+        assert_eq!(
+            check_put(&PutRequest {
+                ignore_lease: true,
+                lease: 1,
+                ..put.clone()
+            }),
+            Err(Refusal::LeaseProvided)
+        );
+        assert_eq!(check_range(&RangeRequest::default()), Err(Refusal::EmptyKey));
+        let order = RangeRequest {
+            key: "a".into(),
+            sort_order: 3,
+            ..RangeRequest::default()
+        };
+        assert_eq!(check_range(&order), Err(Refusal::InvalidSortOption));
+        assert_eq!(check_delete(&DeleteRangeRequest::default()), Err(Refusal::EmptyKey));
+        let large = PutRequest {
+            value: Bytes::from(vec![0; MAX_REQUEST]),
+            ..put
+        };
+        assert_eq!(check_size(&large), Err(Refusal::TooLarge));
+    }
+}

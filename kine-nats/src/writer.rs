@@ -1,0 +1,437 @@
+//! The one task that changes a store.
+//!
+//! ```text
+//! requests ─► evaluate against the head ─► record ─► log (up to PIPELINE in flight)
+//!                                                      │ ack, in order
+//!             answers ◄─ marks watches ◄─ visible ◄────┘
+//! ```
+//!
+//! What waits in the queue when a place in the pipeline is free becomes one record. A record whose ack does not come is
+//! in doubt: it is looked up at the stream's leader and sent again until it is known to be stored, or until the log shows
+//! that another writer began. Nobody is told of success before that.
+
+mod pipeline;
+
+use crate::clock;
+use crate::codec::{Header, Operations, encode};
+use crate::log::{Ack, Log, LogError};
+use crate::refusal::Refusal;
+use crate::session::{Session, SessionError};
+use crate::store::{Queued, Store};
+use crate::txn::{Answer, Command, Evaluation, evaluate};
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// How long a challenger waits for a sign of life.
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+/// The part of the lease that the writer relies on; clocks do not all run alike.
+pub(crate) const LEASE_USED: Duration = Duration::from_millis(1900);
+/// An idle writer shows that it lives this often.
+const IDLE: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_millis(250);
+/// Records in flight.
+const PIPELINE: usize = 4;
+/// A record takes no more requests from this size on.
+const BATCH_BYTES: usize = 256 * 1024;
+const BATCH_REQUESTS: usize = 1024;
+/// Leases that end in one record.
+const EXPIRIES: usize = 200;
+
+type Reply = (oneshot::Sender<Result<Answer, Refusal>>, Result<Answer, Refusal>);
+
+/// Why the writer ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WriterError {
+    /// Another writer began.
+    #[error("write: fenced by the writer of epoch {epoch}")]
+    Fenced {
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// The log holds less than was acknowledged.
+    #[error("write: the log ends at sequence {last}, but records up to {acknowledged} were acknowledged")]
+    Lost {
+        /// Where the log ends.
+        last: u64,
+        /// Where it ended before.
+        acknowledged: u64,
+    },
+    /// The log holds something that cannot be.
+    #[error("write: the log cannot be continued")]
+    Session(#[from] SessionError),
+    /// A message in the log is not a record.
+    #[error("write: the log holds something else")]
+    Codec(#[from] crate::codec::CodecError),
+    /// The log answered something that cannot be.
+    #[error("write: a record was stored at sequence {stored} instead of {expected}")]
+    Misplaced {
+        /// Where it is.
+        stored: u64,
+        /// Where it should be.
+        expected: u64,
+    },
+    /// A task of the log ended.
+    #[error("write: the log's acknowledgements ended")]
+    AcksEnded,
+    /// The log did not answer while stopping.
+    #[error("write: use the log")]
+    Log(#[from] LogError),
+}
+
+/// A record that is not known to be stored.
+#[derive(Debug)]
+struct Batch {
+    token: u64,
+    record: Bytes,
+    hash: u64,
+    /// Revision and compact revision once it is stored.
+    revision: i64,
+    compacted: i64,
+    touches_leases: bool,
+    /// When it was sent first; the lease counts from here.
+    sent: Duration,
+    acked: bool,
+    replies: Vec<Reply>,
+}
+
+/// Work beside the writer: at most one piece at a time, so that a snapshot never meets a trim.
+pub(crate) trait Background: Send + 'static {
+    /// Stores a snapshot of what is visible, then drops what it makes superfluous. Answers the bytes it took.
+    fn snapshot(
+        &self,
+        store: Arc<Store>,
+        session: Session,
+    ) -> impl Future<Output = Result<u64, anyhow::Error>> + Send + 'static;
+}
+
+/// When a snapshot is due.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cadence {
+    pub(crate) bytes: u64,
+    pub(crate) records: u64,
+    pub(crate) age: Duration,
+}
+
+/// The writer's own state.
+#[derive(Debug)]
+pub(crate) struct Writer<L, B> {
+    log: Arc<L>,
+    background: B,
+    acks: mpsc::Receiver<Ack>,
+    queue: mpsc::Receiver<Queued>,
+    store: Arc<Store>,
+    incarnation: u64,
+    /// The end of the log as far as it is acknowledged.
+    session: Session,
+    /// Hash of the newest record that was made.
+    hash: u64,
+    pending: VecDeque<Batch>,
+    token: u64,
+    last_sent: Duration,
+    cadence: Cadence,
+    unsaved: Unsaved,
+    trim_due: bool,
+    job: Option<JoinHandle<Result<u64, anyhow::Error>>>,
+}
+
+/// What the log holds beyond the newest snapshot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unsaved {
+    pub(crate) bytes: u64,
+    pub(crate) records: u64,
+    pub(crate) changed: bool,
+    pub(crate) since: Duration,
+    pub(crate) urgent: bool,
+}
+
+/// What a writer is made of.
+#[derive(Debug)]
+pub(crate) struct Parts<L, B> {
+    pub(crate) log: Arc<L>,
+    pub(crate) background: B,
+    pub(crate) acks: mpsc::Receiver<Ack>,
+    pub(crate) queue: mpsc::Receiver<Queued>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) incarnation: u64,
+    pub(crate) session: Session,
+    pub(crate) cadence: Cadence,
+    pub(crate) unsaved: Unsaved,
+}
+
+impl<L: Log, B: Background> Writer<L, B> {
+    pub(crate) fn new(parts: Parts<L, B>) -> Self {
+        let Parts {
+            log,
+            background,
+            acks,
+            queue,
+            store,
+            incarnation,
+            session,
+            cadence,
+            unsaved,
+        } = parts;
+        store.set_stored(session.sequence, store.revision());
+        let hash = session.hash;
+        Self {
+            log,
+            background,
+            acks,
+            queue,
+            store,
+            incarnation,
+            session,
+            hash,
+            pending: VecDeque::new(),
+            token: 0,
+            last_sent: Duration::ZERO,
+            cadence,
+            unsaved,
+            trim_due: true,
+            job: None,
+        }
+    }
+
+    /// Writes until told to stop, then answers what is under way and gives the lease up.
+    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<(), WriterError> {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            self.start_job();
+            let open = self.pending.len() < PIPELINE && !self.waits_for_quiet();
+            tokio::select! {
+                biased;
+                ack = self.acks.recv() => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await?,
+                queued = self.queue.recv(), if open => match queued {
+                    Some(queued) => self.evaluate(Some(queued)).await?,
+                    None => return self.resign().await,
+                },
+                _ = tick.tick() => self.on_tick().await?,
+                result = join(&mut self.job), if self.job.is_some() => self.end_job(result),
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        self.queue.close();
+        while let Some(queued) = self.queue.recv().await {
+            self.evaluate(Some(queued)).await?;
+            while self.pending.len() >= PIPELINE {
+                self.next_ack().await?;
+            }
+        }
+        self.resign().await
+    }
+
+    async fn resign(&mut self) -> Result<(), WriterError> {
+        while !self.pending.is_empty() {
+            self.next_ack().await?;
+        }
+        self.store.end_lease();
+        let mut operations = Operations::default();
+        operations.resign();
+        self.dispatch(&operations, Vec::new()).await?;
+        while !self.pending.is_empty() {
+            self.next_ack().await?;
+        }
+        self.store.end_lease();
+        tracing::info!(revision = self.store.revision(), "The writer has resigned");
+        Ok(())
+    }
+
+    async fn next_ack(&mut self) -> Result<(), WriterError> {
+        match tokio::time::timeout(pipeline::ACK_LIMIT, self.acks.recv()).await {
+            Ok(ack) => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await,
+            Err(_) => self.recover().await,
+        }
+    }
+
+    async fn on_tick(&mut self) -> Result<(), WriterError> {
+        let now = clock::now();
+        if self
+            .pending
+            .front()
+            .is_some_and(|batch| now > batch.sent + pipeline::ACK_LIMIT)
+        {
+            self.recover().await?;
+        }
+        let expired = self.store.read().leases.expired(now, EXPIRIES);
+        if !expired.is_empty() && self.pending.len() < PIPELINE {
+            self.expire(expired).await?;
+        }
+        if self.pending.is_empty() && now > self.last_sent + IDLE {
+            self.dispatch(&Operations::default(), Vec::new()).await?;
+        }
+        Ok(())
+    }
+
+    async fn expire(&mut self, leases: Vec<i64>) -> Result<(), WriterError> {
+        let mut operations = Operations::default();
+        {
+            let mut state = self.store.write();
+            let now = clock::now();
+            for id in leases {
+                let mut evaluation = Evaluation {
+                    state: &mut state,
+                    operations: &mut operations,
+                    now,
+                    quota: self.store.quota,
+                };
+                // A lease that is gone by now needs nothing more.
+                let _ = evaluate(&mut evaluation, &Command::Revoke(id));
+            }
+        }
+        self.dispatch(&operations, Vec::new()).await
+    }
+
+    /// Evaluates what waits, and sends it as one record.
+    async fn evaluate(&mut self, mut next: Option<Queued>) -> Result<(), WriterError> {
+        let mut operations = Operations::default();
+        let mut replies: Vec<Reply> = Vec::new();
+        let quota = if self.store.is_full() { 0 } else { self.store.quota };
+        {
+            let mut state = self.store.write();
+            let now = clock::now();
+            while let Some(Queued { command, reply }) = next {
+                // Nobody waits for the answer any more; nothing was done yet.
+                if !reply.is_closed() {
+                    let mut evaluation = Evaluation {
+                        state: &mut state,
+                        operations: &mut operations,
+                        now,
+                        quota,
+                    };
+                    replies.push((reply, evaluate(&mut evaluation, &command)));
+                }
+                let more = operations.len() < BATCH_BYTES && replies.len() < BATCH_REQUESTS;
+                next = if more { self.queue.try_recv().ok() } else { None };
+            }
+        }
+        self.store.metrics.requests.inc_by(replies.len() as u64);
+        if operations.is_empty() {
+            if let Some(batch) = self.pending.back_mut() {
+                batch.replies.extend(replies);
+                return Ok(());
+            }
+            if self.store.lease_holds() {
+                replies.into_iter().for_each(answer);
+                return Ok(());
+            }
+        }
+        self.dispatch(&operations, replies).await
+    }
+
+    /// Makes a record of operations that are applied to the head already, and sends it.
+    async fn dispatch(&mut self, operations: &Operations, replies: Vec<Reply>) -> Result<(), WriterError> {
+        let (revision, compacted) = {
+            let state = self.store.read();
+            (state.mvcc.head(), state.compacting)
+        };
+        let base = self
+            .pending
+            .back()
+            .map_or_else(|| self.store.revision(), |batch| batch.revision);
+        let header = Header {
+            cluster: self.session.cluster,
+            epoch: self.session.epoch,
+            writer: self.session.writer,
+            incarnation: self.incarnation,
+            previous: self.hash,
+            base,
+        };
+        let (record, hash) = encode(&header, operations);
+        let expected = self.session.sequence + self.pending.len() as u64;
+        let sent = clock::now();
+        self.token += 1;
+        self.hash = hash;
+        self.last_sent = sent;
+        let token = self.token;
+        let touches_leases = operations.touches_leases();
+        let copy = record.clone();
+        self.pending.push_back(Batch {
+            token,
+            record,
+            hash,
+            revision,
+            compacted,
+            touches_leases,
+            sent,
+            acked: false,
+            replies,
+        });
+        match self.log.publish(token, copy, expected).await {
+            Ok(()) => Ok(()),
+            Err(_) => self.recover().await,
+        }
+    }
+
+    fn waits_for_quiet(&self) -> bool {
+        self.job.is_none() && !self.trim_due && self.snapshot_due()
+    }
+
+    fn snapshot_due(&self) -> bool {
+        let unsaved = &self.unsaved;
+        let old = unsaved.changed && clock::now() > unsaved.since + self.cadence.age;
+        unsaved.urgent || unsaved.bytes >= self.cadence.bytes || unsaved.records >= self.cadence.records || old
+    }
+
+    /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log; leases
+    /// have no history, so nothing that touches them may be in flight.
+    fn start_job(&mut self) {
+        if self.job.is_some() {
+            return;
+        }
+        if self.trim_due {
+            self.trim_due = false;
+            let store = Arc::clone(&self.store);
+            self.job = Some(tokio::spawn(async move {
+                while store.write().mvcc.trim(1000) {
+                    tokio::task::yield_now().await;
+                }
+                Ok(0)
+            }));
+        } else if self.snapshot_due() && self.pending.iter().all(|batch| !batch.touches_leases) {
+            self.unsaved = Unsaved {
+                bytes: 0,
+                records: 0,
+                changed: false,
+                since: clock::now(),
+                urgent: false,
+            };
+            self.job = Some(tokio::spawn(
+                self.background.snapshot(Arc::clone(&self.store), self.session.clone()),
+            ));
+        }
+    }
+
+    fn end_job(&mut self, result: Result<Result<u64, anyhow::Error>, tokio::task::JoinError>) {
+        self.job = None;
+        match result {
+            Ok(Ok(0)) => {}
+            Ok(Ok(bytes)) => {
+                self.store.metrics.snapshots.inc();
+                tracing::info!(bytes, "A snapshot is stored");
+            }
+            Ok(Err(error)) => tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored"),
+            Err(error) => tracing::error!(error = %error, "A background task failed"),
+        }
+    }
+}
+
+/// Waits for a job that is there.
+async fn join(
+    job: &mut Option<JoinHandle<Result<u64, anyhow::Error>>>,
+) -> Result<Result<u64, anyhow::Error>, tokio::task::JoinError> {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}
+
+fn answer((reply, result): Reply) {
+    // The client may have gone; what was done stays done.
+    let _ = reply.send(result);
+}

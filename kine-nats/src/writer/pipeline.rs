@@ -1,0 +1,210 @@
+//! What is in flight: acks in order, and what to do when one does not come.
+
+use super::{Background, Batch, LEASE_USED, Writer, WriterError, answer};
+use crate::clock;
+use crate::codec;
+use crate::log::{Ack, Log, Rejection};
+use crate::session::Verdict;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// A record without an ack for this long is in doubt.
+pub(super) const ACK_LIMIT: Duration = Duration::from_millis(1500);
+const RETRY: Duration = Duration::from_millis(100);
+const RETRY_FULL: Duration = Duration::from_millis(500);
+/// After so many silent tries the connection is made anew.
+const SILENT_TRIES: u32 = 2;
+
+impl<L: Log, B: Background> Writer<L, B> {
+    pub(super) async fn on_ack(&mut self, ack: Ack) -> Result<(), WriterError> {
+        let Some(position) = self.pending.iter().position(|batch| batch.token == ack.token) else {
+            return Ok(());
+        };
+        match ack.outcome {
+            Ok(stored) => {
+                let expected = self.session.sequence + position as u64 + 1;
+                if stored != expected {
+                    // Something else lies between what is acknowledged and this one: the front will tell.
+                    return self.recover().await;
+                }
+                if let Some(batch) = self.pending.get_mut(position) {
+                    batch.acked = true;
+                }
+                while self.pending.front().is_some_and(|batch| batch.acked) {
+                    let sequence = self.session.sequence + 1;
+                    self.commit(sequence);
+                }
+                Ok(())
+            }
+            Err(_) => self.recover().await,
+        }
+    }
+
+    /// The record at the front is stored: show it, answer, and tell the watches.
+    fn commit(&mut self, sequence: u64) {
+        let Some(batch) = self.pending.pop_front() else { return };
+        self.session.sequence = sequence;
+        self.session.hash = batch.hash;
+        let before = {
+            let mut state = self.store.write();
+            let before = state.mvcc.visible();
+            state.mvcc.publish(batch.revision);
+            if batch.compacted > state.mvcc.compacted() {
+                state.mvcc.compact(batch.compacted);
+                self.trim_due = true;
+            }
+            before
+        };
+        self.store.set_stored(sequence, batch.revision);
+        self.store.extend_lease(batch.sent + LEASE_USED);
+        self.note(&batch, before);
+        batch.replies.into_iter().for_each(answer);
+        if batch.revision > before {
+            let state = self.store.read();
+            let changes = state
+                .mvcc
+                .changes(before + 1)
+                .take_while(|change| change.revision <= batch.revision);
+            self.store.hub.commit(changes, batch.revision);
+        }
+    }
+
+    fn note(&mut self, batch: &Batch, before: i64) {
+        let metrics = &self.store.metrics;
+        metrics.batches.inc();
+        metrics
+            .commit
+            .observe(clock::now().saturating_sub(batch.sent).as_secs_f64());
+        self.unsaved.bytes += batch.record.len() as u64;
+        self.unsaved.records += 1;
+        self.unsaved.changed |= batch.revision > before;
+        if self.store.is_full() {
+            self.store.set_full(false);
+        }
+    }
+
+    /// Finds out what became of everything in flight, front first, and has it stored. Ends when nothing is in doubt.
+    pub(super) async fn recover(&mut self) -> Result<(), WriterError> {
+        self.store.metrics.recoveries.inc();
+        tracing::debug!(pending = self.pending.len(), "Records are in doubt");
+        let (begun, mut silent, mut said) = (Instant::now(), 0, false);
+        while !self.pending.is_empty() {
+            if !said && begun.elapsed() > ACK_LIMIT {
+                said = true;
+                tracing::warn!(pending = self.pending.len(), "The log does not answer");
+            }
+            if !self.log.is_connected() {
+                sleep(RETRY).await;
+                continue;
+            }
+            let next = self.session.sequence + 1;
+            match self.log.get(next).await {
+                Ok(Some(record)) if self.pending.front().is_some_and(|batch| batch.record == record) => {
+                    self.commit(next)
+                }
+                Ok(Some(record)) => self.pass(next, &record)?,
+                Ok(None) => match self.resend().await? {
+                    Resent::Answered => silent = 0,
+                    Resent::Silent => {
+                        silent += 1;
+                        if silent >= SILENT_TRIES {
+                            silent = 0;
+                            self.log.reconnect().await;
+                        }
+                    }
+                },
+                Err(error) => {
+                    tracing::debug!(error = %error, "The log cannot be asked");
+                    sleep(RETRY).await;
+                }
+            }
+        }
+        if said {
+            tracing::info!(revision = self.store.revision(), "The log answers again");
+        }
+        Ok(())
+    }
+
+    /// Looks at a record of somebody else.
+    fn pass(&mut self, sequence: u64, record: &[u8]) -> Result<(), WriterError> {
+        let record = codec::decode(record)?;
+        let mut session = self.session.clone();
+        let verdict = session.admit(sequence, &record, self.store.revision())?;
+        if verdict == Verdict::Void {
+            self.session.sequence = sequence;
+            return Ok(());
+        }
+        self.store.end_lease();
+        Err(WriterError::Fenced { epoch: session.epoch })
+    }
+
+    async fn resend(&mut self) -> Result<Resent, WriterError> {
+        let expected = self.session.sequence;
+        let Some((token, record)) = self.pending.front().map(|batch| (batch.token, batch.record.clone())) else {
+            return Ok(Resent::Answered);
+        };
+        let Ok(info) = self.log.info().await else {
+            return Ok(Resent::Silent);
+        };
+        if info.last < expected {
+            self.store.end_lease();
+            return Err(WriterError::Lost {
+                last: info.last,
+                acknowledged: expected,
+            });
+        }
+        if info.last > expected || self.log.publish(token, record, expected).await.is_err() {
+            return Ok(Resent::Answered);
+        }
+        let deadline = Instant::now() + ACK_LIMIT;
+        loop {
+            let Ok(ack) = timeout_at(deadline, self.acks.recv()).await else {
+                return Ok(Resent::Silent);
+            };
+            let ack = ack.ok_or(WriterError::AcksEnded)?;
+            if ack.token != token {
+                continue;
+            }
+            match ack.outcome {
+                Ok(stored) if stored == expected + 1 => self.commit(stored),
+                Ok(stored) => {
+                    return Err(WriterError::Misplaced {
+                        stored,
+                        expected: expected + 1,
+                    });
+                }
+                Err(Rejection::Conflict) => {}
+                Err(Rejection::Full) => {
+                    if !self.store.is_full() {
+                        tracing::error!("The stream is full");
+                    }
+                    self.store.set_full(true);
+                    self.unsaved.urgent = true;
+                    self.start_job();
+                    self.wait_for_job().await;
+                }
+                Err(Rejection::Other { code, description }) => {
+                    tracing::warn!(code, description, "The log refuses a record");
+                    sleep(RETRY_FULL).await;
+                }
+            }
+            return Ok(Resent::Answered);
+        }
+    }
+
+    /// Gives a snapshot that may make room the time it needs.
+    async fn wait_for_job(&mut self) {
+        let deadline = Instant::now() + RETRY_FULL;
+        if self.job.is_some()
+            && let Ok(result) = timeout_at(deadline, super::join(&mut self.job)).await
+        {
+            self.end_job(result);
+        }
+        tokio::time::sleep_until(deadline).await;
+    }
+}
+
+enum Resent {
+    Answered,
+    Silent,
+}
