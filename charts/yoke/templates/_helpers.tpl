@@ -1,0 +1,159 @@
+{{/* Labels of every object: {{ include "yoke.labels" (list . "yoke-operator") }} */}}
+{{- define "yoke.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "yoke.selector" . }}
+app.kubernetes.io/part-of: yoke
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Labels that select a component's pods; they never change. */}}
+{{- define "yoke.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{- end }}
+
+{{/* Namespace of every certificate authority: fixed, the operator's code names it. */}}
+{{- define "yoke.pkiNamespace" -}}
+yoke-pki
+{{- end }}
+
+{{/* DNS name of ingress-xds, which its certificate carries and Envoy verifies. */}}
+{{- define "yoke.xdsName" -}}
+yoke-ingress-xds.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* Name in Envoy's client certificate, which ingress-xds demands. */}}
+{{- define "yoke.envoyName" -}}
+envoy.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* Scheduling and identity of a component's pod: (list . "operator"), the name being that in values.yaml. */}}
+{{- define "yoke.pod" -}}
+{{- $root := index . 0 -}}
+{{- $component := index $root.Values (index . 1) -}}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ $root.Values.runAsUser }}
+  runAsGroup: {{ $root.Values.runAsUser }}
+  fsGroup: {{ $root.Values.runAsUser }}
+  seccompProfile:
+    type: RuntimeDefault
+enableServiceLinks: false
+{{- with $root.Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with $component.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $component.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $component.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Spreads replicas over nodes where there is a choice. */}}
+{{- define "yoke.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "yoke.selector" . | nindent 8 }}
+{{- end }}
+
+{{- define "yoke.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end }}
+
+{{/* Peers of a NetworkPolicy that stand for the host's API servers. */}}
+{{- define "yoke.hostApiEgress" -}}
+- ports:
+    - {port: {{ .Values.hostAPI.port }}, protocol: TCP}
+    {{- if ne (int .Values.hostAPI.port) 443 }}
+    - {port: 443, protocol: TCP}
+    {{- end }}
+  {{- with .Values.hostAPI.cidrs }}
+  to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  {{- end }}
+{{- end }}
+
+{{- define "yoke.dnsEgress" -}}
+- ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+  {{- with .Values.networkPolicy.dns }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{/* The pods of all control planes: they are alone in the namespaces that carry an identity. */}}
+{{- define "yoke.hostedEgress" -}}
+- ports:
+    - {port: 6443, protocol: TCP}
+  to:
+    - namespaceSelector:
+        matchExpressions:
+          - {key: yoke.drzzl.io/id, operator: Exists}
+{{- end }}
+
+{{- define "yoke.metricsIngress" -}}
+- ports:
+    - {port: {{ index . 1 }}, protocol: TCP}
+  {{- with (index . 0).Values.networkPolicy.metricsFrom }}
+  from:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{/* What cannot be said in values.schema.json. */}}
+{{- define "yoke.validate" -}}
+{{- if not (.Capabilities.APIVersions.Has "cert-manager.io/v1") -}}
+{{- fail "cert-manager is not installed in this cluster: its API cert-manager.io/v1 is missing. Yoke's certificate authorities are made by it. Install it first, see https://cert-manager.io/docs/installation/helm/, then run this again. (For `helm template`, add --api-versions cert-manager.io/v1.)" -}}
+{{- end -}}
+{{- if not .Values.baseDomain -}}
+{{- fail "baseDomain is empty: set the domain under which clusters get their names, such as clusters.example.com" -}}
+{{- end -}}
+{{- if not .Values.ingress.address -}}
+{{- fail "ingress.address is empty: set the address at which clients reach Envoy's Service; it is written into kubeconfigs" -}}
+{{- end -}}
+{{- if or (not .Values.nats.urls) (not .Values.nats.cidrs) -}}
+{{- fail "nats.urls and nats.cidrs are needed: the JetStream servers that keep the clusters' state, such as [tls://192.0.2.20:4222] and [192.0.2.20/32]" -}}
+{{- end -}}
+{{- if and (gt (len .Values.classes) 1) (not .Values.defaultClass) -}}
+{{- fail "defaultClass is empty: name the one of `classes` that Clusters get which name none" -}}
+{{- end -}}
+{{- $defaults := 0 -}}
+{{- range .Values.versions -}}{{- if .default -}}{{- $defaults = add1 $defaults -}}{{- end -}}{{- end -}}
+{{- if gt (int $defaults) 1 -}}
+{{- fail "more than one of `versions` says default: true" -}}
+{{- end -}}
+{{- if and (eq (int $defaults) 0) (gt (len .Values.versions) 1) -}}
+{{- fail "none of `versions` says default: true" -}}
+{{- end -}}
+{{- if lt (int .Values.nats.replicas) 3 -}}
+{{- range .Values.classes -}}
+{{- if gt (int (default 1 .storeReplicas)) (int $.Values.nats.replicas) -}}
+{{- fail (printf "class %s keeps %d copies of the store, but nats.replicas is %d" .name (int .storeReplicas) (int $.Values.nats.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
