@@ -1,0 +1,3 @@
+module yoke.drzzl.io/dev/workloads
+
+go 1.26.0

@@ -1,0 +1,28 @@
+// Command pause holds a pod's namespaces open. It is the pod's first process where the process namespace is shared, so
+// it reaps whatever is orphaned to it, and it ends on the signals a container runtime sends.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+	for s := range signals {
+		if s != syscall.SIGCHLD {
+			return
+		}
+		for {
+			pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+			if err == syscall.EINTR {
+				continue
+			}
+			if pid <= 0 {
+				break
+			}
+		}
+	}
+}

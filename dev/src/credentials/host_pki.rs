@@ -1,0 +1,238 @@
+//! The host cluster's own certificates: one authority for servers and clients, one for the front proxy, a key that signs
+//! service-account tokens, and a kubeconfig for each component. None of it has to do with tenants' certificates, which
+//! cert-manager makes.
+
+use std::fs;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use data_encoding::BASE64;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    SanType, SerialNumber,
+};
+use serde_json::json;
+
+use super::write_secret;
+use crate::host_cluster::{API_PORT, NODE_NAME};
+use crate::layout::Layout;
+use crate::network::Network;
+
+const VALID_FROM: (i32, u8, u8) = (2024, 1, 1);
+/// The stack is made and removed within days; nothing renews these.
+const VALID_UNTIL: (i32, u8, u8) = (2044, 1, 1);
+
+/// A certificate authority that signs leaves.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: String,
+    key: String,
+}
+
+/// What a leaf says.
+#[derive(Debug)]
+pub struct Leaf<'a> {
+    common_name: &'a str,
+    organization: Option<&'a str>,
+    dns_names: &'a [&'a str],
+    addresses: &'a [IpAddr],
+    usages: Vec<ExtendedKeyUsagePurpose>,
+}
+
+/// A leaf and its key, in PEM.
+#[derive(Debug)]
+pub struct Issued {
+    /// The certificate.
+    pub certificate: String,
+    /// The key.
+    pub key: String,
+}
+
+impl<'a> Leaf<'a> {
+    /// A server's certificate.
+    pub fn server(common_name: &'a str, dns_names: &'a [&'a str], addresses: &'a [IpAddr]) -> Self {
+        let usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        Self {
+            common_name,
+            organization: None,
+            dns_names,
+            addresses,
+            usages,
+        }
+    }
+
+    /// A client's certificate: the name is the user, the organization the group.
+    pub fn client(common_name: &'a str, organization: Option<&'a str>) -> Self {
+        let usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        Self {
+            common_name,
+            organization,
+            dns_names: &[],
+            addresses: &[],
+            usages,
+        }
+    }
+}
+
+impl Authority {
+    /// A new self-signed authority.
+    pub fn new(name: &str) -> Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = params(name)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key)?.pem();
+        let pem = key.serialize_pem();
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            certificate,
+            key: pem,
+        })
+    }
+
+    /// The authority's certificate, in PEM.
+    pub fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// Signs a leaf with a new key.
+    pub fn issue(&self, leaf: &Leaf<'_>) -> Result<Issued> {
+        let key = KeyPair::generate()?;
+        let mut params = params(leaf.common_name)?;
+        if let Some(organization) = leaf.organization {
+            params.distinguished_name.push(DnType::OrganizationName, organization);
+        }
+        for name in leaf.dns_names {
+            params.subject_alt_names.push(SanType::DnsName((*name).try_into()?));
+        }
+        params
+            .subject_alt_names
+            .extend(leaf.addresses.iter().copied().map(SanType::IpAddress));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages.clone_from(&leaf.usages);
+        params.use_authority_key_identifier_extension = true;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        Ok(Issued {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+fn params(common_name: &str) -> Result<CertificateParams> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.not_before = rcgen::date_time_ymd(VALID_FROM.0, VALID_FROM.1, VALID_FROM.2);
+    params.not_after = rcgen::date_time_ymd(VALID_UNTIL.0, VALID_UNTIL.1, VALID_UNTIL.2);
+    params.serial_number = Some(SerialNumber::from_slice(&serial()?));
+    Ok(params)
+}
+
+/// A positive serial number of 127 random bits.
+fn serial() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let mut random = fs::File::open("/dev/urandom").context("opening the source of randomness")?;
+    std::io::Read::read_exact(&mut random, &mut bytes).context("reading randomness")?;
+    bytes[0] = (bytes[0] & 0x7f) | 1;
+    Ok(bytes)
+}
+
+/// Users of the host API: file name of the kubeconfig, user, group.
+const USERS: &[(&str, &str, Option<&str>)] = &[
+    ("kube-controller-manager", "system:kube-controller-manager", None),
+    ("kube-scheduler", "system:kube-scheduler", None),
+    ("kube-proxy", "system:kube-proxy", None),
+    ("kube-router", "kube-router", None),
+    ("kubelet", "system:node:yoke-host", Some("system:nodes")),
+];
+
+/// Makes every file of the host cluster.
+pub fn write(layout: &Layout, network: &Network) -> Result<()> {
+    let authority = Authority::new("yoke-dev-host")?;
+    let front_proxy = Authority::new("yoke-dev-front-proxy")?;
+    let pki = layout.pki();
+    fs::write(pki.join("ca.crt"), authority.certificate()).context("writing the host's certificate authority")?;
+    write_secret(&pki.join("ca.key"), &authority.key)?;
+    fs::write(pki.join("front-proxy-ca.crt"), front_proxy.certificate())
+        .context("writing the front proxy's authority")?;
+
+    let service_account = KeyPair::generate()?;
+    write_secret(&pki.join("sa.key"), &service_account.serialize_pem())?;
+    fs::write(pki.join("sa.pub"), service_account.public_key_pem()).context("writing the service-account key")?;
+
+    let node = network.node_ip().into();
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    let api_names = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+    ];
+    let api_addresses = [node, loopback, network.plan.api_service_ip().into()];
+    let (node_only, loopback_only) = ([node], [loopback]);
+    let leaves = [
+        (
+            "apiserver",
+            &authority,
+            Leaf::server("kube-apiserver", &api_names, &api_addresses),
+        ),
+        ("kubelet", &authority, Leaf::server(NODE_NAME, &[NODE_NAME], &node_only)),
+        (
+            "component",
+            &authority,
+            Leaf::server("component", &["localhost"], &loopback_only),
+        ),
+        (
+            "apiserver-kubelet-client",
+            &authority,
+            Leaf::client("kube-apiserver-kubelet-client", Some("system:masters")),
+        ),
+        (
+            "front-proxy-client",
+            &front_proxy,
+            Leaf::client("front-proxy-client", None),
+        ),
+    ];
+    for (name, issuer, leaf) in leaves {
+        let issued = issuer
+            .issue(&leaf)
+            .with_context(|| format!("issuing the certificate {name}"))?;
+        fs::write(pki.join(format!("{name}.crt")), issued.certificate)
+            .with_context(|| format!("writing {name}.crt"))?;
+        write_secret(&pki.join(format!("{name}.key")), &issued.key)?;
+    }
+
+    let server = format!("https://{node}:{API_PORT}");
+    let admin = authority.issue(&Leaf::client("yoke-dev-admin", Some("system:masters")))?;
+    write_secret(
+        &layout.host_kubeconfig(),
+        &build_kubeconfig(&server, authority.certificate(), &admin),
+    )?;
+    for (file, user, group) in USERS {
+        let issued = authority.issue(&Leaf::client(user, *group))?;
+        let kubeconfig = build_kubeconfig(&server, authority.certificate(), &issued);
+        write_secret(&layout.kubeconfig(file), &kubeconfig)?;
+    }
+    Ok(())
+}
+
+/// A kubeconfig with everything in it. JSON, which is YAML.
+fn build_kubeconfig(server: &str, authority: &str, client: &Issued) -> String {
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "host", "cluster": {
+            "server": server,
+            "certificate-authority-data": BASE64.encode(authority.as_bytes()),
+        }}],
+        "users": [{"name": "host", "user": {
+            "client-certificate-data": BASE64.encode(client.certificate.as_bytes()),
+            "client-key-data": BASE64.encode(client.key.as_bytes()),
+        }}],
+        "contexts": [{"name": "host", "context": {"cluster": "host", "user": "host"}}],
+        "current-context": "host",
+    });
+    format!("{config:#}\n")
+}

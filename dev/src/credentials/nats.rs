@@ -1,0 +1,152 @@
+//! NATS in operator mode: keys, the claims that the server is configured with, users, its certificate, its configuration.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nkeys::KeyPair;
+
+use super::host_pki::{Authority, Leaf};
+use super::jwt::{self, Claims};
+use super::write_secret;
+use crate::layout::Layout;
+use crate::network::Network;
+
+/// The port of clients.
+pub const PORT: u16 = 4222;
+/// The port of the monitoring endpoint, on loopback inside the node's namespace.
+pub const MONITOR_PORT: u16 = 8222;
+/// What JetStream may use on disk. Streams reserve their limit when they are made, so this is overcommitted on purpose.
+const MAX_FILE_STORE: &str = "1TB";
+const HOST_STORAGE: u64 = 64 << 30;
+
+/// A file below `.dev/nats`.
+pub fn file(layout: &Layout, name: &str) -> PathBuf {
+    layout.nats().join(name)
+}
+
+/// The credentials of the host store's user.
+pub const HOST_CREDS: &str = "host.creds";
+/// The credentials of a user of the system account, which may push claims.
+pub const SYSTEM_CREDS: &str = "system.creds";
+/// The operator's signing seed, which may sign accounts.
+pub const OPERATOR_SIGNING_SEED: &str = "operator-signing.nk";
+/// The certificate authority of NATS's own certificate.
+pub const CA: &str = "ca.crt";
+/// The server's configuration.
+pub const CONFIG: &str = "nats.conf";
+
+/// Makes every file of NATS. Data of a former set of keys is of no use to the new one, and goes.
+pub fn write(layout: &Layout, network: &Network) -> Result<()> {
+    let _ = fs::remove_dir_all(file(layout, "data"));
+    let _ = fs::remove_dir_all(file(layout, "jwt"));
+    fs::create_dir_all(file(layout, "jwt")).context("making the folder of account claims")?;
+
+    let now = jiff::Timestamp::now().as_second();
+    let (operator, signing) = (KeyPair::new_operator(), KeyPair::new_operator());
+    let (system, host) = (KeyPair::new_account(), KeyPair::new_account());
+    let operator_claims = Claims::Operator {
+        signing_keys: vec![signing.public_key()],
+        system_account: system.public_key(),
+    };
+    let operator_jwt = jwt::sign(&operator_claims, "yoke-dev", &operator.public_key(), &operator, now)?;
+    let account = |key: &KeyPair, name, disk_storage| {
+        jwt::sign(
+            &Claims::Account { disk_storage },
+            name,
+            &key.public_key(),
+            &signing,
+            now,
+        )
+    };
+    let system_jwt = account(&system, "SYS", None)?;
+    let host_jwt = account(&host, "host", Some(HOST_STORAGE))?;
+
+    write_secret(&file(layout, "operator.nk"), &operator.seed()?)?;
+    write_secret(&file(layout, OPERATOR_SIGNING_SEED), &signing.seed()?)?;
+    write_user(&file(layout, SYSTEM_CREDS), "yoke-operator", &system, now)?;
+    write_user(&file(layout, HOST_CREDS), "host-store", &host, now)?;
+
+    let authority = Authority::new("yoke-dev-nats")?;
+    let ip = network.node_ip().into();
+    let leaf = authority.issue(&Leaf::server("nats", &["nats", "localhost"], &[ip]))?;
+    fs::write(file(layout, CA), authority.certificate()).context("writing NATS's certificate authority")?;
+    fs::write(file(layout, "tls.crt"), &leaf.certificate).context("writing NATS's certificate")?;
+    write_secret(&file(layout, "tls.key"), &leaf.key)?;
+
+    let config = build_config(&ServerConfig {
+        dir: &layout.nats(),
+        listen: format!("{ip}:{PORT}"),
+        operator_jwt: &operator_jwt,
+        system_account: &system.public_key(),
+        preload: &[(system.public_key(), system_jwt), (host.public_key(), host_jwt)],
+    });
+    fs::write(file(layout, CONFIG), config).context("writing NATS's configuration")
+}
+
+fn write_user(path: &Path, name: &str, account: &KeyPair, now: i64) -> Result<()> {
+    let user = KeyPair::new_user();
+    let token = jwt::sign(&Claims::User, name, &user.public_key(), account, now)?;
+    write_secret(path, &jwt::to_creds(&token, &user.seed()?))
+}
+
+struct ServerConfig<'a> {
+    dir: &'a Path,
+    listen: String,
+    operator_jwt: &'a str,
+    system_account: &'a str,
+    preload: &'a [(String, String)],
+}
+
+/// `sync_interval: always`, because by default NATS acknowledges what it has not yet written to the disk.
+fn build_config(config: &ServerConfig<'_>) -> String {
+    let dir = config.dir.display();
+    let preload: String = config
+        .preload
+        .iter()
+        .map(|(key, jwt)| format!("  {key}: {jwt}\n"))
+        .collect();
+    format!(
+        "server_name: yoke-dev\n\
+         listen: \"{listen}\"\n\
+         http: \"127.0.0.1:{MONITOR_PORT}\"\n\
+         max_payload: 8MB\n\
+         tls {{\n  cert_file: \"{dir}/tls.crt\"\n  key_file: \"{dir}/tls.key\"\n}}\n\
+         jetstream {{\n  store_dir: \"{dir}/data\"\n  sync_interval: always\n  max_file_store: {MAX_FILE_STORE}\n}}\n\
+         operator: {operator}\n\
+         system_account: {system}\n\
+         resolver {{\n  type: full\n  dir: \"{dir}/jwt\"\n  allow_delete: true\n  interval: \"2m\"\n}}\n\
+         resolver_preload {{\n{preload}}}\n",
+        listen = config.listen,
+        operator = config.operator_jwt,
+        system = config.system_account,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_syncs_before_it_acknowledges_and_knows_both_accounts() {
+        let config = build_config(&ServerConfig {
+            dir: Path::new("/d"),
+            listen: "100.64.0.2:4222".into(),
+            operator_jwt: "OJWT",
+            system_account: "ASYS",
+            preload: &[("ASYS".into(), "SJWT".into()), ("AHOST".into(), "HJWT".into())],
+        });
+        for line in [
+            "  sync_interval: always",
+            "operator: OJWT",
+            "  ASYS: SJWT",
+            "  AHOST: HJWT",
+            "  store_dir: \"/d/data\"",
+        ] {
+            assert!(
+                config.lines().any(|found| found == line),
+                "{line:?} is missing from\n{config}"
+            );
+        }
+    }
+}

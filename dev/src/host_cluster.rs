@@ -1,0 +1,115 @@
+//! The host cluster: what its processes are called with, their configuration files, and the objects that every cluster
+//! needs before it is of use.
+
+use std::fs;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cgroups::Cgroups;
+use crate::layout::Layout;
+use crate::network::Network;
+
+mod config;
+pub(crate) use config::PAUSE_IMAGE;
+pub mod manifests;
+pub mod services;
+
+/// The name of the only node.
+pub const NODE_NAME: &str = "yoke-host";
+/// The port of the host's kube-apiserver.
+pub const API_PORT: u16 = 6443;
+/// The release that the host runs, and the newest one that tenants get.
+pub const KUBERNETES_VERSION: &str = "1.35.4";
+
+/// What keeps the state of the host API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostStore {
+    /// Our own.
+    KineNats,
+    /// etcd, to tell a fault of kine-nats from one of Kubernetes.
+    Etcd,
+}
+
+impl HostStore {
+    /// The name of the service and of the value of `HOST_STORE`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KineNats => "kine-nats",
+            Self::Etcd => "etcd",
+        }
+    }
+
+    /// Remembers the store of this clone; another one would begin with an empty host API under running pods.
+    pub fn settle(self, layout: &Layout) -> Result<()> {
+        let file = layout.dev().join("host-store");
+        match fs::read_to_string(&file) {
+            Ok(name) if name.trim() != self.name() => {
+                bail!(
+                    "this stack was made with HOST_STORE={}, not {}",
+                    name.trim(),
+                    self.name()
+                )
+            }
+            Ok(_) => Ok(()),
+            Err(_) => {
+                fs::create_dir_all(layout.dev()).context("making .dev")?;
+                fs::write(&file, self.name()).context("recording the host store")
+            }
+        }
+    }
+}
+
+impl FromStr for HostStore {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "kine-nats" => Ok(Self::KineNats),
+            "etcd" => Ok(Self::Etcd),
+            other => Err(format!("{other:?} is not a host store: kine-nats or etcd")),
+        }
+    }
+}
+
+/// Writes the configuration files of containerd, CNI, the kubelet and kube-proxy.
+pub fn write_config(layout: &Layout, network: &Network, cgroups: &Cgroups) -> Result<()> {
+    for dir in [layout.config(), layout.config().join("cni"), layout.run(), layout.log()] {
+        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    let runc = find_program("runc").context("runc is not installed")?;
+    let files = [
+        (config::CONTAINERD, config::build_containerd(layout, &runc)),
+        (config::CNI, config::build_cni(layout, network)),
+        (
+            config::KUBELET,
+            config::build_kubelet(layout, network, &cgroups.pods_root()),
+        ),
+        (config::KUBE_PROXY, config::build_kube_proxy(layout, network)),
+        (
+            config::RESOLV_CONF,
+            "# A node of the development stack resolves nothing outside the cluster.\n".to_owned(),
+        ),
+    ];
+    for (name, content) in files {
+        let path = layout.config().join(name);
+        fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The path of an installed program.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    [
+        "/usr/local/sbin",
+        "/usr/local/bin",
+        "/usr/sbin",
+        "/usr/bin",
+        "/sbin",
+        "/bin",
+    ]
+    .iter()
+    .map(|dir| PathBuf::from(dir).join(name))
+    .find(|path| path.is_file())
+}

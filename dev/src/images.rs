@@ -1,0 +1,227 @@
+//! Container images, made without an engine or a registry: one binary, the shared libraries that it names, nothing else.
+//! They are loaded straight into containerd under the names that a registry would serve them by.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use data_encoding::HEXLOWER;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::command::Command;
+use crate::host_cluster::find_program;
+use crate::images::oci::ImageFile;
+use crate::layout::Layout;
+
+pub mod oci;
+
+/// CoreDNS.
+pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
+/// cert-manager's controller.
+pub const CERT_MANAGER: &str = "quay.io/jetstack/cert-manager-controller:v1.21.2";
+/// Envoy.
+pub const ENVOY: &str = "docker.io/envoyproxy/envoy:v1.40.0";
+/// A server for tests.
+pub const ECHO: &str = "docker.io/yoke/echo:dev";
+/// The folder of the binary in every image.
+const BIN: &str = "usr/local/bin";
+const TAG_DIGITS: usize = 12;
+
+/// Images of binaries that others release: name, binary.
+const RELEASED: &[(&str, &str)] = &[
+    (crate::host_cluster::PAUSE_IMAGE, "pause"),
+    (COREDNS, "coredns"),
+    (CERT_MANAGER, "cert-manager-controller"),
+    (ECHO, "echo"),
+    (ENVOY, "envoy"),
+    ("registry.k8s.io/kube-apiserver:v1.35.4", "kube-apiserver"),
+    (
+        "registry.k8s.io/kube-controller-manager:v1.35.4",
+        "kube-controller-manager",
+    ),
+    ("registry.k8s.io/kube-scheduler:v1.35.4", "kube-scheduler"),
+];
+
+/// Images of this workspace's binaries: repository, binary. Each gets the tag `dev` and one that names its content, so
+/// that a Deployment rolls exactly when its image has changed.
+const OWN: &[(&str, &str)] = &[
+    ("docker.io/yoke/operator", "yoke-operator"),
+    ("docker.io/yoke/ingress-xds", "yoke-ingress-xds"),
+    ("docker.io/yoke/kine-nats", "kine-nats"),
+];
+
+/// What is known of a binary's image without reading the binary again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Known {
+    stamp: String,
+    /// The SHA-256 of the layer, which is the image's content.
+    layer: String,
+}
+
+/// The images in containerd.
+#[derive(Debug)]
+pub struct Images<'a> {
+    layout: &'a Layout,
+    known: BTreeMap<String, Known>,
+}
+
+impl<'a> Images<'a> {
+    /// Reads what is known of the images.
+    pub fn open(layout: &'a Layout) -> Self {
+        let known = fs::read(Self::file(layout))
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Self {
+            layout,
+            known: known.unwrap_or_default(),
+        }
+    }
+
+    fn file(layout: &Layout) -> PathBuf {
+        layout.dev().join("images.json")
+    }
+
+    /// Loads the images of released binaries. Returns how many were loaded.
+    pub async fn load_released(&mut self) -> Result<usize> {
+        let mut loaded = 0;
+        for (name, binary) in RELEASED {
+            loaded += usize::from(self.load(binary, |_| vec![(*name).to_owned()]).await?);
+        }
+        Ok(loaded)
+    }
+
+    /// Loads the images of this workspace's binaries. Returns each one's full name by its binary, and how many were
+    /// loaded.
+    pub async fn load_own(&mut self) -> Result<(BTreeMap<&'static str, String>, usize)> {
+        let (mut names, mut loaded) = (BTreeMap::new(), 0);
+        for (repository, binary) in OWN {
+            let tagged = |layer: &str| format!("{repository}:dev-{}", &layer[..TAG_DIGITS]);
+            // The name that says the content comes last: once it is there, both are.
+            loaded += usize::from(
+                self.load(binary, |layer| vec![format!("{repository}:dev"), tagged(layer)])
+                    .await?,
+            );
+            let known = self
+                .known
+                .get(*binary)
+                .context("an image that was just loaded is known")?;
+            names.insert(*binary, tagged(&known.layer));
+        }
+        Ok((names, loaded))
+    }
+
+    /// Loads one binary's image under the names that `names` gives for its layer's digest. True when it was not there.
+    async fn load(&mut self, binary: &str, names: impl Fn(&str) -> Vec<String>) -> Result<bool> {
+        let path = self.layout.binary(binary);
+        let libraries = shared_libraries(&path).await?;
+        let stamp = stamp(std::iter::once(&path).chain(&libraries))?;
+        let mut present = ctr(self.layout)?.args(["images", "ls", "--quiet"]).output().await?;
+        present.push('\n');
+        if let Some(known) = self.known.get(binary)
+            && known.stamp == stamp
+            && names(&known.layer)
+                .iter()
+                .all(|name| present.contains(&format!("{name}\n")))
+        {
+            return Ok(false);
+        }
+        let files = files_of(binary, &path, &libraries)?;
+        let (image, layer) = tokio::task::spawn_blocking({
+            let binary = binary.to_owned();
+            move || oci::Image::build(&files, &binary).map(|image| (image.clone(), image.layer_digest().to_owned()))
+        })
+        .await
+        .context("building an image")?
+        .with_context(|| format!("building the image of {binary}"))?;
+        let archive = image
+            .to_archive(&names(&layer))
+            .with_context(|| format!("packing the image of {binary}"))?;
+        ctr(self.layout)?
+            .args(["images", "import", "-"])
+            .input(archive)
+            .run()
+            .await
+            .with_context(|| format!("loading the image of {binary}"))?;
+        self.known.insert(binary.to_owned(), Known { stamp, layer });
+        fs::write(Self::file(self.layout), serde_json::to_vec_pretty(&self.known)?).context("recording the images")?;
+        Ok(true)
+    }
+}
+
+/// `ctr` on the kubelet's images and containers.
+pub fn ctr(layout: &Layout) -> Result<Command> {
+    let program = find_program("ctr").context("ctr is not installed")?;
+    Ok(Command::new(program)
+        .arg("--address")
+        .arg(layout.containerd_socket())
+        .args(["--namespace", "k8s.io"]))
+}
+
+fn files_of(binary: &str, path: &Path, libraries: &[PathBuf]) -> Result<Vec<ImageFile>> {
+    let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
+    let mut files = vec![ImageFile {
+        path: format!("{BIN}/{binary}"),
+        content: read(path)?,
+    }];
+    for library in libraries {
+        let path = library.to_string_lossy().trim_start_matches('/').to_owned();
+        files.push(ImageFile {
+            path,
+            content: read(library)?,
+        });
+    }
+    Ok(files)
+}
+
+/// The shared libraries that a binary names, by the paths it looks for them at; none for a static one.
+async fn shared_libraries(binary: &Path) -> Result<Vec<PathBuf>> {
+    let script = r#"LC_ALL=C ldd "$0" 2>&1 || true"#;
+    let text = Command::new("sh").args(["-c", script]).arg(binary).output().await?;
+    parse_ldd(&text).with_context(|| format!("finding the shared libraries of {}", binary.display()))
+}
+
+fn parse_ldd(text: &str) -> Result<Vec<PathBuf>> {
+    if text.contains("not a dynamic executable") || text.contains("statically linked") {
+        return Ok(Vec::new());
+    }
+    let mut libraries = Vec::new();
+    for line in text.lines().map(str::trim) {
+        let target = line.split_once(" => ").map_or(line, |(_, target)| target);
+        if target.starts_with("not found") {
+            anyhow::bail!("{line}");
+        }
+        // The kernel's own, such as linux-vdso.so.1, has no path.
+        if target.starts_with('/') {
+            let path = target.split_once(" (").map_or(target, |(path, _)| path);
+            libraries.push(PathBuf::from(path));
+        }
+    }
+    libraries.sort();
+    Ok(libraries)
+}
+
+fn stamp<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
+    let mut hash = Sha256::new();
+    for file in files {
+        let meta = fs::metadata(file).with_context(|| format!("looking at {}", file.display()))?;
+        hash.update(format!("{} {} {:?}\n", file.display(), meta.len(), meta.modified()?));
+    }
+    Ok(HEXLOWER.encode(&hash.finalize()[..8]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_taken_by_the_path_they_are_looked_for_at() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x00007f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        assert_eq!(parse_ldd(text).unwrap(), expected);
+        assert!(parse_ldd("\tnot a dynamic executable\n").unwrap().is_empty());
+        assert!(parse_ldd("\tlibx.so => not found\n").is_err());
+    }
+}

@@ -1,0 +1,7 @@
+//! `yoke-dev`: the development stack, called by the Makefile.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    yoke_dev::main()
+}

@@ -1,0 +1,184 @@
+//! Pure: the addresses and link names of a clone, from its name.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Links between the root namespace and a node: /30 blocks of the shared address space (RFC 6598).
+const LINKS: Subnet = Subnet {
+    base: Ipv4Addr::new(100, 64, 0, 0),
+    prefix: 10,
+};
+const LINK_PREFIX: u8 = 30;
+/// Services and pods: /20 blocks.
+const SERVICES: Subnet = Subnet {
+    base: Ipv4Addr::new(10, 64, 0, 0),
+    prefix: 10,
+};
+const PODS: Subnet = Subnet {
+    base: Ipv4Addr::new(10, 128, 0, 0),
+    prefix: 10,
+};
+const CLUSTER_PREFIX: u8 = 20;
+/// The tenth address of the Service subnet, where cluster DNS is by custom.
+const DNS_HOST: u32 = 10;
+
+/// An IPv4 subnet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subnet {
+    /// The first address.
+    pub base: Ipv4Addr,
+    /// How many leading bits are fixed.
+    pub prefix: u8,
+}
+
+impl Subnet {
+    /// Reads `a.b.c.d/n` or `a.b.c.d`; nothing else (such as `default`) is a subnet here.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (base, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        let prefix = prefix.parse().ok().filter(|prefix| *prefix <= 32)?;
+        Some(Self {
+            base: base.parse().ok()?,
+            prefix,
+        })
+    }
+
+    /// The address at `offset` from the first one.
+    pub fn host(&self, offset: u32) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(self.base).wrapping_add(offset))
+    }
+
+    /// Whether the two share an address.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let shift = 32 - u32::from(self.prefix.min(other.prefix));
+        let network = |address: Ipv4Addr| u32::from(address).checked_shr(shift).unwrap_or(0);
+        network(self.base) == network(other.base)
+    }
+
+    /// The block of length `prefix` inside `self` that `number` (taken modulo their count) names.
+    fn block(&self, prefix: u8, number: u32) -> Self {
+        let count = 1_u32 << (prefix - self.prefix);
+        Self {
+            base: self.host((number % count) << (32 - u32::from(prefix))),
+            prefix,
+        }
+    }
+}
+
+impl fmt::Display for Subnet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
+/// The addresses and names of one node's network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkPlan {
+    /// The link's own subnet.
+    pub link: Subnet,
+    /// The root namespace's end.
+    pub gateway_ip: Ipv4Addr,
+    /// The node's end.
+    pub node_ip: Ipv4Addr,
+    /// Pods of the host cluster.
+    pub pods: Subnet,
+    /// Services of the host cluster.
+    pub services: Subnet,
+    /// Name of the root namespace's end.
+    pub host_link: String,
+    /// Name of the node's end.
+    pub node_link: String,
+    /// MTU of the link and of the pods.
+    pub mtu: u32,
+}
+
+impl NetworkPlan {
+    /// The network of the clone called `id`. `attempt` moves to other subnets when the first ones are taken.
+    pub fn derive(id: &str, attempt: u32, mtu: u32) -> Self {
+        let digest = Sha256::digest(format!("{id}/{attempt}"));
+        let number = |at: usize| u32::from_be_bytes([digest[at], digest[at + 1], digest[at + 2], digest[at + 3]]);
+        let link = LINKS.block(LINK_PREFIX, number(0));
+        Self {
+            link,
+            gateway_ip: link.host(1),
+            node_ip: link.host(2),
+            pods: PODS.block(CLUSTER_PREFIX, number(4)),
+            services: SERVICES.block(CLUSTER_PREFIX, number(8)),
+            host_link: host_link(id),
+            node_link: format!("yk{id}n"),
+            mtu,
+        }
+    }
+
+    /// The Service address of the host API.
+    pub fn api_service_ip(&self) -> Ipv4Addr {
+        self.services.host(1)
+    }
+
+    /// The Service address of cluster DNS.
+    pub fn dns_service_ip(&self) -> Ipv4Addr {
+        self.services.host(DNS_HOST)
+    }
+
+    /// Every subnet that must not be in use already.
+    pub fn subnets(&self) -> [Subnet; 3] {
+        [self.link, self.pods, self.services]
+    }
+}
+
+/// Name of the root namespace's end of a clone's link; interface names have at most 15 characters.
+pub fn host_link(id: &str) -> String {
+    format!("yk{id}h")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subnet(text: &str) -> Subnet {
+        Subnet::parse(text).expect("a subnet in a test is valid")
+    }
+
+    #[test]
+    fn every_derived_address_is_inside_its_range() {
+        for number in 0..500 {
+            let plan = NetworkPlan::derive(&format!("{number:08x}"), 0, 1500);
+            for (part, whole) in [(plan.link, LINKS), (plan.pods, PODS), (plan.services, SERVICES)] {
+                assert!(part.overlaps(&whole), "{part} is outside {whole}");
+                assert!(
+                    u32::from(part.base).trailing_zeros() >= 32 - u32::from(part.prefix),
+                    "{part}"
+                );
+            }
+            assert!(plan.host_link.len() <= 15 && plan.node_link.len() <= 15);
+        }
+    }
+
+    #[test]
+    fn a_plan_depends_on_the_clone_and_the_attempt_only() {
+        let plan = NetworkPlan::derive("0badcafe", 0, 1400);
+        assert_eq!(plan, NetworkPlan::derive("0badcafe", 0, 1400));
+        assert_ne!(plan.link, NetworkPlan::derive("0badcaff", 0, 1400).link);
+        assert_ne!(plan.link, NetworkPlan::derive("0badcafe", 1, 1400).link);
+        assert_eq!(u32::from(plan.node_ip), u32::from(plan.link.base) + 2);
+        assert_eq!(u32::from(plan.dns_service_ip()), u32::from(plan.services.base) + 10);
+    }
+
+    #[test]
+    fn subnets_overlap_when_one_holds_the_other() {
+        let table = [
+            ("same", "10.0.0.0/24", "10.0.0.0/24", true),
+            ("inside", "10.0.0.0/8", "10.1.2.0/30", true),
+            ("around", "10.1.2.0/30", "10.0.0.0/8", true),
+            ("beside", "10.1.2.0/30", "10.1.2.4/30", false),
+            ("one address", "10.1.2.3", "10.1.2.0/24", true),
+            ("everything", "0.0.0.0/0", "10.1.2.0/24", true),
+        ];
+        for (rule, one, two, expected) in table {
+            assert_eq!(subnet(one).overlaps(&subnet(two)), expected, "{rule}");
+        }
+        assert_eq!(Subnet::parse("default"), None);
+    }
+}

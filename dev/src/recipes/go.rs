@@ -1,0 +1,216 @@
+//! Binaries built from Go modules, one small module of ours (`dev/go/<name>`) for each: it pins the versions, and its
+//! `go.sum` pins the content.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::{Made, cache_key, cached, link};
+use crate::command::Command;
+use crate::host_cluster::KUBERNETES_VERSION;
+use crate::layout::Layout;
+
+/// One module and the binaries it gives.
+#[derive(Debug)]
+pub struct Recipe {
+    /// The folder below `dev/go`.
+    pub module: &'static str,
+    /// Packages, and the name of each one's binary.
+    pub binaries: &'static [(&'static str, &'static str)],
+    kubernetes: bool,
+}
+
+/// Every module that is built. etcd is left out unless it is asked for.
+pub const RECIPES: &[Recipe] = &[
+    Recipe {
+        module: "workloads",
+        binaries: &[("./pause", "pause"), ("./echo", "echo")],
+        kubernetes: false,
+    },
+    Recipe {
+        module: "kubernetes",
+        binaries: &[
+            ("k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver"),
+            (
+                "k8s.io/kubernetes/cmd/kube-controller-manager",
+                "kube-controller-manager",
+            ),
+            ("k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler"),
+            ("k8s.io/kubernetes/cmd/kubelet", "kubelet"),
+            ("k8s.io/kubernetes/cmd/kube-proxy", "kube-proxy"),
+            ("k8s.io/kubernetes/cmd/kubectl", "kubectl"),
+        ],
+        kubernetes: true,
+    },
+    Recipe {
+        module: "nats-server",
+        binaries: &[("github.com/nats-io/nats-server/v2", "nats-server")],
+        kubernetes: false,
+    },
+    Recipe {
+        module: "cni-plugins",
+        binaries: &[
+            ("github.com/containernetworking/plugins/plugins/main/bridge", "bridge"),
+            (
+                "github.com/containernetworking/plugins/plugins/main/loopback",
+                "loopback",
+            ),
+            (
+                "github.com/containernetworking/plugins/plugins/ipam/host-local",
+                "host-local",
+            ),
+            ("github.com/containernetworking/plugins/plugins/meta/portmap", "portmap"),
+        ],
+        kubernetes: false,
+    },
+    Recipe {
+        module: "kube-router",
+        binaries: &[("github.com/cloudnativelabs/kube-router/cmd/kube-router", "kube-router")],
+        kubernetes: false,
+    },
+    Recipe {
+        module: "coredns",
+        binaries: &[(".", "coredns")],
+        kubernetes: false,
+    },
+    Recipe {
+        module: "cert-manager",
+        binaries: &[(".", "cert-manager-controller")],
+        kubernetes: false,
+    },
+    Recipe {
+        module: "helm",
+        binaries: &[("helm.sh/helm/v4/cmd/helm", "helm")],
+        kubernetes: false,
+    },
+];
+
+/// etcd, for `HOST_STORE=etcd`.
+pub const ETCD: Recipe = Recipe {
+    module: "etcd",
+    binaries: &[
+        ("go.etcd.io/etcd/server/v3", "etcd"),
+        ("go.etcd.io/etcd/etcdctl/v3", "etcdctl"),
+    ],
+    kubernetes: false,
+};
+
+impl Recipe {
+    /// Builds the binaries if the cache has none, and puts them into `.dev/bin`.
+    pub async fn make(&self, layout: &Layout) -> Result<Made> {
+        let source = layout.root().join("dev/go").join(self.module);
+        let version = Command::new("go")
+            .args(["env", "GOVERSION", "GOOS", "GOARCH"])
+            .env("GOTOOLCHAIN", "local");
+        let version = version.output().await?;
+        let flags = self.linker_flags();
+        let mut inputs = vec![
+            version.into_bytes(),
+            flags.clone().into_bytes(),
+            format!("{:?}", self.binaries).into(),
+        ];
+        read_tree(&source, &mut inputs)?;
+        let key = cache_key(self.module, inputs.iter().map(Vec::as_slice));
+        let (result, made) = cached(layout, &key, |dir| async move {
+            for (package, binary) in self.binaries {
+                Command::new("go")
+                    .args(["build", "-buildvcs=false", "-trimpath", "-ldflags", &flags, "-o"])
+                    .arg(dir.join(binary))
+                    .arg(package)
+                    .dir(&source)
+                    .env("CGO_ENABLED", "0")
+                    .env("GOTOOLCHAIN", "local")
+                    .env("GOFLAGS", "-mod=readonly")
+                    .run()
+                    .await?;
+            }
+            Ok(())
+        })
+        .await
+        .with_context(|| format!("building {}", self.module))?;
+        fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+        for (_, binary) in self.binaries {
+            link(&result.join(binary), &layout.binary(binary))?;
+        }
+        Ok(made)
+    }
+
+    /// Clients cannot parse the version of a Kubernetes binary that was not told one.
+    fn linker_flags(&self) -> String {
+        let mut flags = "-s -w".to_owned();
+        if self.kubernetes {
+            let mut parts = KUBERNETES_VERSION.split('.');
+            let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            for (name, value) in [
+                ("gitVersion", format!("v{KUBERNETES_VERSION}")),
+                ("gitMajor", major.to_owned()),
+                ("gitMinor", minor.to_owned()),
+                ("gitTreeState", "clean".to_owned()),
+                ("gitCommit", "unknown".to_owned()),
+                ("buildDate", "1970-01-01T00:00:00Z".to_owned()),
+            ] {
+                flags.push_str(&format!(" -X k8s.io/component-base/version.{name}={value}"));
+            }
+        }
+        flags
+    }
+}
+
+/// The folder of a module that one of ours requires, for files that are not Go.
+pub async fn module_dir(layout: &Layout, module: &str, path: &str) -> Result<PathBuf> {
+    let dir = Command::new("go")
+        .args(["list", "-m", "-f", "{{.Dir}}", path])
+        .dir(layout.root().join("dev/go").join(module))
+        .env("GOTOOLCHAIN", "local")
+        .env("GOFLAGS", "-mod=mod")
+        .output()
+        .await?;
+    Ok(PathBuf::from(dir.trim()))
+}
+
+/// Names and contents below a folder, in order.
+fn read_tree(dir: &Path, into: &mut Vec<Vec<u8>>) -> Result<()> {
+    let mut entries: Vec<_> = fs::read_dir(dir)
+        .with_context(|| format!("reading {}", dir.display()))?
+        .flatten()
+        .collect();
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        into.push(entry.file_name().into_encoded_bytes());
+        if entry.path().is_dir() {
+            read_tree(&entry.path(), into)?;
+        } else {
+            into.push(fs::read(entry.path()).with_context(|| format!("reading {}", entry.path().display()))?);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubernetes_is_told_its_version() {
+        let kubernetes = RECIPES.iter().find(|recipe| recipe.module == "kubernetes").unwrap();
+        let flags = kubernetes.linker_flags();
+        assert!(flags.contains("version.gitVersion=v1.35.4 "), "{flags}");
+        assert!(flags.contains("version.gitMinor=35 "), "{flags}");
+        assert_eq!(ETCD.linker_flags(), "-s -w");
+    }
+
+    #[test]
+    fn every_binary_is_made_by_one_recipe() {
+        let mut names: Vec<_> = RECIPES
+            .iter()
+            .chain([&ETCD])
+            .flat_map(|recipe| recipe.binaries)
+            .map(|(_, binary)| binary)
+            .collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

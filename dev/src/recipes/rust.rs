@@ -1,0 +1,58 @@
+//! This workspace's own binaries.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use super::{copy, same_file};
+use crate::command::Command;
+use crate::layout::Layout;
+
+/// Package and binary of each.
+pub const BINARIES: &[(&str, &str)] = &[
+    ("yoke-operator", "yoke-operator"),
+    ("yoke-ingress-xds", "yoke-ingress-xds"),
+    ("yoke-kine-nats", "kine-nats"),
+    ("yoke-cli", "kubectl-yoke"),
+];
+
+/// Builds all of them in one run of cargo and copies those that changed into `.dev/bin`. Returns how many changed.
+pub async fn make(layout: &Layout) -> Result<usize> {
+    let mut command = Command::new("cargo").args(["build", "--locked", "--bins"]);
+    for (package, _) in BINARIES {
+        command = command.args(["--package", package]);
+    }
+    command
+        .dir(layout.root())
+        .run()
+        .await
+        .context("building this workspace's binaries")?;
+    install(layout, BINARIES.iter().map(|(_, binary)| *binary))
+}
+
+/// Copies this very program, as which the supervisor runs. True when it changed.
+pub fn install_self(layout: &Layout) -> Result<bool> {
+    let own = std::env::current_exe().context("finding this program's own binary")?;
+    let installed = layout.binary("yoke-dev");
+    if own == installed || same_file(&own, &installed) {
+        return Ok(false);
+    }
+    fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+    copy(&own, &installed).context("installing yoke-dev")?;
+    Ok(true)
+}
+
+fn install<'a>(layout: &Layout, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| layout.root().join("target"), Into::into);
+    fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
+    let mut changed = 0;
+    for binary in binaries {
+        let (built, installed) = (target.join("debug").join(binary), layout.binary(binary));
+        if !same_file(&built, &installed) {
+            // A copy: cargo may write to its own file while a process runs from this one.
+            copy(&built, &installed).with_context(|| format!("installing {binary}"))?;
+            changed += 1;
+        }
+    }
+    Ok(changed)
+}

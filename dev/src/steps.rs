@@ -1,0 +1,296 @@
+//! The steps of `make up`, and showing them.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A step of `make up`. Each does nothing when it was done already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[value(rename_all = "kebab-case")]
+pub enum Step {
+    /// What must be there before.
+    Prerequisites,
+    /// Debian packages.
+    Packages,
+    /// Binaries of Go modules, and Envoy.
+    Binaries,
+    /// This workspace's binaries.
+    Workspace,
+    /// The node's network namespace.
+    Network,
+    /// Keys, certificates and claims.
+    Credentials,
+    /// The supervisor.
+    Supervisor,
+    /// nats-server.
+    Nats,
+    /// The host API's datastore.
+    HostStore,
+    /// The host's control plane.
+    HostApi,
+    /// containerd.
+    Containerd,
+    /// Images.
+    Images,
+    /// kubelet, kube-proxy and the NetworkPolicy firewall.
+    Node,
+    /// Cluster DNS.
+    Dns,
+    /// cert-manager.
+    CertManager,
+    /// Yoke's chart.
+    Yoke,
+    /// The demo tenant and cluster.
+    Demo,
+}
+
+/// In the order in which each needs the ones before it.
+pub const ORDER: [Step; 17] = [
+    Step::Prerequisites,
+    Step::Packages,
+    Step::Binaries,
+    Step::Workspace,
+    Step::Network,
+    Step::Credentials,
+    Step::Supervisor,
+    Step::Nats,
+    Step::HostStore,
+    Step::HostApi,
+    Step::Containerd,
+    Step::Images,
+    Step::Node,
+    Step::Dns,
+    Step::CertManager,
+    Step::Yoke,
+    Step::Demo,
+];
+
+impl Step {
+    /// What the step does, as it is shown.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Prerequisites => "check what must be there",
+            Self::Packages => "install Debian packages",
+            Self::Binaries => "build the Go binaries, fetch Envoy",
+            Self::Workspace => "build Yoke's binaries",
+            Self::Network => "make the node's network",
+            Self::Credentials => "make keys and certificates",
+            Self::Supervisor => "start the supervisor",
+            Self::Nats => "start NATS",
+            Self::HostStore => "start the host's datastore",
+            Self::HostApi => "start the host's control plane",
+            Self::Containerd => "start containerd",
+            Self::Images => "load the images",
+            Self::Node => "start the node",
+            Self::Dns => "start cluster DNS",
+            Self::CertManager => "start cert-manager",
+            Self::Yoke => "install Yoke's chart",
+            Self::Demo => "make the demo cluster",
+        }
+    }
+
+    /// What to try when the step fails.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Prerequisites => "install what is named above, then run `make up` again",
+            Self::Packages => "check that Debian's mirror is reachable (`apt-get update`), then run `make up` again",
+            Self::Binaries => {
+                "check that the Go module proxy (`go env GOPROXY`) and PyPI are reachable and the disk has 10 GB free, \
+                 then run `make up` again: what was built is kept"
+            }
+            Self::Workspace => "fix what the compiler says, then run `make up` again",
+            Self::Network => "`make down` removes what is left of a former network; then run `make up` again",
+            Self::Credentials => "`make down` removes the old ones; then run `make up` again",
+            Self::Dns | Self::CertManager | Self::Yoke | Self::Demo => {
+                "look at the pods: KUBECONFIG=.dev/host.kubeconfig .dev/bin/kubectl get pods -A, and `make status`"
+            }
+            _ => "`make status` shows what is down; logs are in .dev/log; `make down && make up` starts afresh",
+        }
+    }
+}
+
+/// The steps up to and including `last`, without those in `skip`.
+pub fn plan(last: Step, skip: &[Step]) -> Vec<Step> {
+    ORDER
+        .into_iter()
+        .filter(|step| *step <= last && !skip.contains(step))
+        .collect()
+}
+
+/// Shows steps: a spinner on a terminal, plain lines elsewhere.
+#[derive(Debug)]
+pub struct Reporter {
+    begun: Instant,
+    terminal: bool,
+    total: usize,
+    done: usize,
+}
+
+/// Shows what a running step is at.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    title: &'static str,
+}
+
+impl Progress {
+    /// Shows one part of the step.
+    pub fn at(&self, part: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(format!("{}: {part}", self.title)),
+            None => say(&format!("           {part}")),
+        }
+    }
+}
+
+impl Reporter {
+    /// For `total` steps that begin now.
+    pub fn new(total: usize) -> Self {
+        let terminal = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        Self {
+            begun: Instant::now(),
+            terminal,
+            total,
+            done: 0,
+        }
+    }
+
+    /// Shows that a step begins.
+    pub fn begin(&mut self, step: Step) -> Progress {
+        self.done += 1;
+        if !self.terminal {
+            say(&format!(
+                "[{:>2}/{}] {:>5} {}",
+                self.done,
+                self.total,
+                self.elapsed(),
+                step.title()
+            ));
+            return Progress {
+                bar: None,
+                title: step.title(),
+            };
+        }
+        let style = ProgressStyle::with_template("{spinner:.cyan} {prefix} {elapsed:>4} {msg}");
+        let bar = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        bar.set_prefix(format!("[{:>2}/{}]", self.done, self.total));
+        bar.set_message(step.title());
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Progress {
+            bar: Some(bar),
+            title: step.title(),
+        }
+    }
+
+    /// Shows that a step ended well, and what it did.
+    pub fn end(&self, step: Step, progress: Progress, took: Duration, note: &str) {
+        let took = to_seconds(took);
+        match progress.bar {
+            Some(bar) => {
+                bar.finish_and_clear();
+                let title = step.title();
+                say(&format!(
+                    "✓ [{:>2}/{}] {took:>6} {title}{}",
+                    self.done,
+                    self.total,
+                    with_comma(note)
+                ));
+            }
+            None => say(&format!("           done in {took}{}", with_comma(note))),
+        }
+    }
+
+    /// Shows that a step failed: which, why, and what to try.
+    pub fn fail(&self, step: Step, progress: Progress, error: &Error) {
+        if let Some(bar) = progress.bar {
+            bar.finish_and_clear();
+        }
+        say(&format!(
+            "✗ step {} of {} failed after {}: {}",
+            self.done,
+            self.total,
+            self.elapsed(),
+            step.title()
+        ));
+        say(&describe(error));
+        say(&format!("  try: {}", step.advice()));
+    }
+
+    /// Time since the first step began.
+    pub fn elapsed(&self) -> String {
+        to_seconds(self.begun.elapsed())
+    }
+}
+
+/// Prints a line. A reader that went away (`make up | head`) is no reason to stop.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// Runs one step with its output shown.
+pub async fn show<F>(reporter: &mut Reporter, step: Step, work: impl FnOnce(Progress) -> F) -> Result<()>
+where
+    F: Future<Output = Result<String>>,
+{
+    let progress = reporter.begin(step);
+    let begun = Instant::now();
+    match work(progress.clone()).await {
+        Ok(note) => {
+            reporter.end(step, progress, begun.elapsed(), &note);
+            Ok(())
+        }
+        Err(error) => {
+            reporter.fail(step, progress, &error);
+            Err(error)
+        }
+    }
+}
+
+/// The chain of an error, one a line.
+fn describe(error: &Error) -> String {
+    error
+        .chain()
+        .map(|part| format!("  {part}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn to_seconds(duration: Duration) -> String {
+    format!("{:.1}s", duration.as_secs_f64())
+}
+
+fn with_comma(note: &str) -> String {
+    if note.is_empty() {
+        String::new()
+    } else {
+        format!(", {note}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_the_order_of_declaration() {
+        assert!(ORDER.is_sorted());
+        assert!(ORDER.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn a_plan_ends_with_the_step_that_is_asked_for() {
+        let steps = plan(Step::Network, &[]);
+        assert_eq!(steps.last(), Some(&Step::Network));
+        assert_eq!(steps.len(), 5);
+        assert_eq!(plan(Step::Demo, &[]), ORDER);
+        assert_eq!(plan(Step::Packages, &[Step::Prerequisites]), [Step::Packages]);
+    }
+
+    #[test]
+    fn an_error_is_shown_with_its_causes() {
+        let error = anyhow::anyhow!("inner").context("outer");
+        assert_eq!(describe(&error), "  outer\n  inner");
+    }
+}

@@ -1,0 +1,130 @@
+//! Talking to the daemon, and starting it.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+use super::{Reply, Request, Service, ServiceStatus};
+use crate::command::tail;
+use crate::layout::Layout;
+use crate::network::Network;
+
+const REPLY_LIMIT: Duration = Duration::from_secs(180);
+const START_LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(150);
+const LOG_LINES: usize = 15;
+/// A process that ends this often while it is waited for will not come up by itself.
+const CRASH_LOOP: u32 = 6;
+
+/// One request to the daemon.
+pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
+    let exchange = async {
+        let stream = UnixStream::connect(layout.control_socket()).await?;
+        let (reader, mut writer) = stream.into_split();
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        writer.write_all(&line).await?;
+        let mut answer = String::new();
+        BufReader::new(reader).read_line(&mut answer).await?;
+        io::Result::Ok(answer)
+    };
+    let answer = tokio::time::timeout(REPLY_LIMIT, exchange)
+        .await
+        .context("the supervisor does not answer")?
+        .context("asking the supervisor")?;
+    match serde_json::from_str(&answer).context("reading the supervisor's answer")? {
+        Reply::Refused(reason) => bail!("{reason}"),
+        reply => Ok(reply),
+    }
+}
+
+/// Every service the daemon keeps, probed now; nothing when no daemon runs.
+pub async fn status(layout: &Layout) -> Option<Vec<ServiceStatus>> {
+    match ask(layout, &Request::Status).await {
+        Ok(Reply::Status(services)) => Some(services),
+        _ => None,
+    }
+}
+
+/// Starts the daemon in the node's namespace; one of another build hands over to it.
+pub async fn start_daemon(layout: &Layout, network: &Network, replace: bool) -> Result<()> {
+    let running = status(layout).await.is_some();
+    if running && !replace {
+        return Ok(());
+    }
+    if running {
+        ask(layout, &Request::HandOver)
+            .await
+            .context("handing over to a new supervisor")?;
+    }
+    // The daemon must not hold the pipes that this command reads, or it would be waited for.
+    let script = r#"exec setsid --fork "$0" supervise >>"$1" 2>&1 </dev/null"#;
+    network
+        .enter("sh")
+        .args(["-c", script])
+        .arg(layout.binary("yoke-dev"))
+        .arg(layout.log().join("supervisor.log"))
+        .dir(layout.root())
+        .run()
+        .await
+        .context("starting the supervisor")?;
+    let deadline = Instant::now() + START_LIMIT;
+    while status(layout).await.is_none() {
+        if Instant::now() > deadline {
+            bail!(
+                "the supervisor does not answer\n{}",
+                log_tail(&layout.log().join("supervisor.log"))
+            );
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+/// Tells the daemon to keep a service.
+pub async fn keep(layout: &Layout, service: Service) -> Result<()> {
+    let name = service.name.clone();
+    ask(layout, &Request::Keep(Box::new(service)))
+        .await
+        .with_context(|| format!("starting {name}"))?;
+    Ok(())
+}
+
+/// Waits until a service's probe succeeds.
+pub async fn wait_healthy(layout: &Layout, name: &str, limit: Duration) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    let mut first_restarts: Option<u32> = None;
+    loop {
+        let services = status(layout).await.context("the supervisor does not answer")?;
+        let Some(service) = services.into_iter().find(|service| service.name == name) else {
+            bail!("the supervisor does not know {name}");
+        };
+        let Some(problem) = service.problem else { return Ok(()) };
+        let restarts = service
+            .restarts
+            .saturating_sub(*first_restarts.get_or_insert(service.restarts));
+        if restarts >= CRASH_LOOP {
+            bail!("{name} ended {restarts} times: {problem}\n{}", log_tail(&service.log));
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "{name} is not healthy after {limit:?}: {problem}\n{}",
+                log_tail(&service.log)
+            );
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The last lines of a log, and where the others are.
+pub fn log_tail(log: &Path) -> String {
+    let text = std::fs::read(log)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
+    format!("{}\n  log: {}", tail(&text, LOG_LINES), log.display())
+}

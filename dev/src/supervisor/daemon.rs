@@ -1,0 +1,250 @@
+//! The daemon: owns the keepers, answers the control socket.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::keeper::{Keeper, State};
+use super::{Reply, Request, Service, ServiceStatus};
+use crate::cgroups::Cgroups;
+use crate::layout::Layout;
+
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// Ended daemons are replaced after this; a daemon that cannot start at all does not take the machine with it.
+const GUARD_PAUSE: Duration = Duration::from_millis(300);
+
+/// The services in the order in which they were first kept, which is the order in which they depend on each other.
+struct Daemon {
+    layout: Layout,
+    keepers: Vec<Keeper>,
+}
+
+enum After {
+    GoOn,
+    End,
+}
+
+/// Runs a daemon, and another one when that is killed, until one ends of itself.
+pub async fn guard(layout: &Layout) -> Result<()> {
+    let program = std::env::current_exe().context("finding the supervisor's own binary")?;
+    loop {
+        let status = tokio::process::Command::new(&program)
+            .args(["supervise", "--unguarded"])
+            .current_dir(layout.root())
+            .status()
+            .await
+            .context("starting the supervisor's daemon")?;
+        if status.success() {
+            return Ok(());
+        }
+        log(layout, &format!("the daemon ended with {status}; starting another"));
+        tokio::time::sleep(GUARD_PAUSE).await;
+    }
+}
+
+/// Runs a daemon until it is told to end.
+pub async fn run(layout: Layout) -> Result<()> {
+    Cgroups::discover(&layout.stack_name())?.join_host(std::process::id())?;
+    for dir in [services_dir(&layout), pids_dir(&layout), layout.log()] {
+        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    let socket = layout.control_socket();
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket).with_context(|| format!("listening on {}", socket.display()))?;
+    let mut daemon = Daemon {
+        keepers: Vec::new(),
+        layout,
+    };
+    daemon.take_over()?;
+    log(
+        &daemon.layout,
+        &format!("daemon {} keeps {} services", std::process::id(), daemon.keepers.len()),
+    );
+    loop {
+        let (stream, _) = listener.accept().await.context("accepting on the control socket")?;
+        match tokio::time::timeout(REQUEST_LIMIT, read(stream)).await {
+            Ok(Ok((request, stream))) => {
+                let (reply, after) = daemon.obey(request).await;
+                answer(stream, &reply).await;
+                if let After::End = after {
+                    return Ok(());
+                }
+            }
+            Ok(Err(error)) => log(&daemon.layout, &format!("unreadable request: {error:#}")),
+            Err(_) => log(&daemon.layout, "a request did not come in time"),
+        }
+    }
+}
+
+impl Daemon {
+    /// Keeps what the former daemon was told to keep.
+    fn take_over(&mut self) -> Result<()> {
+        let mut found = BTreeMap::new();
+        for entry in fs::read_dir(services_dir(&self.layout))
+            .context("reading the services to keep")?
+            .flatten()
+        {
+            // A file that was being written when the machine stopped is made again by the next `up`.
+            let complete = entry.path().extension().is_some_and(|extension| extension == "json");
+            let service = fs::read(entry.path())
+                .ok()
+                .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            if let (true, Some(service)) = (complete, service) {
+                found.insert(entry.file_name(), service);
+            }
+        }
+        for service in found.into_values() {
+            self.spawn(service);
+        }
+        Ok(())
+    }
+
+    fn spawn(&mut self, service: Service) {
+        let log = self.log_file(&service.name);
+        let record = pids_dir(&self.layout).join(format!("{}.json", service.name));
+        self.keepers.push(Keeper::spawn(service, log, record));
+    }
+
+    async fn obey(&mut self, request: Request) -> (Reply, After) {
+        let reply = match request {
+            Request::Keep(service) => self.keep(*service).await,
+            Request::Forget(name) => self.forget(&name).await,
+            Request::Restart(name) => match self.keepers.iter().find(|keeper| keeper.service.name == name) {
+                Some(keeper) => {
+                    keeper.restart().await;
+                    Ok(Reply::Done)
+                }
+                None => Ok(Reply::Refused(format!("no service is called {name}"))),
+            },
+            Request::Status => Ok(Reply::Status(self.status().await)),
+            Request::HandOver => {
+                for keeper in self.keepers.drain(..) {
+                    keeper.leave().await;
+                }
+                return (Reply::Done, After::End);
+            }
+            Request::Shutdown => {
+                for keeper in self.keepers.drain(..).rev() {
+                    keeper.stop().await;
+                }
+                return (Reply::Done, After::End);
+            }
+        };
+        (
+            reply.unwrap_or_else(|error| Reply::Refused(format!("{error:#}"))),
+            After::GoOn,
+        )
+    }
+
+    async fn keep(&mut self, service: Service) -> Result<Reply> {
+        let at = self
+            .keepers
+            .iter()
+            .position(|keeper| keeper.service.name == service.name);
+        if at.is_some_and(|at| self.keepers[at].service == service) {
+            return Ok(Reply::Done);
+        }
+        // The number keeps the order for the next daemon.
+        let number = at.unwrap_or(self.keepers.len());
+        let file = services_dir(&self.layout).join(format!("{number:02}-{}.json", service.name));
+        let partial = file.with_extension("partial");
+        fs::write(&partial, serde_json::to_vec_pretty(&service)?).context("recording a service")?;
+        fs::rename(&partial, &file).context("recording a service")?;
+        match at {
+            None => self.spawn(service),
+            Some(at) => {
+                self.keepers.remove(at).stop().await;
+                self.spawn(service);
+                let keeper = self.keepers.pop().context("a keeper was just added")?;
+                self.keepers.insert(at, keeper);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    async fn forget(&mut self, name: &str) -> Result<Reply> {
+        let Some(at) = self.keepers.iter().position(|keeper| keeper.service.name == name) else {
+            return Ok(Reply::Done);
+        };
+        self.keepers.remove(at).stop().await;
+        for entry in fs::read_dir(services_dir(&self.layout))
+            .context("reading the services to keep")?
+            .flatten()
+        {
+            if entry.file_name().to_string_lossy().ends_with(&format!("-{name}.json")) {
+                fs::remove_file(entry.path()).context("forgetting a service")?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    async fn status(&self) -> Vec<ServiceStatus> {
+        let probes = self.keepers.iter().map(|keeper| {
+            let probe = keeper.service.probe.clone();
+            tokio::spawn(async move { probe.ask().await })
+        });
+        let probes: Vec<_> = probes.collect();
+        let mut services = Vec::new();
+        for (keeper, probe) in self.keepers.iter().zip(probes) {
+            let answer = probe.await.unwrap_or_else(|error| Some(error.to_string()));
+            let state = keeper.state();
+            services.push(ServiceStatus {
+                name: keeper.service.name.clone(),
+                pid: state.pid,
+                restarts: state.restarts,
+                problem: judge(&state, answer),
+                log: self.log_file(&keeper.service.name),
+            });
+        }
+        services
+    }
+
+    fn log_file(&self, name: &str) -> PathBuf {
+        self.layout.log().join(format!("{name}.log"))
+    }
+}
+
+/// A probe can be answered by a stranger; without a process of its own a service does not work.
+fn judge(state: &State, probe: Option<String>) -> Option<String> {
+    match (&state.pid, &state.last_end) {
+        (None, Some(end)) => Some(format!("not running: {end}")),
+        (None, None) => Some("not started yet".to_owned()),
+        (Some(_), _) => probe,
+    }
+}
+
+async fn read(stream: UnixStream) -> Result<(Request, UnixStream)> {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).await?;
+    Ok((serde_json::from_str(&line)?, reader.into_inner()))
+}
+
+async fn answer(mut stream: UnixStream, reply: &Reply) {
+    if let Ok(mut line) = serde_json::to_vec(reply) {
+        line.push(b'\n');
+        // Whoever asked may be gone.
+        let _ = stream.write_all(&line).await;
+    }
+}
+
+fn services_dir(layout: &Layout) -> PathBuf {
+    layout.run().join("services")
+}
+
+fn pids_dir(layout: &Layout) -> PathBuf {
+    layout.run().join("pids")
+}
+
+fn log(layout: &Layout, message: &str) {
+    let path = layout.log().join("supervisor.log");
+    if let Ok(mut file) = fs::OpenOptions::new().create(true).append(true).open(path) {
+        let _ = writeln!(file, "{} {message}", jiff::Timestamp::now());
+    }
+}

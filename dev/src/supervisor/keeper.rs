@@ -1,0 +1,225 @@
+//! Keeps one service's process running. Started anew after a pause that grows while it keeps ending early.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::Service;
+use super::process::Process;
+
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+/// A process that ran this long is not in a crash loop.
+const STEADY: Duration = Duration::from_secs(10);
+/// Orders are few, and each is answered before the next is sent.
+const ORDERS: usize = 4;
+
+/// What a keeper reports.
+#[derive(Debug, Clone, Default)]
+pub(super) struct State {
+    pub(super) pid: Option<u32>,
+    pub(super) restarts: u32,
+    /// How the last process ended, or why none could be started.
+    pub(super) last_end: Option<String>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Stop(oneshot::Sender<()>),
+    Restart(oneshot::Sender<()>),
+    /// End without touching the process.
+    Leave,
+}
+
+/// A running keeper.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) service: Service,
+    state: watch::Receiver<State>,
+    orders: mpsc::Sender<Order>,
+    task: JoinHandle<()>,
+}
+
+struct Files {
+    log: PathBuf,
+    record: PathBuf,
+}
+
+impl Keeper {
+    /// Keeps `service` running, beginning with the process that `record` names if that runs the same service.
+    pub(super) fn spawn(service: Service, log: PathBuf, record: PathBuf) -> Self {
+        let (state_sender, state) = watch::channel(State::default());
+        let (orders, receiver) = mpsc::channel(ORDERS);
+        let task = tokio::spawn(keep(service.clone(), Files { log, record }, receiver, state_sender));
+        Self {
+            service,
+            state,
+            orders,
+            task,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// Stops the process and ends the keeper.
+    pub(super) async fn stop(self) {
+        let (done, wait) = oneshot::channel();
+        // An error is a keeper that has ended already.
+        let _ = self.orders.send(Order::Stop(done)).await;
+        let _ = wait.await;
+        let _ = self.task.await;
+    }
+
+    /// Stops the process; the keeper starts it again.
+    pub(super) async fn restart(&self) {
+        let (done, wait) = oneshot::channel();
+        let _ = self.orders.send(Order::Restart(done)).await;
+        let _ = wait.await;
+    }
+
+    /// Ends the keeper, not the process.
+    pub(super) async fn leave(self) {
+        let _ = self.orders.send(Order::Leave).await;
+        let _ = self.task.await;
+    }
+}
+
+async fn keep(service: Service, files: Files, mut orders: mpsc::Receiver<Order>, state: watch::Sender<State>) {
+    let mut adopted = Process::adopt(&files.record);
+    if adopted.as_ref().is_some_and(|process| process.service() != &service)
+        && let Some(process) = adopted.take()
+    {
+        process.stop().await;
+    }
+    let mut pause = PAUSE_MIN;
+    loop {
+        let started = Instant::now();
+        let process = match adopted.take() {
+            Some(process) => Ok(process),
+            None => Process::start(&service, &files.log, &files.record),
+        };
+        let mut asked = false;
+        let end = match process {
+            Err(error) => format!("{error:#}"),
+            Ok(mut process) => {
+                state.send_modify(|state| state.pid = Some(process.pid()));
+                let order = tokio::select! {
+                    end = process.wait() => Err(end),
+                    order = orders.recv() => Ok(order),
+                };
+                match order {
+                    Err(end) => end,
+                    Ok(Some(Order::Restart(done))) => {
+                        process.stop().await;
+                        asked = true;
+                        let _ = done.send(());
+                        "restarted on request".to_owned()
+                    }
+                    Ok(Some(Order::Stop(done))) => {
+                        process.stop().await;
+                        let _ = std::fs::remove_file(&files.record);
+                        let _ = done.send(());
+                        return;
+                    }
+                    Ok(Some(Order::Leave) | None) => return,
+                }
+            }
+        };
+        state.send_modify(|state| {
+            state.pid = None;
+            state.restarts += 1;
+            state.last_end = Some(end);
+        });
+        if asked || started.elapsed() > STEADY {
+            pause = PAUSE_MIN;
+        }
+        let waiting = tokio::time::sleep(if asked { Duration::ZERO } else { pause });
+        tokio::select! {
+            () = waiting => {}
+            order = orders.recv() => match order {
+                Some(Order::Restart(done)) => drop(done.send(())),
+                Some(Order::Stop(done)) => {
+                    let _ = done.send(());
+                    return;
+                }
+                Some(Order::Leave) | None => return,
+            },
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::Probe;
+
+    fn service(command: &[&str]) -> Service {
+        Service {
+            name: "x".into(),
+            command: command.iter().map(ToString::to_string).collect(),
+            env: Default::default(),
+            probe: Probe::Command(vec!["true".into()]),
+            stamp: String::new(),
+        }
+    }
+
+    async fn until(keeper: &mut Keeper, what: impl Fn(&State) -> bool) -> State {
+        let wait = keeper.state.wait_for(|state| what(state));
+        tokio::time::timeout(Duration::from_secs(10), wait)
+            .await
+            .expect("the state is reached")
+            .unwrap()
+            .clone()
+    }
+
+    #[tokio::test]
+    async fn a_killed_process_is_started_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::spawn(
+            service(&["sleep", "60"]),
+            dir.path().join("log"),
+            dir.path().join("record"),
+        );
+        let first = until(&mut keeper, |state| state.pid.is_some()).await.pid.unwrap();
+        let pid = rustix::process::Pid::from_raw(first as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let second = until(&mut keeper, |state| state.pid.is_some_and(|pid| pid != first)).await;
+        assert_eq!(second.restarts, 1);
+        keeper.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_process_left_behind_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = || (dir.path().join("log"), dir.path().join("record"));
+        let mut keeper = Keeper::spawn(service(&["sleep", "60"]), files().0, files().1);
+        let pid = until(&mut keeper, |state| state.pid.is_some()).await.pid;
+        keeper.leave().await;
+        let mut next = Keeper::spawn(service(&["sleep", "60"]), files().0, files().1);
+        assert_eq!(until(&mut next, |state| state.pid.is_some()).await.pid, pid);
+        next.leave().await;
+        // Another command under the same name replaces it.
+        let mut other = Keeper::spawn(service(&["sleep", "61"]), files().0, files().1);
+        assert_ne!(until(&mut other, |state| state.pid.is_some()).await.pid, pid);
+        other.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_missing_is_reported_and_can_be_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::spawn(
+            service(&["/nowhere/x"]),
+            dir.path().join("log"),
+            dir.path().join("record"),
+        );
+        let state = until(&mut keeper, |state| state.last_end.is_some()).await;
+        assert!(state.last_end.unwrap().contains("starting /nowhere/x"));
+        keeper.stop().await;
+    }
+}

@@ -1,0 +1,178 @@
+//! One process: started by this daemon, or taken over from a former one.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+use tokio::process::{Child, Command};
+
+use super::Service;
+
+/// A log longer than this is put aside when its process starts.
+const LOG_LIMIT: u64 = 32 << 20;
+const ADOPTED_POLL: Duration = Duration::from_millis(250);
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A process as it is written down. The start time (in clock ticks since boot) tells it from another one that got its
+/// pid later.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) pid: u32,
+    start_time: u64,
+    service: Service,
+}
+
+/// A running process.
+#[derive(Debug)]
+pub(super) struct Process {
+    record: Record,
+    child: Option<Child>,
+}
+
+impl Process {
+    /// Starts the service's process.
+    pub(super) fn start(service: &Service, log: &Path, record_file: &Path) -> Result<Self> {
+        let (program, args) = service.command.split_first().context("a service without a command")?;
+        rotate(log);
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(log)
+            .context("opening the log")?;
+        let errors = log.try_clone().context("opening the log")?;
+        let child = Command::new(program)
+            .args(args)
+            .env_clear()
+            .env("PATH", PATH)
+            .envs(&service.env)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            // A terminal's Ctrl-C is for the command that was typed there.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("starting {program}"))?;
+        let pid = child.id().context("the process ended before it had a pid")?;
+        let start_time = start_time(pid).context("reading the start time of a process that was just started")?;
+        let record = Record {
+            pid,
+            start_time,
+            service: service.clone(),
+        };
+        fs::write(record_file, serde_json::to_vec(&record)?).context("recording the process")?;
+        Ok(Self {
+            record,
+            child: Some(child),
+        })
+    }
+
+    /// Takes over the process of a former daemon, if it still runs.
+    pub(super) fn adopt(record_file: &Path) -> Option<Self> {
+        let record: Record = serde_json::from_slice(&fs::read(record_file).ok()?).ok()?;
+        (start_time(record.pid) == Some(record.start_time)).then_some(Self { record, child: None })
+    }
+
+    /// The service as it was when the process was started.
+    pub(super) fn service(&self) -> &Service {
+        &self.record.service
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.record.pid
+    }
+
+    /// Waits until the process has ended, and says how.
+    pub(super) async fn wait(&mut self) -> String {
+        if let Some(child) = &mut self.child {
+            return match child.wait().await {
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            };
+        }
+        while start_time(self.record.pid) == Some(self.record.start_time) {
+            tokio::time::sleep(ADOPTED_POLL).await;
+        }
+        "ended".to_owned()
+    }
+
+    /// Asks the process to end, and makes it.
+    pub(super) async fn stop(mut self) {
+        self.signal(Signal::TERM);
+        if tokio::time::timeout(STOP_LIMIT, self.wait()).await.is_err() {
+            self.signal(Signal::KILL);
+            self.wait().await;
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if start_time(self.record.pid) != Some(self.record.start_time) {
+            return;
+        }
+        if let Some(pid) = i32::try_from(self.record.pid).ok().and_then(Pid::from_raw) {
+            // A process that has ended since is what is wanted.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+fn rotate(log: &Path) {
+    if fs::metadata(log).is_ok_and(|meta| meta.len() > LOG_LIMIT) {
+        let _ = fs::rename(log, log.with_extension("log.1"));
+    }
+}
+
+/// The start time of a process; nothing when it has ended, be it not yet waited for.
+fn start_time(pid: u32) -> Option<u64> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The name, in parentheses, may hold anything: the fields are counted from its end. State is the third field of the
+/// file, the start time the twenty-second.
+fn parse_stat(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_after_any_name() {
+        let rest = "1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 1";
+        assert_eq!(parse_stat(&format!("12 (a b) c) S {rest}")), Some(987_654));
+        assert_eq!(parse_stat(&format!("12 (dead) Z {rest}")), None);
+        assert_eq!(parse_stat("nonsense"), None);
+    }
+
+    fn sleeper(seconds: &str) -> Service {
+        Service {
+            name: "sleeper".into(),
+            command: vec!["sleep".into(), seconds.into()],
+            env: Default::default(),
+            probe: super::super::Probe::Command(vec!["true".into()]),
+            stamp: String::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_is_adopted_while_it_runs_and_not_after() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, record) = (dir.path().join("log"), dir.path().join("record"));
+        let process = Process::start(&sleeper("60"), &log, &record).unwrap();
+        let adopted = Process::adopt(&record).unwrap();
+        assert_eq!(adopted.pid(), process.pid());
+        process.stop().await;
+        assert!(Process::adopt(&record).is_none());
+    }
+}

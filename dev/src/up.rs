@@ -1,0 +1,225 @@
+//! `make up`: from whatever is there to a running stack, one step after the other.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::cgroups::Cgroups;
+use crate::credentials;
+use crate::host_cluster::services::Services;
+use crate::host_cluster::{self, HostStore, NODE_NAME, manifests};
+use crate::images::Images;
+use crate::kubectl::Kubectl;
+use crate::layout::Layout;
+use crate::network::Network;
+use crate::recipes::{self, Made, debian, go, rust};
+use crate::steps::{self, Progress, Reporter, Step};
+use crate::supervisor::Service;
+use crate::supervisor::client;
+
+const PROCESS_LIMIT: Duration = Duration::from_secs(90);
+const ROLLOUT_LIMIT: Duration = Duration::from_secs(180);
+
+/// Brings the stack up by these steps.
+pub async fn up(layout: &Layout, store: HostStore, plan: Vec<Step>) -> Result<()> {
+    let mut reporter = Reporter::new(plan.len());
+    let mut stack = Stack {
+        layout,
+        store,
+        network: None,
+    };
+    for step in plan {
+        steps::show(&mut reporter, step, |progress| stack.perform(step, progress)).await?;
+    }
+    steps::say(&format!("\nup in {}", reporter.elapsed()));
+    Ok(())
+}
+
+/// What steps hand on to later ones.
+struct Stack<'a> {
+    layout: &'a Layout,
+    store: HostStore,
+    network: Option<Network>,
+}
+
+impl Stack<'_> {
+    /// Performs one step and says what it did.
+    async fn perform(&mut self, step: Step, progress: Progress) -> Result<String> {
+        match step {
+            Step::Prerequisites => {
+                debian::check_prerequisites().await?;
+                self.store.settle(self.layout)?;
+                Ok(String::new())
+            }
+            Step::Packages => Ok(match debian::install().await?.join(" ") {
+                nothing if nothing.is_empty() => "nothing was missing".to_owned(),
+                packages => packages,
+            }),
+            Step::Binaries => self.make_binaries(&progress).await,
+            Step::Workspace => {
+                let changed = rust::make(self.layout).await?;
+                Ok(format!("{changed} of {} changed", rust::BINARIES.len()))
+            }
+            Step::Network => {
+                let network = Network::choose(self.layout).await?;
+                network.apply().await?;
+                let note = format!(
+                    "node {} pods {} in {}",
+                    network.node_ip(),
+                    network.plan.pods,
+                    self.layout.stack_name()
+                );
+                self.network = Some(network);
+                Ok(note)
+            }
+            Step::Credentials => {
+                let made = credentials::apply(self.layout, self.network()?)?;
+                Ok(if made { "made" } else { "kept" }.to_owned())
+            }
+            Step::Supervisor => self.start_supervisor().await,
+            Step::Nats => self.run(self.services()?.nats()?).await,
+            Step::HostStore => self.run(self.services()?.store(self.store)?).await,
+            Step::HostApi => self.start_control_plane(&progress).await,
+            Step::Containerd => self.run(self.services()?.containerd()?).await,
+            Step::Images => self.load_images().await,
+            Step::Node => self.start_node(&progress).await,
+            Step::Dns => {
+                let manifest = manifests::build_coredns(self.network()?);
+                self.deploy(manifest, "kube-system", "coredns").await
+            }
+            Step::CertManager => self.start_cert_manager().await,
+            Step::Yoke => Ok(String::new()),
+            Step::Demo => Ok(String::new()),
+        }
+    }
+
+    fn network(&self) -> Result<&Network> {
+        self.network
+            .as_ref()
+            .context("the network is chosen by an earlier step")
+    }
+
+    fn services(&self) -> Result<Services<'_>> {
+        Ok(Services {
+            layout: self.layout,
+            network: self.network()?,
+        })
+    }
+
+    fn kubectl(&self) -> Kubectl<'_> {
+        Kubectl::new(self.layout)
+    }
+
+    async fn make_binaries(&self, progress: &Progress) -> Result<String> {
+        let mut built = Vec::new();
+        let etcd = (self.store == HostStore::Etcd).then_some(&go::ETCD);
+        for recipe in go::RECIPES.iter().chain(etcd) {
+            progress.at(recipe.module);
+            if recipe.make(self.layout).await? == Made::Built {
+                built.push(recipe.module);
+            }
+        }
+        progress.at("envoy");
+        if recipes::envoy(self.layout).await.context("fetching Envoy")? == Made::Built {
+            built.push("envoy");
+        }
+        Ok(if built.is_empty() {
+            "all from the cache".to_owned()
+        } else {
+            format!("built {}", built.join(" "))
+        })
+    }
+
+    async fn start_supervisor(&self) -> Result<String> {
+        let network = self.network()?;
+        let cgroups = Cgroups::discover(&self.layout.stack_name())?;
+        cgroups.create()?;
+        host_cluster::write_config(self.layout, network, &cgroups)?;
+        let changed = rust::install_self(self.layout)?;
+        client::start_daemon(self.layout, network, changed).await?;
+        Ok(String::new())
+    }
+
+    /// Keeps a service and waits until it works.
+    async fn run(&self, service: Service) -> Result<String> {
+        let name = service.name.clone();
+        client::keep(self.layout, service).await?;
+        client::wait_healthy(self.layout, &name, PROCESS_LIMIT).await?;
+        Ok(name)
+    }
+
+    async fn start_control_plane(&self, progress: &Progress) -> Result<String> {
+        let services = self.services()?;
+        progress.at("kube-apiserver");
+        self.run(services.api_server()?).await?;
+        progress.at("kube-controller-manager, kube-scheduler");
+        let (manager, scheduler) = (services.controller_manager()?, services.scheduler()?);
+        client::keep(self.layout, manager.clone()).await?;
+        client::keep(self.layout, scheduler.clone()).await?;
+        for service in [manager, scheduler] {
+            client::wait_healthy(self.layout, &service.name, PROCESS_LIMIT).await?;
+        }
+        Ok(String::new())
+    }
+
+    async fn load_images(&self) -> Result<String> {
+        let loaded = Images::open(self.layout).load_released().await?;
+        Ok(format!("{loaded} loaded"))
+    }
+
+    async fn start_node(&self, progress: &Progress) -> Result<String> {
+        self.kubectl().apply(manifests::build_kube_router()).await?;
+        let services = self.services()?;
+        for service in [services.kubelet()?, services.kube_proxy()?, services.kube_router()?] {
+            progress.at(&service.name);
+            self.run(service).await?;
+        }
+        let node = format!("node/{NODE_NAME}");
+        let args = ["wait", "--for=condition=Ready", &node, "--timeout=2s"];
+        self.kubectl()
+            .until("the node becoming Ready", &args, PROCESS_LIMIT)
+            .await?;
+        Ok(String::new())
+    }
+
+    async fn start_cert_manager(&self) -> Result<String> {
+        let crds = go::module_dir(self.layout, "cert-manager", "github.com/cert-manager/cert-manager").await?;
+        let mut manifest = String::new();
+        let crds = crds.join("deploy/crds");
+        for entry in fs::read_dir(&crds)
+            .with_context(|| format!("reading {}", crds.display()))?
+            .flatten()
+        {
+            let path = entry.path();
+            let name = entry.file_name();
+            if name.to_string_lossy().starts_with("cert-manager.io_") {
+                manifest.push_str(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?);
+                manifest.push_str("\n---\n");
+            }
+        }
+        let kubectl = self.kubectl();
+        kubectl
+            .apply(manifest)
+            .await
+            .context("installing cert-manager's CRDs")?;
+        let established = [
+            "wait",
+            "--for=condition=Established",
+            "crd/certificates.cert-manager.io",
+            "--timeout=2s",
+        ];
+        kubectl
+            .until("cert-manager's CRDs being served", &established, PROCESS_LIMIT)
+            .await?;
+        self.deploy(manifests::build_cert_manager(), "cert-manager", "cert-manager")
+            .await
+    }
+
+    async fn deploy(&self, manifest: String, namespace: &str, deployment: &str) -> Result<String> {
+        let kubectl = self.kubectl();
+        kubectl.apply(manifest).await?;
+        kubectl.wait_rollout(namespace, deployment, ROLLOUT_LIMIT).await?;
+        Ok(String::new())
+    }
+}
