@@ -126,8 +126,14 @@ reasons! {
     ContainerFailing,
     /// The API server answers.
     APIServerReady,
+    /// The API server answers, and not through the ingress yet.
+    IngressPending,
     /// NATS does not answer the operator.
     StoreUnavailable,
+    /// The keys of the Tenant's NATS account are lost; the data of its Clusters cannot be reached without them.
+    AccountKeyLost,
+    /// The Tenant's NATS account is not there yet.
+    AccountPending,
     /// The account's storage is used up.
     StoreQuotaExceeded,
     /// The ingress refused the cluster's configuration.

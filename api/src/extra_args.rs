@@ -15,7 +15,6 @@ pub const API_SERVER: &[&str] = &[
     "oidc-groups-prefix",
     "oidc-issuer-url",
     "oidc-required-claim",
-    "oidc-signing-algs",
     "oidc-username-claim",
     "oidc-username-prefix",
 ];

@@ -17,6 +17,8 @@ pub const MANAGED_BY_OPERATOR: &str = "yoke-operator";
 pub const INCARNATION: &str = "yoke.drzzl.io/incarnation";
 /// Annotation: digest of the configuration that a pod must be restarted for.
 pub const CONFIG_DIGEST: &str = "yoke.drzzl.io/config-digest";
+/// Annotation: version of Kubernetes that a control plane's pod runs.
+pub const VERSION: &str = "yoke.drzzl.io/version";
 /// Annotation on a hosted namespace or tenant namespace: UID of the object that owns it.
 pub const OWNER_UID: &str = "yoke.drzzl.io/owner-uid";
 /// Annotation on a hosted namespace: `namespace/name` of the Cluster that owns it.

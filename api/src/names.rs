@@ -192,6 +192,34 @@ pub fn kubeconfig_secret(cluster: &str) -> String {
     format!("{cluster}-kubeconfig")
 }
 
+/// Whether a text is a DNS label in lower case (RFC 1123).
+pub fn is_label(text: &str) -> bool {
+    (1..=63).contains(&text.len())
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// Whether a text is a DNS name in lower case, at least two labels, the last of which begins with a letter: so neither a
+/// wildcard nor an IP address.
+pub fn is_domain(text: &str) -> bool {
+    text.len() <= 253
+        && text.contains('.')
+        && text.split('.').all(is_label)
+        && text
+            .rsplit('.')
+            .next()
+            .is_some_and(|last| last.starts_with(|c: char| c.is_ascii_lowercase()))
+}
+
+/// Whether `name` is `domain` or lies under it.
+pub fn is_within(name: &str, domain: &str) -> bool {
+    name.strip_suffix(domain)
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,6 +261,31 @@ mod tests {
             id.public_name("demo", "yoke.test").issuer(),
             "https://demo-bcdfghjk.yoke.test"
         );
+    }
+
+    #[test]
+    fn domains_are_checked() {
+        for (text, good) in [
+            ("yoke.test", true),
+            ("a.b-c.example", true),
+            ("test", false),
+            ("*.example.org", false),
+            ("10.0.0.1", false),
+            ("Example.org", false),
+            ("-a.org", false),
+            ("a..org", false),
+            ("a.org.", false),
+        ] {
+            assert_eq!(is_domain(text), good, "{text:?}");
+        }
+        for (name, domain, within) in [
+            ("a.example.org", "example.org", true),
+            ("example.org", "example.org", true),
+            ("badexample.org", "example.org", false),
+            ("example.org", "a.example.org", false),
+        ] {
+            assert_eq!(is_within(name, domain), within, "{name} {domain}");
+        }
     }
 
     #[test]

@@ -1,0 +1,175 @@
+//! Writes to the host API: server-side apply of owned fields, and nothing where nothing changes.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Mutex, PoisonError};
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A write failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{verb} {kind} {namespace}/{name}")]
+pub struct ApplyError {
+    verb: &'static str,
+    kind: String,
+    namespace: String,
+    name: String,
+    /// Why.
+    #[source]
+    pub source: Box<kube::Error>,
+}
+
+/// Writes as one field manager.
+///
+/// It remembers what it applied and the version that came of it: an object that has that version is not written again. The
+/// memory is an economy, not a truth: without it, the API server finds that nothing changed.
+pub struct Applier {
+    client: Client,
+    params: PatchParams,
+    applied: Mutex<HashMap<Key, Applied>>,
+}
+
+type Key = (String, String, String);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Applied {
+    digest: u64,
+    version: String,
+}
+
+impl Debug for Applier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Applier")
+            .field("params", &self.params)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Applier {
+    /// An applier with the field manager `yoke-operator/<controller>`.
+    pub fn new(client: Client, controller: &str) -> Self {
+        Self {
+            client,
+            params: PatchParams::apply(&format!("yoke-operator/{controller}")).force(),
+            applied: Mutex::default(),
+        }
+    }
+
+    /// The field manager's parameters.
+    pub fn params(&self) -> &PatchParams {
+        &self.params
+    }
+
+    /// Applies an object that lives in a namespace. `store` is what is known of its kind. Says whether it wrote.
+    pub async fn apply<K>(&self, store: &Store<K>, object: &K) -> Result<bool, ApplyError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let namespace = object.namespace().unwrap_or_default();
+        self.apply_by(store, &Api::namespaced(self.client.clone(), &namespace), object)
+            .await
+    }
+
+    async fn apply_by<K>(&self, store: &Store<K>, api: &Api<K>, object: &K) -> Result<bool, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let key = key_of(object);
+        let digest = digest_of(object);
+        let known = store
+            .get(&ObjectRef::from_obj(object))
+            .and_then(|object| object.resource_version());
+        let before = self.lock().get(&key).cloned();
+        if known.is_some()
+            && before
+                .as_ref()
+                .is_some_and(|before| before.digest == digest && Some(&before.version) == known.as_ref())
+        {
+            return Ok(false);
+        }
+        let result = api.patch(&key.2, &self.params, &Patch::Apply(object)).await;
+        let version = result
+            .map_err(|source| failed("applying", object, source))?
+            .resource_version()
+            .unwrap_or_default();
+        let wrote = known.as_ref() != Some(&version) && before.is_none_or(|before| before.version != version);
+        self.lock().insert(key, Applied { digest, version });
+        Ok(wrote)
+    }
+
+    /// Makes an object that must not be there yet; `None` if one of its name is.
+    pub async fn create<K>(&self, api: &Api<K>, object: &K) -> Result<Option<K>, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let params = PostParams {
+            field_manager: self.params.field_manager.clone(),
+            ..PostParams::default()
+        };
+        match api.create(&params, object).await {
+            Ok(made) => Ok(Some(made)),
+            Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(None),
+            Err(source) => Err(failed("making", object, source)),
+        }
+    }
+
+    /// Deletes what is there of an object: only the very one that was seen. Absence is success.
+    pub async fn delete<K>(&self, api: &Api<K>, object: &K) -> Result<(), ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: object.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::background()
+        };
+        self.lock().remove(&key_of(object));
+        match api.delete(&object.name_any(), &params).await {
+            Ok(_) => Ok(()),
+            // Conflict: another object of that name, which is not the one that was to go.
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+            Err(source) => Err(failed("deleting", object, source)),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Applied>> {
+        // Each change is one insert or removal, so the map is whole after any panic.
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> Key {
+    let meta = object.meta();
+    (
+        K::kind(&()).into_owned(),
+        meta.namespace.clone().unwrap_or_default(),
+        meta.name.clone().unwrap_or_default(),
+    )
+}
+
+fn digest_of<K: Serialize>(object: &K) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_vec(object)
+        .expect("typed Kubernetes objects have string keys only")
+        .hash(&mut hasher);
+    hasher.finish()
+}
+
+fn failed<K: Resource<DynamicType = ()>>(verb: &'static str, object: &K, source: kube::Error) -> ApplyError {
+    let (kind, namespace, name) = key_of(object);
+    ApplyError {
+        verb,
+        kind,
+        namespace,
+        name,
+        source: Box::new(source),
+    }
+}

@@ -1,0 +1,289 @@
+//! What the operator knows of the host: one watch a kind, kept in memory, which also says whose reconciliation a change
+//! calls for.
+//!
+//! ```text
+//!  host API ─watch─▶ store (read by reconciliations) ─▶ Triggers ─▶ Controller of Clusters, Controller of Tenants
+//! ```
+//!
+//! A trigger is sent after the store has the change, so a reconciliation sees at least what called for it.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::time::Duration;
+
+use futures::channel::mpsc;
+use futures::{SinkExt as _, TryStreamExt as _};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
+use kube::runtime::watcher::Event;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use yoke_api::{Cluster, Tenant, labels};
+use yoke_pki::cert_manager::{Certificate, Issuer};
+use yoke_runtime::{Drain, Supervisor};
+
+/// Triggers that wait to be taken. When they are this many, watches wait too; controllers take them without delay, since
+/// they keep one entry for each object.
+const TRIGGER_CAPACITY: usize = 1024;
+/// How long the first lists may take before the process gives up.
+const SYNC_LIMIT: Duration = Duration::from_secs(60);
+
+/// The first lists did not come.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// A watch ended before.
+    #[error("a watch of the host API ended before its first list")]
+    Ended(#[source] kube::runtime::reflector::store::WriterDropped),
+    /// It takes too long.
+    #[error("the host API did not answer the first lists within {SYNC_LIMIT:?}")]
+    Limit,
+}
+
+/// Everything that is watched.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    /// All Clusters.
+    pub clusters: Store<Cluster>,
+    /// All Tenants.
+    pub tenants: Store<Tenant>,
+    /// Namespaces that the operator made.
+    pub namespaces: Store<Namespace>,
+    /// Secrets that the operator made or asked cert-manager for.
+    pub secrets: Store<Secret>,
+    /// ConfigMaps of hosted namespaces.
+    pub config_maps: Store<ConfigMap>,
+    /// Services of control planes.
+    pub services: Store<Service>,
+    /// Control planes.
+    pub stateful_sets: Store<StatefulSet>,
+    /// Pods of control planes.
+    pub pods: Store<Pod>,
+    /// NetworkPolicies of hosted namespaces.
+    pub network_policies: Store<NetworkPolicy>,
+    /// Roles in Tenants' namespaces.
+    pub roles: Store<Role>,
+    /// RoleBindings in Tenants' namespaces.
+    pub role_bindings: Store<RoleBinding>,
+    /// Certificates of clusters.
+    pub certificates: Store<Certificate>,
+    /// Issuers of clusters.
+    pub issuers: Store<Issuer>,
+}
+
+/// Objects whose reconciliation is called for.
+#[derive(Debug)]
+pub struct Triggered {
+    /// Clusters.
+    pub clusters: mpsc::Receiver<ObjectRef<Cluster>>,
+    /// Tenants.
+    pub tenants: mpsc::Receiver<ObjectRef<Tenant>>,
+}
+
+#[derive(Clone)]
+struct Triggers {
+    clusters: mpsc::Sender<ObjectRef<Cluster>>,
+    tenants: mpsc::Sender<ObjectRef<Tenant>>,
+    all_clusters: Store<Cluster>,
+}
+
+/// Starts all watches.
+pub fn start(client: &Client, supervisor: &mut Supervisor) -> (Caches, Triggered) {
+    let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
+    let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
+    let (cluster_store, cluster_writer) = reflector::store();
+    let triggers = Triggers {
+        clusters: cluster_sender,
+        tenants: tenant_sender,
+        all_clusters: cluster_store.clone(),
+    };
+    let drain = supervisor.drain();
+    let mut starter = Starter {
+        client,
+        supervisor,
+        triggers: triggers.clone(),
+        drain: drain.clone(),
+    };
+    let every = watcher::Config::default();
+    starter.spawn(
+        "watch-clusters",
+        Api::all(client.clone()),
+        every.clone(),
+        cluster_writer,
+    );
+    let caches = Caches {
+        clusters: cluster_store,
+        tenants: starter.watch("watch-tenants", every),
+        namespaces: starter.watch_ours("watch-namespaces"),
+        secrets: starter.watch_ours("watch-secrets"),
+        config_maps: starter.watch_ours("watch-configmaps"),
+        services: starter.watch_ours("watch-services"),
+        stateful_sets: starter.watch_ours("watch-statefulsets"),
+        pods: starter.watch_ours("watch-pods"),
+        network_policies: starter.watch_ours("watch-networkpolicies"),
+        roles: starter.watch_ours("watch-roles"),
+        role_bindings: starter.watch_ours("watch-rolebindings"),
+        certificates: starter.watch_ours("watch-certificates"),
+        issuers: starter.watch_ours("watch-issuers"),
+    };
+    (caches, Triggered { clusters, tenants })
+}
+
+impl Caches {
+    /// Waits until every store holds its first list. A decision on what is missing must not be taken before.
+    pub async fn wait(&self) -> Result<(), SyncError> {
+        let all = async {
+            tokio::try_join!(
+                self.clusters.wait_until_ready(),
+                self.tenants.wait_until_ready(),
+                self.namespaces.wait_until_ready(),
+                self.secrets.wait_until_ready(),
+                self.config_maps.wait_until_ready(),
+                self.services.wait_until_ready(),
+                self.stateful_sets.wait_until_ready(),
+                self.pods.wait_until_ready(),
+                self.network_policies.wait_until_ready(),
+                self.roles.wait_until_ready(),
+                self.role_bindings.wait_until_ready(),
+                self.certificates.wait_until_ready(),
+                self.issuers.wait_until_ready(),
+            )
+        };
+        match tokio::time::timeout(SYNC_LIMIT, all).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(SyncError::Ended(error)),
+            Err(_) => Err(SyncError::Limit),
+        }
+    }
+
+    /// The Clusters in a Tenant's namespace.
+    pub fn clusters_of(&self, tenant: &str) -> Vec<std::sync::Arc<Cluster>> {
+        self.clusters
+            .state_filter(|cluster| cluster.metadata.namespace.as_deref() == Some(tenant))
+    }
+}
+
+struct Starter<'a> {
+    client: &'a Client,
+    supervisor: &'a mut Supervisor,
+    triggers: Triggers,
+    drain: Drain,
+}
+
+impl Starter<'_> {
+    fn watch_ours<K>(&mut self, task: &'static str) -> Store<K>
+    where
+        K: Resource<DynamicType = ()>
+            + Lookup<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let selector = format!("{}={}", labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR);
+        self.watch(task, watcher::Config::default().labels(&selector))
+    }
+
+    fn watch<K>(&mut self, task: &'static str, config: watcher::Config) -> Store<K>
+    where
+        K: Resource<DynamicType = ()>
+            + Lookup<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let (store, writer) = reflector::store();
+        self.spawn(task, Api::all(self.client.clone()), config, writer);
+        store
+    }
+
+    fn spawn<K>(
+        &mut self,
+        task: &'static str,
+        api: Api<K>,
+        config: watcher::Config,
+        writer: reflector::store::Writer<K>,
+    ) where
+        K: Resource<DynamicType = ()>
+            + Lookup<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+        <K as Lookup>::DynamicType: Eq + Hash + Clone,
+    {
+        let mut triggers = self.triggers.clone();
+        let drain = self.drain.clone();
+        self.supervisor.spawn(task, async move {
+            let stream = watcher(api, config)
+                .modify(|object| object.managed_fields_mut().clear())
+                .default_backoff()
+                .reflect(writer);
+            let mut stream = std::pin::pin!(stream);
+            loop {
+                let next = tokio::select! {
+                    () = drain.started() => return Ok::<_, std::io::Error>(()),
+                    next = stream.try_next() => next,
+                };
+                match next {
+                    Ok(Some(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object))) => {
+                        triggers.send(&object).await;
+                    }
+                    Ok(Some(Event::Init | Event::InitDone)) => {}
+                    // The watcher starts again by itself after an error; it never ends.
+                    Ok(None) => return Ok(()),
+                    Err(error) => tracing::warn!(task, error = %crate::chain(&error), "watch of the host API failed"),
+                }
+            }
+        });
+    }
+}
+
+impl Triggers {
+    /// Calls for the reconciliation of the Cluster and the Tenant that an object's labels name. If it names no Cluster, it
+    /// may matter to all of the Tenant's.
+    async fn send<K: Resource<DynamicType = ()>>(&mut self, object: &K) {
+        let meta = object.meta();
+        let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).cloned();
+        let (kind, name) = (K::kind(&()), meta.name.clone().unwrap_or_default());
+        let tenant = match kind.as_ref() {
+            "Cluster" => meta.namespace.clone(),
+            "Tenant" => Some(name.clone()),
+            _ => label(labels::TENANT),
+        };
+        let cluster = if kind == "Cluster" {
+            Some(name)
+        } else {
+            label(labels::CLUSTER)
+        };
+        let Some(tenant) = tenant else {
+            return;
+        };
+        if cluster.is_none() || kind == "Cluster" {
+            // An error means that the controller has ended, with the process soon to follow.
+            let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
+        }
+        let affected = match cluster {
+            Some(cluster) => vec![ObjectRef::new(&cluster).within(&tenant)],
+            None => self
+                .all_clusters
+                .state_filter(|cluster| cluster.metadata.namespace.as_deref() == Some(&tenant))
+                .iter()
+                .map(|cluster| ObjectRef::new(&cluster.name_any()).within(&tenant))
+                .collect(),
+        };
+        for cluster in affected {
+            let _ = self.clusters.send(cluster).await;
+        }
+    }
+}

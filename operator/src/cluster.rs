@@ -1,0 +1,357 @@
+//! The Cluster controller.
+//!
+//! ```text
+//!  Cluster, its Tenant and objects ─observe─▶ validate ─▶ build ─▶ gate ─▶ apply ─▶ status, events
+//!                                              └─ refused: status says why, what runs goes on
+//! ```
+
+mod apply;
+pub mod build;
+mod delete;
+pub mod gate;
+pub mod identity;
+mod observe;
+mod patch;
+mod probe;
+pub mod status;
+mod store;
+pub mod validate;
+
+pub(crate) use store::data_of;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use yoke_api::cluster::DesiredState;
+use yoke_api::{Cluster, ConditionType, KubernetesVersion, Reason};
+
+use crate::apply::ApplyError;
+use crate::conditions::{self, State};
+use crate::context::{Context, RootError};
+use build::Blueprint;
+use build::secrets::MaterialError;
+use gate::ControlPlane;
+use identity::Identity;
+use observe::Observed;
+use status::Outcome;
+use validate::{Accepted, Refusal, Surroundings};
+
+/// Name of the controller, in metrics and field managers.
+pub const CONTROLLER: &str = "cluster";
+
+/// Pace of looking at what has no watch while a cluster comes up.
+const STARTING: Duration = Duration::from_millis(200);
+/// Pace of looking while something else must come first.
+const WAITING: Duration = Duration::from_secs(2);
+/// Pace of looking at a cluster that is as it should be.
+const STEADY: Duration = Duration::from_secs(30);
+
+/// A reconciliation failed. It is tried again, later each time.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// The host API refused a write.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The host API did not answer.
+    #[error("asking the host API about {what}")]
+    Host {
+        /// What about.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// What was issued cannot be used.
+    #[error("using what was issued")]
+    Materials(#[from] MaterialError),
+    /// A kubeconfig cannot be written.
+    #[error("composing a kubeconfig")]
+    Kubeconfig(#[from] yoke_pki::kubeconfig::KubeconfigError),
+    /// The service-account key cannot be made.
+    #[error("making a service-account key")]
+    ServiceAccount(#[from] yoke_pki::service_account::KeyError),
+    /// The root certificate cannot be had.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// The account's keys cannot be used.
+    #[error("using the Tenant's NATS account")]
+    Account(#[from] crate::nats::account::KeyError),
+    /// A NATS token cannot be made.
+    #[error("making a NATS token")]
+    Claims(#[from] crate::nats::claims::ClaimsError),
+    /// NATS failed.
+    #[error("asking NATS")]
+    Nats(#[from] crate::nats::NatsError),
+    /// A Secret that keeps what is drawn once is not usable.
+    #[error("Secret {name} in the namespace of certificate authorities has no usable {key}")]
+    Kept {
+        /// The Secret.
+        name: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// The hosted namespace belongs to somebody else.
+    #[error("namespace {0} exists and belongs to somebody else")]
+    Foreign(String),
+    /// The hosted namespace is being deleted.
+    #[error("namespace {0} is being deleted and must be gone first")]
+    Ending(String),
+}
+
+impl ReconcileError {
+    fn reading(what: &'static str) -> impl Fn(kube::Error) -> Self {
+        move |source| Self::Host {
+            what,
+            source: Box::new(source),
+        }
+    }
+
+    /// The reason that metrics and conditions give.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Foreign(_) => Reason::IdentityConflict,
+            Self::Nats(_) => Reason::StoreUnavailable,
+            Self::Root(_) => Reason::CertificatesPending,
+            _ => Reason::ReconcileFailed,
+        }
+    }
+}
+
+/// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
+pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let began = Instant::now();
+    let result = if cluster.metadata.deletion_timestamp.is_some() {
+        delete::delete(&context, &cluster).await
+    } else {
+        reconcile_living(&context, &cluster).await
+    };
+    context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
+    count_phases(&context);
+    result
+}
+
+async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
+    let Some(cluster) = patch::ensure_identity(context, cluster).await? else {
+        return Ok(Action::await_change());
+    };
+    let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
+        return Ok(Action::await_change());
+    };
+    let observed = observe::observe(&context.caches, &identity);
+    let verdict = judge(context, &cluster, &identity, &observed);
+    let outcome = match &verdict {
+        Err(refusal) => {
+            context.metrics.failed(CONTROLLER, refusal.reason);
+            idle_outcome(&cluster, &observed, Err(refusal.clone()))
+        }
+        Ok(_) if cluster.spec.paused => idle_outcome(&cluster, &observed, Ok(())),
+        Ok(accepted) => {
+            let blueprint = Blueprint {
+                identity: &identity,
+                accepted,
+                spec: &cluster.spec,
+                config: &context.config,
+            };
+            match apply::apply(context, &blueprint, &observed).await {
+                Ok(applied) => translate(&cluster, accepted, applied),
+                Err(error) => return fail(context, &cluster, &identity, &observed, error).await,
+            }
+        }
+    };
+    let action = next_look(&outcome);
+    patch::write_status(context, &cluster, &identity, &outcome).await?;
+    Ok(action)
+}
+
+/// The running version is the one whose rollout began last.
+fn running_version(cluster: &Cluster) -> Option<KubernetesVersion> {
+    let latest = cluster.status.as_ref()?.history.first()?;
+    latest.version.parse().ok()
+}
+
+fn judge<'a>(
+    context: &'a Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Accepted<'a>, Refusal> {
+    let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
+    let around = Surroundings {
+        config: &context.config,
+        tenant: tenant.as_deref(),
+        clusters: &context.caches.clusters.state(),
+        running: running_version(cluster),
+    };
+    let accepted = validate::validate(cluster, identity, &around)?;
+    if observed.is_foreign(identity) {
+        return Err(Refusal {
+            reason: Reason::IdentityConflict,
+            message: format!("Namespace {} exists and belongs to somebody else.", identity.hosted()),
+        });
+    }
+    let narrow = cluster.spec.endpoint.extra_sans.iter().find(|name| {
+        observed
+            .authority
+            .as_ref()
+            .is_some_and(|authority| !authority.permits_dns(name))
+    });
+    match narrow {
+        Some(name) => Err(Refusal {
+            reason: Reason::HostnameNotAllowed,
+            message: format!(
+                "Host name {name} lies outside what the cluster's CA was issued for; the Tenant's domains were changed after it."
+            ),
+        }),
+        None => Ok(accepted),
+    }
+}
+
+fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Refusal>) -> Outcome {
+    let status = observed.stateful_set.as_deref().and_then(|set| set.status.as_ref());
+    let ready = status.and_then(|status| status.ready_replicas).unwrap_or(0) > 0;
+    let answers = || {
+        if ready {
+            Ok(())
+        } else {
+            Err("the control plane's pod is not ready".to_owned())
+        }
+    };
+    let unknown = State::unknown(Reason::Paused, "Not looked at.");
+    Outcome {
+        accepted,
+        paused: cluster.spec.paused,
+        asleep: cluster.spec.state == DesiredState::Asleep,
+        version: None,
+        store: unknown.clone(),
+        account: None,
+        bytes: None,
+        certificates: unknown,
+        ca_not_after: None,
+        control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
+        inside: answers(),
+        outside: answers(),
+        published: false,
+        nodes: None,
+        failure: None,
+    }
+}
+
+fn translate(cluster: &Cluster, accepted: &Accepted<'_>, applied: apply::Applied) -> Outcome {
+    Outcome {
+        accepted: Ok(()),
+        paused: false,
+        asleep: cluster.spec.state == DesiredState::Asleep,
+        version: Some(accepted.version.to_string()),
+        store: applied.store.state,
+        account: applied.store.account,
+        bytes: applied.store.bytes,
+        certificates: applied.certificates,
+        ca_not_after: applied.ca_not_after,
+        control_plane: applied.control_plane,
+        inside: applied.inside,
+        outside: applied.outside,
+        published: applied.published,
+        nodes: applied.nodes,
+        failure: None,
+    }
+}
+
+/// Says in the status that a reconciliation failed, and passes the failure on.
+async fn fail(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    error: ReconcileError,
+) -> Result<Action, ReconcileError> {
+    let idle = idle_outcome(cluster, observed, Ok(()));
+    let phase = cluster.status.as_ref().and_then(|status| status.phase);
+    let mut changes = vec![
+        (
+            ConditionType::Degraded,
+            State::yes(error.reason(), format!("{}.", crate::chain(&error))),
+        ),
+        (
+            ConditionType::Accepted,
+            State::yes(Reason::Valid, "The spec can be carried out."),
+        ),
+    ];
+    if idle.inside.is_err() {
+        changes.push((
+            ConditionType::Ready,
+            State::no(error.reason(), format!("{}.", crate::chain(&error))),
+        ));
+    }
+    let status = status::plan_short(
+        cluster,
+        phase.unwrap_or(yoke_api::cluster::Phase::Provisioning),
+        &changes,
+        Timestamp::now(),
+    );
+    let before = cluster.status.clone().unwrap_or_default();
+    let told = [ConditionType::Degraded, ConditionType::Ready];
+    let notices = conditions::build_notices(&changes, &before.conditions, &told, "Reconcile");
+    context.events.publish(cluster, &notices).await;
+    if let Err(second) = patch::write(context, cluster, &status).await {
+        tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
+    }
+    Err(error)
+}
+
+fn next_look(outcome: &Outcome) -> Action {
+    if outcome.accepted.is_err() || outcome.paused {
+        return Action::requeue(jitter(STEADY));
+    }
+    let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
+    match &outcome.control_plane {
+        ControlPlane::Running { started, .. } if !answers => {
+            // A young one will answer in moments; an old one may never.
+            let age = Timestamp::now().duration_since(*started).as_secs();
+            Action::requeue(if age < 60 { STARTING } else { WAITING })
+        }
+        ControlPlane::Running { .. } | ControlPlane::Asleep => Action::requeue(jitter(STEADY)),
+        _ if outcome.store.status != Some(true) => Action::requeue(Duration::from_millis(500)),
+        _ => Action::requeue(WAITING),
+    }
+}
+
+/// Spreads what would come at once: up to a tenth later.
+fn jitter(duration: Duration) -> Duration {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    let random = std::hash::RandomState::new().build_hasher().finish();
+    duration + duration / 1000 * u32::try_from(random % 100).unwrap_or(0)
+}
+
+/// When to try again after a failure.
+pub fn on_error(cluster: Arc<Cluster>, error: &ReconcileError, context: Arc<Context>) -> Action {
+    context.metrics.failed(CONTROLLER, error.reason());
+    tracing::warn!(
+        namespace = cluster.namespace().unwrap_or_default(),
+        cluster = cluster.name_any(),
+        error = %crate::chain(error),
+        "reconciliation of a Cluster failed"
+    );
+    let id = cluster.id();
+    let failures = id.map_or(1, |id| {
+        let mut count = 1;
+        context.note(&id, |seen| {
+            seen.failures = seen.failures.saturating_add(1);
+            count = seen.failures;
+        });
+        count
+    });
+    Action::requeue(jitter(Duration::from_millis(250) * 2_u32.pow(failures.min(8))))
+}
+
+fn count_phases(context: &Context) {
+    let clusters = context.caches.clusters.state();
+    let phases: Vec<_> = clusters
+        .iter()
+        .map(|cluster| cluster.status.as_ref().and_then(|status| status.phase))
+        .collect();
+    context.metrics.count_clusters(&phases);
+}

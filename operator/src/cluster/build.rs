@@ -1,0 +1,34 @@
+//! The objects of one Cluster, from what was accepted and what was issued. Pure, and none of it can fail.
+//!
+//! ```text
+//!  Accepted ──┬─▶ Issuers, Certificates (yoke-pki)          nothing else is needed for these
+//!             ├─▶ Namespace, Service, NetworkPolicy
+//!  Materials ─┼─▶ Secrets of the components, kubeconfig     when certificates are issued
+//!             └─▶ StatefulSet, ConfigMap of the ingress     when Secrets are there and the streams are
+//! ```
+
+pub mod arguments;
+pub mod authentication;
+pub mod hosted;
+pub mod secrets;
+pub mod stateful_set;
+
+pub use secrets::Materials;
+
+use crate::config::Config;
+
+use super::identity::Identity;
+use super::validate::Accepted;
+
+/// What every object is built from.
+#[derive(Debug)]
+pub struct Blueprint<'a> {
+    /// Names.
+    pub identity: &'a Identity,
+    /// The spec, checked.
+    pub accepted: &'a Accepted<'a>,
+    /// The spec as it was given.
+    pub spec: &'a yoke_api::ClusterSpec,
+    /// The host's configuration.
+    pub config: &'a Config,
+}

@@ -1,0 +1,129 @@
+//! Command lines of the components. Paths are those that [`super::stateful_set`] mounts.
+
+use yoke_api::cluster::ExtraArg;
+use yoke_api::names::API_PORT;
+use yoke_pki::plan::FRONT_PROXY_USER;
+
+use super::Blueprint;
+
+/// Where a component finds its Secret.
+pub(super) const PKI: &str = "/etc/kubernetes/pki";
+/// Where kube-apiserver finds its ConfigMap.
+pub(super) const CONFIG: &str = "/etc/kubernetes/config";
+/// Where kine-nats finds its Secret.
+pub(super) const STORE: &str = "/etc/kine-nats";
+/// Folder of the store's socket.
+pub(super) const SOCKET_DIR: &str = "/run/kine";
+/// Port of the store's metrics and probes.
+pub(super) const STORE_PORT: u16 = 2381;
+
+/// The audience that Kubernetes' own clients ask for by name.
+pub const COMMON_AUDIENCE: &str = "https://kubernetes.default.svc";
+
+/// Audiences that a cluster's API server accepts, its unique one first.
+pub fn audiences(blueprint: &Blueprint<'_>) -> Vec<String> {
+    vec![blueprint.identity.public_name.issuer(), COMMON_AUDIENCE.to_owned()]
+}
+
+pub(super) fn api_server(blueprint: &Blueprint<'_>) -> Vec<String> {
+    let name = &blueprint.identity.public_name;
+    let issuer = name.issuer();
+    let network = &blueprint.spec.network;
+    let mut arguments = vec![
+        "kube-apiserver".to_owned(),
+        "--allow-privileged=true".into(),
+        format!("--api-audiences={}", audiences(blueprint).join(",")),
+        format!("--authentication-config={CONFIG}/authentication.yaml"),
+        "--authorization-mode=Node,RBAC".into(),
+        format!("--client-ca-file={PKI}/client-ca.crt"),
+        "--enable-admission-plugins=NodeRestriction".into(),
+        "--enable-bootstrap-token-auth=true".into(),
+        // Workloads are sent to the ingress; the operator writes that address.
+        "--endpoint-reconciler-type=none".into(),
+        format!("--etcd-servers=unix://{SOCKET_DIR}/kine.sock"),
+        format!("--external-hostname={name}"),
+        format!("--kubelet-certificate-authority={PKI}/kubelet-ca.crt"),
+        format!("--kubelet-client-certificate={PKI}/kubelet-client.crt"),
+        format!("--kubelet-client-key={PKI}/kubelet-client.key"),
+        "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname".into(),
+        "--profiling=false".into(),
+        format!("--proxy-client-cert-file={PKI}/front-proxy-client.crt"),
+        format!("--proxy-client-key-file={PKI}/front-proxy-client.key"),
+        format!("--requestheader-allowed-names={FRONT_PROXY_USER}"),
+        format!("--requestheader-client-ca-file={PKI}/front-proxy-ca.crt"),
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-".into(),
+        "--requestheader-group-headers=X-Remote-Group".into(),
+        "--requestheader-username-headers=X-Remote-User".into(),
+        format!("--secure-port={API_PORT}"),
+        format!("--service-account-issuer={issuer}"),
+        format!("--service-account-jwks-uri={issuer}/openid/v1/jwks"),
+        format!("--service-account-key-file={PKI}/sa.pub"),
+        format!("--service-account-signing-key-file={PKI}/sa.key"),
+        format!("--service-cluster-ip-range={}", network.service_cidr),
+        format!("--tls-cert-file={PKI}/tls.crt"),
+        format!("--tls-private-key-file={PKI}/tls.key"),
+    ];
+    // OIDC arguments and a file of authentication exclude each other: they become a part of the file.
+    let others = blueprint.spec.extra_args.api_server.iter();
+    arguments.extend(
+        others
+            .filter(|argument| !argument.name.starts_with("oidc-"))
+            .map(to_flag),
+    );
+    arguments
+}
+
+pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
+    let network = &blueprint.spec.network;
+    let mut arguments = vec![
+        "kube-controller-manager".to_owned(),
+        "--allocate-node-cidrs=true".into(),
+        format!("--cluster-cidr={}", network.pod_cidr),
+        // Without signing keys: the operator signs.
+        format!("--cluster-name={}", blueprint.identity.cluster),
+        format!("--root-ca-file={PKI}/root-ca.crt"),
+        format!("--service-account-private-key-file={PKI}/sa.key"),
+        format!("--service-cluster-ip-range={}", network.service_cidr),
+        "--use-service-account-credentials=true".into(),
+    ];
+    arguments.extend(client_of_api_server());
+    arguments.extend(blueprint.spec.extra_args.controller_manager.iter().map(to_flag));
+    arguments
+}
+
+pub(super) fn scheduler(blueprint: &Blueprint<'_>) -> Vec<String> {
+    let mut arguments = vec!["kube-scheduler".to_owned()];
+    arguments.extend(client_of_api_server());
+    arguments.extend(blueprint.spec.extra_args.scheduler.iter().map(to_flag));
+    arguments
+}
+
+/// kube-controller-manager and kube-scheduler: one instance, which needs no election, and whose own endpoint serves probes
+/// and asks nobody who calls.
+fn client_of_api_server() -> [String; 6] {
+    [
+        format!("--authentication-kubeconfig={PKI}/kubeconfig"),
+        "--authentication-skip-lookup=true".into(),
+        format!("--authorization-kubeconfig={PKI}/kubeconfig"),
+        format!("--kubeconfig={PKI}/kubeconfig"),
+        "--leader-elect=false".into(),
+        "--profiling=false".into(),
+    ]
+}
+
+pub(super) fn store(blueprint: &Blueprint<'_>, incarnation: u64) -> Vec<String> {
+    let nats = &blueprint.config.nats;
+    vec![
+        format!("--listen=unix://{SOCKET_DIR}/kine.sock"),
+        format!("--nats={}", nats.urls.join(",")),
+        format!("--creds={STORE}/user.creds"),
+        format!("--nats-ca={STORE}/ca.crt"),
+        format!("--stream={}", blueprint.identity.id.stream()),
+        format!("--incarnation={incarnation}"),
+        format!("--metrics=0.0.0.0:{STORE_PORT}"),
+    ]
+}
+
+fn to_flag(argument: &ExtraArg) -> String {
+    format!("--{}={}", argument.name, argument.value)
+}

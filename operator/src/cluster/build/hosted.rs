@@ -1,0 +1,156 @@
+//! What surrounds a control plane in its namespace: the namespace itself, the way in, the doors, the words for the ingress.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::networking::v1::{
+    IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::ObjectMeta;
+use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
+use yoke_api::labels::{self, component};
+use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP};
+
+use super::{Blueprint, Materials, arguments, authentication};
+use crate::cluster::identity::Identity;
+
+/// Name of the ConfigMap with kube-apiserver's files.
+pub(super) const API_SERVER_FILES: &str = "kube-apiserver";
+
+/// The hosted namespace. It holds pods of the strictest kind only.
+pub fn build_namespace(identity: &Identity) -> Namespace {
+    let mut labels = identity.labels(component::CONTROL_PLANE);
+    labels.insert("pod-security.kubernetes.io/enforce".into(), "restricted".into());
+    Namespace {
+        metadata: ObjectMeta {
+            name: Some(identity.hosted().to_string()),
+            labels: Some(labels),
+            annotations: Some(identity.owner_annotations()),
+            ..ObjectMeta::default()
+        },
+        ..Namespace::default()
+    }
+}
+
+/// The Service by which the ingress and the operator reach the API server.
+///
+/// Its addresses are published before they are ready, so that everything on the way is set up while the API server starts;
+/// there is one pod, and who finds it not listening tries again either way.
+pub fn build_service(identity: &Identity) -> Service {
+    Service {
+        metadata: identity.hosted_meta(&identity.cluster, component::CONTROL_PLANE),
+        spec: Some(ServiceSpec {
+            selector: Some(selector(identity)),
+            ports: Some(vec![ServicePort {
+                name: Some(API_PORT_NAME.into()),
+                port: API_PORT.into(),
+                target_port: Some(IntOrString::Int(API_PORT.into())),
+                protocol: Some("TCP".into()),
+                ..ServicePort::default()
+            }]),
+            publish_not_ready_addresses: Some(true),
+            type_: Some("ClusterIP".into()),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Labels by which the control plane's pod is found.
+pub(super) fn selector(identity: &Identity) -> std::collections::BTreeMap<String, String> {
+    [
+        (labels::ID.to_owned(), identity.id.to_string()),
+        (labels::COMPONENT.to_owned(), component::CONTROL_PLANE.to_owned()),
+    ]
+    .into()
+}
+
+/// Doors of the namespace: in from the ingress and the operator, out to NATS. No DNS: an API server opens connections to
+/// addresses that its users choose.
+pub fn build_network_policy(blueprint: &Blueprint<'_>) -> NetworkPolicy {
+    let config = blueprint.config;
+    let port = |port: u16| {
+        Some(vec![NetworkPolicyPort {
+            port: Some(IntOrString::Int(port.into())),
+            protocol: Some("TCP".into()),
+            end_port: None,
+        }])
+    };
+    let from = config.ingress.pods.iter().map(|pods| NetworkPolicyPeer {
+        namespace_selector: Some(LabelSelector {
+            match_labels: Some([("kubernetes.io/metadata.name".to_owned(), pods.namespace.clone())].into()),
+            ..LabelSelector::default()
+        }),
+        pod_selector: Some(LabelSelector {
+            match_labels: Some(pods.labels.clone()),
+            ..LabelSelector::default()
+        }),
+        ip_block: None,
+    });
+    let to = config.nats.cidrs.iter().map(|cidr| NetworkPolicyPeer {
+        ip_block: Some(IPBlock {
+            cidr: cidr.clone(),
+            except: None,
+        }),
+        ..NetworkPolicyPeer::default()
+    });
+    NetworkPolicy {
+        metadata: blueprint
+            .identity
+            .hosted_meta("control-plane", component::CONTROL_PLANE),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(LabelSelector::default()),
+            policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
+            ingress: Some(vec![NetworkPolicyIngressRule {
+                from: Some(from.collect()),
+                ports: port(API_PORT),
+            }]),
+            egress: Some(vec![NetworkPolicyEgressRule {
+                to: Some(to.collect()),
+                ports: port(config.nats.port),
+            }]),
+        }),
+    }
+}
+
+/// Files of kube-apiserver that are no secret.
+pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
+    let authentication = authentication::to_file(&blueprint.spec.extra_args.api_server);
+    ConfigMap {
+        metadata: blueprint
+            .identity
+            .hosted_meta(API_SERVER_FILES, component::CONTROL_PLANE),
+        data: Some([("authentication.yaml".to_owned(), authentication)].into()),
+        ..ConfigMap::default()
+    }
+}
+
+/// What the ingress is told.
+pub fn build_ingress(blueprint: &Blueprint<'_>, materials: &Materials) -> ConfigMap {
+    let identity = blueprint.identity;
+    let mut extra_names = blueprint.spec.endpoint.extra_sans.clone();
+    extra_names.sort();
+    let config = IngressConfig {
+        id: identity.id.clone(),
+        tenant: identity.tenant.clone(),
+        cluster: identity.cluster.clone(),
+        public_name: identity.public_name.clone(),
+        extra_names,
+        issuer: identity.public_name.issuer(),
+        audiences: arguments::audiences(blueprint),
+        service_account_keys: vec![materials.service_account_public.clone()],
+        client_ca: materials.client_ca.clone(),
+        upstream: Upstream {
+            server_name: identity.upstream_name(),
+            ca: materials.client_ca.clone(),
+            service: identity.cluster.clone(),
+        },
+    };
+    let text = serde_json::to_string(&config).expect("fields are strings and lists");
+    ConfigMap {
+        metadata: identity.hosted_meta(INGRESS_CONFIG_MAP, component::INGRESS),
+        data: Some([(CONFIG_KEY.to_owned(), text)].into()),
+        ..ConfigMap::default()
+    }
+}

@@ -1,0 +1,329 @@
+//! The control plane: one pod of four containers, with no volume that outlives it.
+
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction,
+    HostAlias, PodDNSConfig, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile,
+    SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::ObjectMeta;
+use yoke_api::labels::{self, component};
+use yoke_api::names::{API_PORT, API_PORT_NAME};
+
+use super::arguments::{self, CONFIG, PKI, SOCKET_DIR, STORE_PORT};
+use super::hosted::{API_SERVER_FILES, selector};
+use super::{Blueprint, secrets};
+use crate::quantity;
+
+/// Name of the StatefulSet; its pod is `control-plane-0`.
+pub const NAME: &str = "control-plane";
+
+const CONTROLLER_MANAGER_PORT: u16 = 10257;
+const SCHEDULER_PORT: u16 = 10259;
+/// The store writes a resign record after the API server has ended, well within this.
+const GRACE_SECONDS: i64 = 20;
+/// Files that a group may read: the pod's own.
+const SECRET_MODE: i32 = 0o440;
+const SOCKET: &str = "socket";
+/// The collector's pace. Half of Go's default: 32 MiB less at rest, and little to collect there.
+const COLLECTOR: &str = "50";
+
+/// What of the control plane follows from what is observed, not from the spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Number of this start; a higher one fences a lower one in the store.
+    pub incarnation: u64,
+    /// Digest of what is read once.
+    pub digest: String,
+    /// 0 while asleep.
+    pub replicas: i32,
+}
+
+/// The StatefulSet.
+pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulSet {
+    let identity = blueprint.identity;
+    StatefulSet {
+        metadata: identity.hosted_meta(NAME, component::CONTROL_PLANE),
+        spec: Some(StatefulSetSpec {
+            replicas: Some(start.replicas),
+            selector: LabelSelector {
+                match_labels: Some(selector(identity)),
+                ..LabelSelector::default()
+            },
+            service_name: Some(identity.cluster.clone()),
+            pod_management_policy: Some("Parallel".into()),
+            revision_history_limit: Some(2),
+            update_strategy: Some(StatefulSetUpdateStrategy {
+                type_: Some("RollingUpdate".into()),
+                rolling_update: None,
+            }),
+            template: build_template(blueprint, start),
+            ..StatefulSetSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn build_template(blueprint: &Blueprint<'_>, start: &Start) -> PodTemplateSpec {
+    let annotations = [
+        (labels::INCARNATION, start.incarnation.to_string()),
+        (labels::CONFIG_DIGEST, start.digest.clone()),
+        (labels::VERSION, blueprint.accepted.version.to_string()),
+    ];
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(blueprint.identity.labels(component::CONTROL_PLANE)),
+            annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).into()),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(build_pod(blueprint, start)),
+    }
+}
+
+fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
+    let (config, class) = (blueprint.config, blueprint.accepted.class);
+    let alias = |(name, ip): (&String, &std::net::IpAddr)| HostAlias {
+        ip: ip.to_string(),
+        hostnames: Some(vec![name.clone()]),
+    };
+    let aliases: Vec<_> = config.nats.host_aliases.iter().map(alias).collect();
+    PodSpec {
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        termination_grace_period_seconds: Some(GRACE_SECONDS),
+        node_selector: Some(class.node_selector.clone()).filter(|selector| !selector.is_empty()),
+        tolerations: Some(class.tolerations.clone()).filter(|tolerations| !tolerations.is_empty()),
+        priority_class_name: class.priority_class_name.clone(),
+        // There is no way to a DNS server; a name that is asked for should fail at once.
+        dns_policy: Some("None".into()),
+        dns_config: Some(PodDNSConfig {
+            nameservers: Some(vec!["127.0.0.1".into()]),
+            ..PodDNSConfig::default()
+        }),
+        host_aliases: Some(aliases).filter(|aliases| !aliases.is_empty()),
+        security_context: Some(PodSecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(config.run_as_user),
+            run_as_group: Some(config.run_as_user),
+            fs_group: Some(config.run_as_user),
+            seccomp_profile: Some(SeccompProfile {
+                type_: "RuntimeDefault".into(),
+                localhost_profile: None,
+            }),
+            ..PodSecurityContext::default()
+        }),
+        init_containers: Some(vec![build_store(blueprint, start)]),
+        containers: vec![
+            build_api_server(blueprint),
+            build_controller_manager(blueprint),
+            build_scheduler(blueprint),
+        ],
+        volumes: Some(build_volumes()),
+        ..PodSpec::default()
+    }
+}
+
+/// kine-nats as a native sidecar: it is up before the API server starts and goes down after it has ended.
+fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
+    let probe = |path| build_probe(path, STORE_PORT, "HTTP");
+    Container {
+        name: "kine-nats".into(),
+        image: Some(blueprint.config.kine_nats_image.clone()),
+        args: Some(arguments::store(blueprint, start.incarnation)),
+        env: None,
+        restart_policy: Some("Always".into()),
+        startup_probe: Some(Probe {
+            period_seconds: Some(1),
+            failure_threshold: Some(120),
+            ..probe("/readyz")
+        }),
+        liveness_probe: Some(probe("/livez")),
+        volume_mounts: Some(vec![
+            build_mount(secrets::STORE, arguments::STORE, true),
+            build_mount(SOCKET, SOCKET_DIR, false),
+        ]),
+        ..build_container(blueprint, blueprint.accepted.class.resources.store.clone())
+    }
+}
+
+fn build_api_server(blueprint: &Blueprint<'_>) -> Container {
+    let probe = |path| build_probe(path, API_PORT, "HTTPS");
+    let base = build_container(blueprint, blueprint.accepted.class.resources.api_server.clone());
+    Container {
+        name: "kube-apiserver".into(),
+        image: Some(blueprint.accepted.catalogue.images.api_server.clone()),
+        command: Some(arguments::api_server(blueprint)),
+        ports: Some(vec![ContainerPort {
+            name: Some(API_PORT_NAME.into()),
+            container_port: API_PORT.into(),
+            protocol: Some("TCP".into()),
+            ..ContainerPort::default()
+        }]),
+        startup_probe: Some(Probe {
+            period_seconds: Some(2),
+            failure_threshold: Some(90),
+            ..probe("/livez")
+        }),
+        liveness_probe: Some(Probe {
+            timeout_seconds: Some(15),
+            failure_threshold: Some(8),
+            ..probe("/livez")
+        }),
+        readiness_probe: Some(Probe {
+            period_seconds: Some(5),
+            timeout_seconds: Some(5),
+            ..probe("/readyz")
+        }),
+        security_context: Some(SecurityContext {
+            capabilities: Some(Capabilities {
+                drop: Some(vec!["ALL".into()]),
+                // The binary in the upstream image carries this as a file capability, and does not start without it.
+                add: Some(vec!["NET_BIND_SERVICE".into()]),
+            }),
+            ..build_security()
+        }),
+        volume_mounts: Some(vec![
+            build_mount(secrets::API_SERVER, PKI, true),
+            build_mount("files", CONFIG, true),
+            build_mount(SOCKET, SOCKET_DIR, false),
+        ]),
+        ..base
+    }
+}
+
+fn build_controller_manager(blueprint: &Blueprint<'_>) -> Container {
+    let class = blueprint.accepted.class;
+    Container {
+        name: "kube-controller-manager".into(),
+        image: Some(blueprint.accepted.catalogue.images.controller_manager.clone()),
+        command: Some(arguments::controller_manager(blueprint)),
+        liveness_probe: Some(build_client_probe(CONTROLLER_MANAGER_PORT)),
+        volume_mounts: Some(vec![build_mount(secrets::CONTROLLER_MANAGER, PKI, true)]),
+        ..build_container(blueprint, class.resources.controller_manager.clone())
+    }
+}
+
+fn build_scheduler(blueprint: &Blueprint<'_>) -> Container {
+    let class = blueprint.accepted.class;
+    Container {
+        name: "kube-scheduler".into(),
+        image: Some(blueprint.accepted.catalogue.images.scheduler.clone()),
+        command: Some(arguments::scheduler(blueprint)),
+        liveness_probe: Some(build_client_probe(SCHEDULER_PORT)),
+        volume_mounts: Some(vec![build_mount(secrets::SCHEDULER, PKI, true)]),
+        ..build_container(blueprint, class.resources.scheduler.clone())
+    }
+}
+
+fn build_container(blueprint: &Blueprint<'_>, resources: Option<ResourceRequirements>) -> Container {
+    let memory = resources
+        .as_ref()
+        .and_then(|resources| resources.limits.as_ref()?.get("memory"))
+        .and_then(|limit| quantity::to_bytes(limit).ok());
+    let mut variables = vec![build_variable("GOGC", COLLECTOR.into())];
+    // The collector works harder before the kernel kills.
+    variables.extend(memory.map(|bytes| build_variable("GOMEMLIMIT", (bytes / 10 * 9).to_string())));
+    Container {
+        image_pull_policy: Some(blueprint.config.image_pull_policy.clone()),
+        env: Some(variables),
+        resources,
+        security_context: Some(build_security()),
+        ..Container::default()
+    }
+}
+
+fn build_variable(name: &str, value: String) -> EnvVar {
+    EnvVar {
+        name: name.into(),
+        value: Some(value),
+        value_from: None,
+    }
+}
+
+fn build_security() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        read_only_root_filesystem: Some(true),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".into()]),
+            add: None,
+        }),
+        ..SecurityContext::default()
+    }
+}
+
+fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.into()),
+            port: IntOrString::Int(port.into()),
+            scheme: Some(scheme.into()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(10),
+        timeout_seconds: Some(5),
+        failure_threshold: Some(3),
+        ..Probe::default()
+    }
+}
+
+/// Of a component that may first have to wait for the API server beside it.
+fn build_client_probe(port: u16) -> Probe {
+    Probe {
+        initial_delay_seconds: Some(30),
+        timeout_seconds: Some(15),
+        failure_threshold: Some(8),
+        ..build_probe("/healthz", port, "HTTPS")
+    }
+}
+
+fn build_mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn build_volumes() -> Vec<Volume> {
+    let secrets = [
+        secrets::API_SERVER,
+        secrets::CONTROLLER_MANAGER,
+        secrets::SCHEDULER,
+        secrets::STORE,
+    ];
+    let mut volumes: Vec<_> = secrets
+        .into_iter()
+        .map(|name| Volume {
+            name: name.into(),
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(name.into()),
+                default_mode: Some(SECRET_MODE),
+                ..SecretVolumeSource::default()
+            }),
+            ..Volume::default()
+        })
+        .collect();
+    volumes.push(Volume {
+        name: "files".into(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: API_SERVER_FILES.into(),
+            default_mode: Some(SECRET_MODE),
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
+    });
+    volumes.push(Volume {
+        name: SOCKET.into(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: Some("Memory".into()),
+            size_limit: Some(Quantity("1Mi".into())),
+        }),
+        ..Volume::default()
+    });
+    volumes
+}

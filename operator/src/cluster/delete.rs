@@ -1,0 +1,220 @@
+//! Removes everything of a Cluster, the stored data last: first nobody is sent to it any more, then it ends, then what it
+//! was made of goes.
+//!
+//! Each step is done again until what it removes is gone, so an operator that ends in between loses nothing.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use yoke_api::cluster::DeletionPolicy;
+use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
+use yoke_api::{Cluster, labels};
+
+use super::identity::Identity;
+use super::observe::{self, Observed};
+use super::store::{self, PUBLIC_KEY, data_of};
+use super::{ReconcileError, patch};
+use crate::context::Context;
+use crate::nats::account::REVOKED_PREFIX;
+use crate::nats::streams::Provisioner;
+use crate::tenant;
+
+/// Watches tell when something is gone; this is for what they do not tell.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Goes one or more steps, and releases the object after the last.
+pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
+    if !cluster
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == labels::FINALIZER)
+    {
+        return Ok(Action::await_change());
+    }
+    let Some(identity) = Identity::of(cluster, &context.config.base_domain) else {
+        return release(context, cluster, None).await;
+    };
+    let observed = observe::observe(&context.caches, &identity);
+    // What has this identity may belong to another Cluster, whose it was first.
+    if !owns(context, cluster, &identity, &observed) {
+        return release(context, cluster, Some(&identity)).await;
+    }
+    if let Some(waiting) = remove(context, cluster, &identity, &observed).await? {
+        patch::write_deleting(context, cluster, waiting).await?;
+        return Ok(Action::requeue(AGAIN));
+    }
+    release(context, cluster, Some(&identity)).await
+}
+
+fn owns(context: &Context, cluster: &Cluster, identity: &Identity, observed: &Observed) -> bool {
+    if observed.namespace.is_some() {
+        return !observed.is_foreign(identity);
+    }
+    !context
+        .caches
+        .clusters
+        .state()
+        .iter()
+        .any(|other| other.uid() != cluster.uid() && other.id().as_ref() == Some(&identity.id))
+}
+
+async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identity>) -> Result<Action, ReconcileError> {
+    patch::release(context, cluster).await?;
+    if let Some(identity) = identity {
+        context.forget(&identity.id);
+    }
+    Ok(Action::await_change())
+}
+
+/// Removes what there is, in order; says what is waited for, if anything.
+async fn remove(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Option<&'static str>, ReconcileError> {
+    let caches = &context.caches;
+    let hosted = identity.hosted().to_string();
+    let is_ingress = |object: &ConfigMap| object.name_any() == INGRESS_CONFIG_MAP;
+    if remove_all(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
+        return Ok(Some("The ingress stops to send clients to the cluster."));
+    }
+    if remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await? || !observed.pods.is_empty() {
+        return Ok(Some("The control plane is being stopped."));
+    }
+    let kept = identity.store_secret();
+    let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
+    let certificates = remove_all(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
+    if issuers || certificates {
+        return Ok(Some("Certificates are being removed."));
+    }
+    // cert-manager leaves the Secrets of its Certificates behind.
+    let secrets = remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |secret| {
+        secret.name_any() != kept
+    })
+    .await?;
+    let kubeconfig = kubeconfig_secret(&identity.cluster);
+    let given = remove_all(context, identity, &caches.secrets, &identity.tenant, |secret| {
+        secret.name_any() == kubeconfig
+    })
+    .await?;
+    if secrets || given {
+        return Ok(Some("Keys and the kubeconfig are being removed."));
+    }
+    revoke_user(context, identity).await?;
+    if remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |_| true).await? {
+        return Ok(Some("The store's user is being removed."));
+    }
+    if let Some(namespace) = observed.namespace.as_deref() {
+        if namespace.metadata.deletion_timestamp.is_none() {
+            let api = Api::<Namespace>::all(context.client.clone());
+            context.clusters.delete(&api, namespace).await?;
+        }
+        return Ok(Some("The namespace of the control plane is being removed."));
+    }
+    remove_streams(context, cluster, identity).await?;
+    Ok(None)
+}
+
+/// Deletes what a store knows of this Cluster in a namespace; says whether there was anything.
+async fn remove_all<K>(
+    context: &Context,
+    identity: &Identity,
+    store: &Store<K>,
+    namespace: &str,
+    pick: impl Fn(&K) -> bool,
+) -> Result<bool, ReconcileError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let has = |object: &K, key: &str, value: &str| object.labels().get(key).map(String::as_str) == Some(value);
+    let found = store.state_filter(|object| {
+        object.meta().namespace.as_deref() == Some(namespace)
+            && has(object, labels::ID, identity.id.as_str())
+            && has(object, labels::CLUSTER, &identity.cluster)
+            && has(object, labels::TENANT, &identity.tenant)
+            && pick(object)
+    });
+    let api = Api::<K>::namespaced(context.client.clone(), namespace);
+    for object in &found {
+        if object.meta().deletion_timestamp.is_none() {
+            context.clusters.delete(&api, object.as_ref()).await?;
+        }
+    }
+    Ok(!found.is_empty())
+}
+
+/// Notes the revocation in the account's Secret, where it outlives this Cluster, and pushes it.
+async fn revoke_user(context: &Context, identity: &Identity) -> Result<(), ReconcileError> {
+    let key = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
+    let Some(secret) = context.caches.secrets.get(&key) else {
+        return Ok(());
+    };
+    let user = data_of(&secret)
+        .remove(PUBLIC_KEY)
+        .and_then(|bytes| String::from_utf8(bytes).ok());
+    let Some(user) = user else {
+        return Ok(());
+    };
+    let namespace = &context.config.namespace;
+    let name = tenant::account_secret(&identity.tenant);
+    let api = Api::<Secret>::namespaced(context.client.clone(), namespace);
+    let Some(account) = api
+        .get_opt(&name)
+        .await
+        .map_err(ReconcileError::reading("the account's Secret"))?
+    else {
+        return Ok(());
+    };
+    let entry = format!("{REVOKED_PREFIX}{user}");
+    let noted = account.data.as_ref().is_some_and(|data| data.contains_key(&entry));
+    let account = if noted {
+        account
+    } else {
+        let revocation = Revocation {
+            string_data: [(entry, Timestamp::now().as_second().to_string())].into(),
+        };
+        api.patch(&name, &PatchParams::default(), &Patch::Merge(&revocation))
+            .await
+            .map_err(ReconcileError::reading("the account's Secret"))?
+    };
+    let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
+        return Ok(());
+    };
+    tenant::push_account(context, &owner, &account).await?;
+    Ok(())
+}
+
+#[derive(Serialize, Debug)]
+#[serde(rename_all = "camelCase")]
+struct Revocation {
+    string_data: std::collections::BTreeMap<String, String>,
+}
+
+async fn remove_streams(context: &Context, cluster: &Cluster, identity: &Identity) -> Result<(), ReconcileError> {
+    if cluster.spec.deletion_policy == DeletionPolicy::Retain {
+        return Ok(());
+    }
+    // Without the account, its streams are gone with it, or out of anybody's reach.
+    let Some(keys) = store::find_account(context, &identity.tenant)? else {
+        return Ok(());
+    };
+    if context.nats.find_account(&keys.public_key()).await?.is_none() {
+        return Ok(());
+    }
+    let credentials = keys.provisioner_credentials(Timestamp::now().as_second())?;
+    Provisioner::connect(&context.nats, &credentials)
+        .await?
+        .delete(&identity.id)
+        .await?;
+    Ok(())
+}

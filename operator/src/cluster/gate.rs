@@ -1,0 +1,154 @@
+//! What may be done now, and what the control plane is doing, from what is observed. Pure.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use yoke_api::labels;
+
+/// A pod that waits longer than this between two starts of a container is replaced: the wait grows to five minutes.
+const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
+
+/// What the control plane is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlPlane {
+    /// There is none.
+    Absent,
+    /// None runs, and none should.
+    Asleep,
+    /// None should run, and one still does.
+    GoingToSleep,
+    /// No pod runs yet; a sentence says why.
+    Pending(String),
+    /// A container ends again and again.
+    Failing {
+        /// Which one.
+        container: String,
+        /// How it ended.
+        why: String,
+    },
+    /// The pod's containers run.
+    Running {
+        /// UID of the pod.
+        pod: String,
+        /// Since when.
+        started: Timestamp,
+        /// Whether the pod is of the present template.
+        current: bool,
+    },
+}
+
+/// The state of the control plane.
+pub fn plan_control_plane(
+    set: Option<&StatefulSet>,
+    pods: &[impl AsRef<Pod>],
+    template: Option<&Template>,
+) -> ControlPlane {
+    let Some(spec) = set.and_then(|set| set.spec.as_ref()) else {
+        return ControlPlane::Absent;
+    };
+    if spec.replicas == Some(0) {
+        return if pods.is_empty() {
+            ControlPlane::Asleep
+        } else {
+            ControlPlane::GoingToSleep
+        };
+    }
+    let living = pods
+        .iter()
+        .map(AsRef::as_ref)
+        .find(|pod| pod.metadata.deletion_timestamp.is_none());
+    let Some(pod) = living else {
+        return ControlPlane::Pending("The control plane's pod is being made.".into());
+    };
+    if let Some((container, why)) = find_failing(pod) {
+        return ControlPlane::Failing { container, why };
+    }
+    match find_started(pod) {
+        Some(started) => ControlPlane::Running {
+            pod: pod.metadata.uid.clone().unwrap_or_default(),
+            started,
+            current: template.is_none_or(|template| template.is_of(pod)),
+        },
+        None => ControlPlane::Pending(describe_pending(pod)),
+    }
+}
+
+/// What a pod of the present template is recognised by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    /// Version of Kubernetes.
+    pub version: String,
+    /// Digest of what is read once.
+    pub digest: String,
+}
+
+impl Template {
+    fn is_of(&self, pod: &Pod) -> bool {
+        let annotation = |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key));
+        annotation(labels::VERSION) == Some(&self.version) && annotation(labels::CONFIG_DIGEST) == Some(&self.digest)
+    }
+}
+
+/// The pod to delete because the wait before its next start has grown too long, and the kubelet would not start it sooner.
+pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Pod> {
+    pods.iter().map(AsRef::as_ref).find(|pod| {
+        pod.metadata.deletion_timestamp.is_none()
+            && statuses(pod).any(|status| {
+                let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+                let since = ended.and_then(|ended| ended.finished_at.as_ref());
+                is_backing_off(status) && since.is_some_and(|since| now.duration_since(since.0) > LONGEST_BACK_OFF)
+            })
+    })
+}
+
+/// The incarnation that a control plane is to run with: that of the StatefulSet there is, and never less than what is kept.
+pub fn plan_incarnation(set: Option<&StatefulSet>, kept: u64) -> u64 {
+    let annotations = set.and_then(|set| set.spec.as_ref()?.template.metadata.as_ref()?.annotations.as_ref());
+    let running = annotations.and_then(|all| all.get(labels::INCARNATION)?.parse().ok());
+    running.unwrap_or(1).max(kept).max(1)
+}
+
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.as_ref();
+    let first = status.and_then(|status| status.init_container_statuses.as_deref());
+    let second = status.and_then(|status| status.container_statuses.as_deref());
+    first.into_iter().chain(second).flatten()
+}
+
+fn is_backing_off(status: &ContainerStatus) -> bool {
+    let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref());
+    waiting.and_then(|waiting| waiting.reason.as_deref()) == Some("CrashLoopBackOff")
+}
+
+fn find_failing(pod: &Pod) -> Option<(String, String)> {
+    let status = statuses(pod).find(|status| is_backing_off(status) && status.restart_count >= 3)?;
+    let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    let why = ended.map_or_else(String::new, |ended| format!("exit code {}", ended.exit_code));
+    Some((status.name.clone(), why))
+}
+
+/// Since when all containers of the API's path run.
+fn find_started(pod: &Pod) -> Option<Timestamp> {
+    let status = statuses(pod).find(|status| status.name == "kube-apiserver")?;
+    let running = status.state.as_ref()?.running.as_ref()?;
+    Some(running.started_at.as_ref()?.0)
+}
+
+fn describe_pending(pod: &Pod) -> String {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
+    let unscheduled = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    if let Some(message) = unscheduled.and_then(|condition| condition.message.as_deref()) {
+        return format!("No machine takes the control plane: {message}.");
+    }
+    let waiting = statuses(pod).find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        Some((status.name.as_str(), waiting.reason.as_deref()?))
+    });
+    match waiting {
+        Some((container, reason)) => format!("Container {container} is not started yet ({reason})."),
+        None => "The control plane's pod is being started.".into(),
+    }
+}

@@ -1,0 +1,105 @@
+//! Names and labels of one Cluster's objects. Pure.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt as _;
+use kube::api::ObjectMeta;
+use yoke_api::names::{HostedNamespace, PKI_NAMESPACE, PublicName};
+use yoke_api::{Cluster, ClusterId, labels};
+
+/// Who a Cluster is, and the names that follow from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The identity.
+    pub id: ClusterId,
+    /// The Tenant's name, which is the Cluster's namespace.
+    pub tenant: String,
+    /// The Cluster's name.
+    pub cluster: String,
+    /// UID of the Cluster object.
+    pub uid: String,
+    /// Name by which clients outside reach it.
+    pub public_name: PublicName,
+}
+
+impl Identity {
+    /// The identity of a Cluster that has one.
+    pub fn of(cluster: &Cluster, base_domain: &str) -> Option<Self> {
+        let id = cluster.id()?;
+        let name = cluster.name_any();
+        Some(Self {
+            public_name: id.public_name(&name, base_domain),
+            id,
+            tenant: cluster.namespace().unwrap_or_default(),
+            cluster: name,
+            uid: cluster.uid().unwrap_or_default(),
+        })
+    }
+
+    /// The namespace of the control plane.
+    pub fn hosted(&self) -> HostedNamespace {
+        self.id.hosted_namespace()
+    }
+
+    /// Name in the serving certificate inside the host.
+    pub fn upstream_name(&self) -> String {
+        self.hosted().upstream_name(&self.cluster)
+    }
+
+    /// Labels of an object that belongs to the Cluster.
+    pub fn labels(&self, component: &str) -> BTreeMap<String, String> {
+        [
+            (labels::ID, self.id.as_str()),
+            (labels::TENANT, &self.tenant),
+            (labels::CLUSTER, &self.cluster),
+            (labels::COMPONENT, component),
+            (labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR),
+        ]
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+    }
+
+    /// Annotations that say whose a namespace is.
+    pub fn owner_annotations(&self) -> BTreeMap<String, String> {
+        [
+            (labels::OWNER.to_owned(), format!("{}/{}", self.tenant, self.cluster)),
+            (labels::OWNER_UID.to_owned(), self.uid.clone()),
+        ]
+        .into()
+    }
+
+    /// Metadata of an object in the hosted namespace.
+    pub fn hosted_meta(&self, name: &str, component: &str) -> ObjectMeta {
+        self.meta(self.hosted().as_str(), name, component)
+    }
+
+    /// Metadata of an object in the namespace of certificate authorities.
+    pub fn pki_meta(&self, name: &str, component: &str) -> ObjectMeta {
+        self.meta(PKI_NAMESPACE, name, component)
+    }
+
+    /// Metadata of an object in the Tenant's namespace.
+    pub fn tenant_meta(&self, name: &str, component: &str) -> ObjectMeta {
+        self.meta(&self.tenant, name, component)
+    }
+
+    /// Name of the Secret in the namespace of certificate authorities that keeps the service-account key.
+    pub fn service_account_secret(&self) -> String {
+        format!("{}-service-account", self.id)
+    }
+
+    /// Name of the Secret in the namespace of certificate authorities that keeps the store's user.
+    pub fn store_secret(&self) -> String {
+        format!("{}-store", self.id)
+    }
+
+    fn meta(&self, namespace: &str, name: &str, component: &str) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            labels: Some(self.labels(component)),
+            ..ObjectMeta::default()
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What there is of one Cluster, out of the watches.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
+use kube::runtime::reflector::ObjectRef;
+use yoke_api::labels;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_pki::ParsedCertificate;
+use yoke_pki::plan::{AuthorityRole, Generation};
+
+use super::build::stateful_set;
+use super::identity::Identity;
+use super::store::data_of;
+use crate::cache::Caches;
+
+/// What there is of one Cluster.
+#[derive(Debug)]
+pub(super) struct Observed {
+    /// The hosted namespace.
+    pub(super) namespace: Option<Arc<Namespace>>,
+    /// The control plane.
+    pub(super) stateful_set: Option<Arc<StatefulSet>>,
+    /// Its pods, those that end included.
+    pub(super) pods: Vec<Arc<Pod>>,
+    /// Its Service.
+    pub(super) service: Option<Arc<Service>>,
+    /// The CA that signs, if it is issued.
+    pub(super) authority: Option<ParsedCertificate>,
+}
+
+pub(super) fn observe(caches: &Caches, identity: &Identity) -> Observed {
+    let hosted = identity.hosted().to_string();
+    let id = identity.id.as_str();
+    Observed {
+        namespace: caches.namespaces.get(&ObjectRef::new(&hosted)),
+        stateful_set: caches
+            .stateful_sets
+            .get(&ObjectRef::new(stateful_set::NAME).within(&hosted)),
+        pods: caches.pods.state_filter(|pod| {
+            pod.metadata.namespace.as_deref() == Some(&hosted)
+                && pod
+                    .metadata
+                    .labels
+                    .as_ref()
+                    .and_then(|all| all.get(labels::ID))
+                    .map(String::as_str)
+                    == Some(id)
+        }),
+        service: caches.services.get(&ObjectRef::new(&identity.cluster).within(&hosted)),
+        authority: observe_authority(caches, identity),
+    }
+}
+
+fn observe_authority(caches: &Caches, identity: &Identity) -> Option<ParsedCertificate> {
+    let name = AuthorityRole::Cluster.object_name(&identity.id, Generation::FIRST);
+    let secret = caches
+        .secrets
+        .get(&ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE))?;
+    let text = data_of(&secret).remove("tls.crt")?;
+    let chain = ParsedCertificate::from_pem(std::str::from_utf8(&text).ok()?).ok()?;
+    chain.into_iter().next()
+}
+
+impl Observed {
+    /// Whether a namespace of that name is there and belongs to somebody else.
+    pub(super) fn is_foreign(&self, identity: &Identity) -> bool {
+        self.namespace
+            .as_deref()
+            .is_some_and(|namespace| is_foreign(namespace, identity))
+    }
+}
+
+/// Whether a namespace belongs to somebody else than this Cluster.
+pub(super) fn is_foreign(namespace: &Namespace, identity: &Identity) -> bool {
+    let annotations = namespace.metadata.annotations.as_ref();
+    let owner = annotations.and_then(|all| all.get(labels::OWNER_UID));
+    owner != Some(&identity.uid)
+}

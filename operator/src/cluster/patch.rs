@@ -1,0 +1,216 @@
+//! Writes to the Cluster object itself: identity, finalizer, status.
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::Patch;
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::cluster::{ClusterStatus, Phase};
+use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, VERSION, labels};
+
+use super::identity::Identity;
+use super::status::{self, Outcome};
+use super::{CONTROLLER, ReconcileError};
+use crate::conditions;
+use crate::context::Context;
+
+/// What the operator owns of a Cluster beside its status. Applied as a whole, and as nothing more: a typed Cluster would
+/// own every default of the spec.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct IdentityPatch<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: MetadataPatch<'a>,
+    spec: SpecPatch<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct MetadataPatch<'a> {
+    name: String,
+    /// Makes the patch fail if the object is another one by now, or gone: an apply would make it again.
+    uid: String,
+    finalizers: &'a [&'a str],
+    labels: std::collections::BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct SpecPatch<'a> {
+    id: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StatusPatch<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: StatusMetadata,
+    status: &'a ClusterStatus,
+}
+
+#[derive(Debug, Serialize)]
+struct StatusMetadata {
+    name: String,
+    uid: String,
+}
+
+fn api(context: &Context, cluster: &Cluster) -> Api<Cluster> {
+    Api::namespaced(context.client.clone(), &cluster.namespace().unwrap_or_default())
+}
+
+/// Sets identity, label and finalizer if they are not set. `None`: the object is gone.
+pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    if is_identified(cluster) {
+        return Ok(Some(cluster.clone()));
+    }
+    // The watch may lag behind what was set a moment ago.
+    let api = api(context, cluster);
+    let found = api
+        .get_opt(&cluster.name_any())
+        .await
+        .map_err(ReconcileError::reading("a Cluster"))?;
+    let Some(found) = found.filter(|found| found.uid() == cluster.uid()) else {
+        return Ok(None);
+    };
+    if found.metadata.deletion_timestamp.is_some() || is_identified(&found) {
+        return Ok(Some(found).filter(|found| found.metadata.deletion_timestamp.is_none()));
+    }
+    let id = found.id().unwrap_or_else(|| draw(context));
+    write_identity(context, &found, &id, &[labels::FINALIZER])
+        .await
+        .map(Some)
+}
+
+/// Removes the finalizer, by which the object goes.
+pub(super) async fn release(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
+    if !cluster
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == labels::FINALIZER)
+    {
+        return Ok(());
+    }
+    let id = cluster.id().unwrap_or_else(|| draw(context));
+    match write_identity(context, cluster, &id, &[]).await {
+        Ok(_) => Ok(()),
+        Err(ReconcileError::Host { source, .. }) if matches!(*source, kube::Error::Api(ref status) if status.code == 404 || status.code == 409) => {
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_identified(cluster: &Cluster) -> bool {
+    let label = cluster.labels().get(labels::ID);
+    cluster.spec.id.is_some()
+        && label == cluster.spec.id.as_ref()
+        && cluster
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == labels::FINALIZER)
+}
+
+fn draw(context: &Context) -> ClusterId {
+    let clusters = context.caches.clusters.state();
+    loop {
+        let id = ClusterId::random();
+        if !clusters.iter().any(|cluster| cluster.id().as_ref() == Some(&id)) {
+            return id;
+        }
+    }
+}
+
+async fn write_identity(
+    context: &Context,
+    cluster: &Cluster,
+    id: &ClusterId,
+    finalizers: &[&str],
+) -> Result<Cluster, ReconcileError> {
+    let patch = IdentityPatch {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: "Cluster",
+        metadata: MetadataPatch {
+            name: cluster.name_any(),
+            uid: cluster.uid().unwrap_or_default(),
+            finalizers,
+            labels: [(labels::ID, id.as_str())].into(),
+        },
+        spec: SpecPatch { id: id.as_str() },
+    };
+    api(context, cluster)
+        .patch(&cluster.name_any(), context.clusters.params(), &Patch::Apply(&patch))
+        .await
+        .map_err(ReconcileError::reading("a Cluster's identity"))
+}
+
+/// Writes the status that follows from an outcome, and the events.
+pub(super) async fn write_status(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    outcome: &Outcome,
+) -> Result<(), ReconcileError> {
+    let before = cluster.status.clone().unwrap_or_default();
+    let (status, states) = status::plan_status(cluster, identity, &context.config, outcome, Timestamp::now());
+    context.note(&identity.id, |seen| seen.failures = 0);
+    if !write(context, cluster, &status).await? {
+        return Ok(());
+    }
+    let notices = conditions::build_notices(&states, &before.conditions, &status::TOLD, "Reconcile");
+    context.events.publish(cluster, &notices).await;
+    let first = before.history.iter().all(|entry| entry.completed.is_none());
+    let ready = conditions::find(&status.conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True");
+    if let (true, true, Some(made)) = (first, ready, cluster.creation_timestamp()) {
+        let seconds = Timestamp::now().duration_since(made.0).as_secs_f64();
+        context.metrics.became_ready(seconds);
+        tracing::info!(controller = CONTROLLER, cluster = %identity.id, seconds, "cluster is ready for the first time");
+    }
+    Ok(())
+}
+
+/// Writes a status unless it says what is there. Says whether it wrote.
+pub(super) async fn write(
+    context: &Context,
+    cluster: &Cluster,
+    status: &ClusterStatus,
+) -> Result<bool, ReconcileError> {
+    if cluster
+        .status
+        .as_ref()
+        .is_some_and(|before| status::is_same(before, status))
+    {
+        return Ok(false);
+    }
+    let patch = StatusPatch {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: "Cluster",
+        metadata: StatusMetadata {
+            name: cluster.name_any(),
+            uid: cluster.uid().unwrap_or_default(),
+        },
+        status,
+    };
+    let written = api(context, cluster)
+        .patch_status(&cluster.name_any(), context.clusters.params(), &Patch::Apply(&patch))
+        .await;
+    match written {
+        Ok(_) => Ok(true),
+        // It is gone, or another of its name: there is nothing to say.
+        Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(false),
+        Err(error) => Err(ReconcileError::reading("a Cluster's status")(error)),
+    }
+}
+
+/// Says how far a deletion has come.
+pub(super) async fn write_deleting(context: &Context, cluster: &Cluster, message: &str) -> Result<(), ReconcileError> {
+    use crate::conditions::State;
+    use yoke_api::Reason;
+    let changes = vec![
+        (
+            ConditionType::Ready,
+            State::no(Reason::Deleting, "The cluster is being deleted."),
+        ),
+        (ConditionType::Progressing, State::yes(Reason::Deleting, message)),
+    ];
+    let status = status::plan_short(cluster, Phase::Deleting, &changes, Timestamp::now());
+    write(context, cluster, &status).await.map(|_| ())
+}

@@ -1,0 +1,414 @@
+//! Whether a Cluster's spec can be carried out on this host. Pure: everything that it is held against comes in.
+
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use yoke_api::cluster::{Cluster, ExtraArg};
+use yoke_api::names::{self, CLUSTER_NAME_MAX};
+use yoke_api::{KubernetesVersion, Reason, Tenant, extra_args};
+use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
+
+use super::identity::Identity;
+use crate::config::{ClassEntry, Config, VersionEntry};
+use crate::network::Cidr;
+use crate::quantity;
+
+/// Why a spec is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The reason.
+    pub reason: Reason,
+    /// A sentence for the tenant.
+    pub message: String,
+}
+
+/// What a spec is held against.
+#[derive(Debug)]
+pub struct Surroundings<'c, 'o> {
+    /// The host's configuration.
+    pub config: &'c Config,
+    /// The Tenant, if there is one.
+    pub tenant: Option<&'o Tenant>,
+    /// All Clusters of the host, this one included.
+    pub clusters: &'o [Arc<Cluster>],
+    /// The version that runs, if any.
+    pub running: Option<KubernetesVersion>,
+}
+
+/// A spec that can be carried out, with what its names stand for.
+#[derive(Clone, Debug)]
+pub struct Accepted<'a> {
+    /// The version to run.
+    pub version: KubernetesVersion,
+    /// Its entry in the catalogue.
+    pub catalogue: &'a VersionEntry,
+    /// The class.
+    pub class: &'a ClassEntry,
+    /// The store's quota in bytes.
+    pub quota: i64,
+    /// The certificates.
+    pub plan: Plan,
+    /// What the certificates follow from.
+    pub facts: ClusterFacts,
+}
+
+/// Checks a Cluster's spec.
+pub fn validate<'c>(
+    cluster: &Cluster,
+    identity: &Identity,
+    around: &Surroundings<'c, '_>,
+) -> Result<Accepted<'c>, Refusal> {
+    check_name(&identity.cluster)?;
+    let tenant = check_tenant(identity, around)?;
+    check_uniqueness(cluster, identity, around)?;
+    let (version, catalogue) = check_version(cluster, around)?;
+    let class = check_class(cluster, tenant, around.config)?;
+    check_network(cluster, around.config)?;
+    check_arguments(cluster)?;
+    let quota = check_quota(cluster, tenant, around)?;
+    check_extra_names(cluster, tenant, around)?;
+    let facts = build_facts(cluster, identity, tenant)?;
+    let plan = Plan::new(&facts).map_err(|error| refuse_plan(&error))?;
+    Ok(Accepted {
+        version,
+        catalogue,
+        class,
+        quota,
+        plan,
+        facts,
+    })
+}
+
+fn refuse<T>(reason: Reason, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal {
+        reason,
+        message: message.into(),
+    })
+}
+
+fn check_name(name: &str) -> Result<(), Refusal> {
+    if name.len() > CLUSTER_NAME_MAX {
+        return refuse(
+            Reason::NameInvalid,
+            format!(
+                "The name has {} characters; at most {CLUSTER_NAME_MAX} are possible.",
+                name.len()
+            ),
+        );
+    }
+    let good = names::is_label(name) && name.starts_with(|c: char| c.is_ascii_lowercase());
+    if good {
+        Ok(())
+    } else {
+        refuse(
+            Reason::NameInvalid,
+            "The name is not a DNS label that begins with a letter (RFC 1035).",
+        )
+    }
+}
+
+fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Result<&'o Tenant, Refusal> {
+    match around.tenant {
+        Some(tenant) if tenant.metadata.deletion_timestamp.is_none() => Ok(tenant),
+        Some(_) => refuse(
+            Reason::TenantMissing,
+            format!("Tenant {} is being deleted.", identity.tenant),
+        ),
+        None => refuse(
+            Reason::TenantMissing,
+            format!(
+                "Namespace {0} belongs to no Tenant: there is none of the name {0}.",
+                identity.tenant
+            ),
+        ),
+    }
+}
+
+/// Whether another Cluster comes before this one: the older, then the one whose name sorts first.
+fn precedes(other: &Cluster, cluster: &Cluster) -> bool {
+    let rank = |cluster: &Cluster| {
+        (
+            cluster.creation_timestamp().map(|time| time.0),
+            cluster.namespace(),
+            cluster.name_any(),
+        )
+    };
+    other.uid() != cluster.uid() && rank(other) < rank(cluster)
+}
+
+fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+    for other in around.clusters.iter().filter(|other| precedes(other, cluster)) {
+        let Some(other) = Identity::of(other, &around.config.base_domain) else {
+            continue;
+        };
+        if other.id == identity.id {
+            return refuse(
+                Reason::IdentityConflict,
+                format!("Identity {} is that of an older Cluster.", identity.id),
+            );
+        }
+        if other.public_name == identity.public_name {
+            return refuse(
+                Reason::HostnameConflict,
+                format!("Host name {} is that of an older Cluster.", identity.public_name),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_version<'c>(
+    cluster: &Cluster,
+    around: &Surroundings<'c, '_>,
+) -> Result<(KubernetesVersion, &'c VersionEntry), Refusal> {
+    let config = around.config;
+    let wanted = match cluster.spec.version.as_deref() {
+        Some(text) => text
+            .parse::<KubernetesVersion>()
+            .or_else(|error| refuse(Reason::UnknownVersion, format!("spec.version: {error}.")))?,
+        None => around.running.unwrap_or_else(|| config.default_version()),
+    };
+    if let Some(running) = around.running
+        && !running.may_change_to(wanted)
+    {
+        return refuse(
+            Reason::VersionChangeRefused,
+            format!(
+                "Kubernetes {running} runs; it can go up one minor version at a time and not down one, so not to {wanted}."
+            ),
+        );
+    }
+    match config.version(wanted) {
+        Some(entry) => Ok((wanted, entry)),
+        None => {
+            let offered: Vec<_> = config.versions.iter().map(|entry| entry.version.as_str()).collect();
+            refuse(
+                Reason::UnknownVersion,
+                format!(
+                    "Kubernetes {wanted} is not offered on this host; there are: {}.",
+                    offered.join(", ")
+                ),
+            )
+        }
+    }
+}
+
+fn check_class<'a>(cluster: &Cluster, tenant: &Tenant, config: &'a Config) -> Result<&'a ClassEntry, Refusal> {
+    let asked = cluster.spec.class.as_deref();
+    let default = config.class(None).map(|class| class.name.as_str());
+    let allowed = &tenant.spec.allowed_classes;
+    let may = match asked {
+        None => true,
+        Some(name) if allowed.is_empty() => Some(name) == default,
+        Some(name) => allowed.iter().any(|class| class == name),
+    };
+    match config.class(asked).filter(|_| may) {
+        Some(class) => Ok(class),
+        None => refuse(
+            Reason::UnknownClass,
+            format!(
+                "Class {} is not one that this Tenant may use.",
+                asked.unwrap_or_default()
+            ),
+        ),
+    }
+}
+
+fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
+    let network = &cluster.spec.network;
+    if !config.service_cidrs.contains(&network.service_cidr) {
+        return refuse(
+            Reason::NetworkNotOffered,
+            format!(
+                "Service range {} is not offered on this host; there are: {}.",
+                network.service_cidr,
+                config.service_cidrs.join(", ")
+            ),
+        );
+    }
+    if !config.cluster_domains.contains(&network.cluster_domain) {
+        return refuse(
+            Reason::NetworkNotOffered,
+            format!(
+                "Cluster domain {} is not offered on this host; there are: {}.",
+                network.cluster_domain,
+                config.cluster_domains.join(", ")
+            ),
+        );
+    }
+    let pods = network
+        .pod_cidr
+        .parse::<Cidr>()
+        .or_else(|error| refuse(Reason::NetworkNotOffered, format!("spec.network.podCIDR: {error}.")))?;
+    let overlaps = network
+        .service_cidr
+        .parse::<Cidr>()
+        .is_ok_and(|services| services.overlaps(pods));
+    if overlaps {
+        return refuse(
+            Reason::NetworkNotOffered,
+            "The ranges of Pods and of Services share addresses.",
+        );
+    }
+    Ok(())
+}
+
+fn check_arguments(cluster: &Cluster) -> Result<(), Refusal> {
+    let given = &cluster.spec.extra_args;
+    for (component, arguments, allowed) in [
+        ("kube-apiserver", &given.api_server, extra_args::API_SERVER),
+        (
+            "kube-controller-manager",
+            &given.controller_manager,
+            extra_args::CONTROLLER_MANAGER,
+        ),
+        ("kube-scheduler", &given.scheduler, extra_args::SCHEDULER),
+    ] {
+        if let Some(argument) = arguments
+            .iter()
+            .find(|argument| !allowed.contains(&argument.name.as_str()))
+        {
+            return refuse(
+                Reason::ArgumentNotAllowed,
+                format!(
+                    "Argument --{} of {component} is not one that a tenant may set; there are: {}.",
+                    argument.name,
+                    allowed.join(", ")
+                ),
+            );
+        }
+    }
+    check_oidc(&given.api_server)
+}
+
+/// The arguments become one part of a file, which the API server refuses to start with if it is not whole.
+fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
+    let value = |name: &str| {
+        arguments
+            .iter()
+            .find(|argument| argument.name == name)
+            .map(|argument| argument.value.as_str())
+    };
+    if !arguments.iter().any(|argument| argument.name.starts_with("oidc-")) {
+        return Ok(());
+    }
+    let issuer = value("oidc-issuer-url").unwrap_or_default();
+    if !issuer.starts_with("https://") || issuer.contains(['?', '#', '@']) {
+        return refuse(
+            Reason::ArgumentNotAllowed,
+            "Argument --oidc-issuer-url is needed, and is an https URL without query, fragment and user.",
+        );
+    }
+    if value("oidc-client-id").unwrap_or_default().is_empty() {
+        return refuse(Reason::ArgumentNotAllowed, "Argument --oidc-client-id is needed.");
+    }
+    let claims = arguments
+        .iter()
+        .filter(|argument| argument.name == "oidc-required-claim");
+    if claims.clone().any(|claim| !claim.value.contains('=')) {
+        return refuse(
+            Reason::ArgumentNotAllowed,
+            "Argument --oidc-required-claim has the form name=value.",
+        );
+    }
+    Ok(())
+}
+
+fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<i64, Refusal> {
+    let bytes_of = |cluster: &Cluster| quantity::to_bytes(&cluster.spec.storage.quota);
+    let own =
+        bytes_of(cluster).or_else(|error| refuse(Reason::QuotaExceeded, format!("spec.storage.quota: {error}.")))?;
+    let before: Vec<_> = around
+        .clusters
+        .iter()
+        .filter(|other| other.namespace() == cluster.namespace() && precedes(other, cluster))
+        .collect();
+    let quota = &tenant.spec.quota;
+    let allowed = usize::try_from(quota.clusters).unwrap_or(0);
+    if before.len() >= allowed {
+        return refuse(
+            Reason::QuotaExceeded,
+            format!(
+                "The Tenant may have {allowed} Clusters and has {} older ones.",
+                before.len()
+            ),
+        );
+    }
+    let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
+    let used: i64 = before.iter().filter_map(|other| bytes_of(other).ok()).sum();
+    if used.saturating_add(own) > storage {
+        return refuse(
+            Reason::QuotaExceeded,
+            format!(
+                "The Tenant's Clusters may store {} in all; older ones leave {} bytes, and this one asks for {own}.",
+                quota.storage.0,
+                (storage - used).max(0)
+            ),
+        );
+    }
+    Ok(own)
+}
+
+fn check_extra_names(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+    for name in &cluster.spec.endpoint.extra_sans {
+        check_extra_name(name, tenant, &around.config.base_domain)?;
+        let taken = around
+            .clusters
+            .iter()
+            .filter(|other| precedes(other, cluster))
+            .any(|other| other.spec.endpoint.extra_sans.contains(name));
+        if taken {
+            return refuse(
+                Reason::HostnameConflict,
+                format!("Host name {name} is that of an older Cluster."),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_extra_name(name: &str, tenant: &Tenant, base_domain: &str) -> Result<(), Refusal> {
+    let not_allowed = |why: &str| refuse(Reason::HostnameNotAllowed, format!("Host name {name} {why}."));
+    if !names::is_domain(name) {
+        return not_allowed("is not a DNS name in lower case");
+    }
+    if name.starts_with("kubernetes") || ["svc", "local"].iter().any(|end| names::is_within(name, end)) {
+        return not_allowed("is one that clusters use inside");
+    }
+    if names::is_within(name, base_domain) {
+        return not_allowed("lies under the host's own domain");
+    }
+    if !tenant
+        .spec
+        .allowed_domains
+        .iter()
+        .any(|domain| names::is_within(name, domain))
+    {
+        return not_allowed("is not under one of the Tenant's domains");
+    }
+    Ok(())
+}
+
+fn build_facts(cluster: &Cluster, identity: &Identity, tenant: &Tenant) -> Result<ClusterFacts, Refusal> {
+    Ok(ClusterFacts {
+        id: identity.id.clone(),
+        tenant: identity.tenant.clone(),
+        cluster: identity.cluster.clone(),
+        public_name: identity.public_name.clone(),
+        extra_sans: cluster.spec.endpoint.extra_sans.clone(),
+        allowed_domains: tenant.spec.allowed_domains.clone(),
+        lifetimes: Lifetimes::from_spec(&cluster.spec.pki).map_err(|error| refuse_plan(&error))?,
+        generations: Generations::first(),
+    })
+}
+
+fn refuse_plan(error: &PlanError) -> Refusal {
+    let reason = match error {
+        PlanError::Domain(_) | PlanError::ExtraName(_) => Reason::HostnameNotAllowed,
+        PlanError::Duration(_) | PlanError::Lifetimes | PlanError::Generation => Reason::LifetimeInvalid,
+    };
+    Refusal {
+        reason,
+        message: format!("Certificates: {error}."),
+    }
+}

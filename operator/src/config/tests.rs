@@ -1,0 +1,52 @@
+use super::*;
+
+const GOOD: &str = include_str!("../../testdata/config.yaml");
+
+#[test]
+fn example_is_valid() {
+    let config = Config::parse(GOOD).unwrap();
+    assert_eq!(config.default_version().to_string(), "v1.35.4");
+    assert_eq!(config.class(None).unwrap().name, "single");
+    assert_eq!(config.class(Some("replicated")).unwrap().store_replicas, 3);
+    assert!(config.class(Some("other")).is_none());
+    assert_eq!(config.max_store_replicas(), 3);
+    assert!(config.version("1.35.5".parse().unwrap()).is_some());
+    assert!(config.version("1.36.0".parse().unwrap()).is_none());
+}
+
+#[test]
+fn refusals_name_the_field() {
+    for (from, to, field) in [
+        ("baseDomain: yoke.test", "baseDomain: Yoke_test", "baseDomain"),
+        ("tls://100.64.0.2:4222", "nats://100.64.0.2:4222", "nats.urls[0]"),
+        ("tls://100.64.0.2:4222", "tls://nats.example:4222", "nats.urls[0]"),
+        ("tls://100.64.0.2:4222", "tls://100.64.0.2:4223", "nats.urls[0]"),
+        ("100.64.0.2/32", "100.64.0.2/33", "nats.cidrs[0]"),
+        ("version: 1.35.4", "version: latest", "versions[0].version"),
+        ("version: 1.35.5", "version: v1.35.4", "versions[1].version"),
+        ("defaultVersion: 1.35.4", "defaultVersion: 1.34.0", "defaultVersion"),
+        ("storeReplicas: 3", "storeReplicas: 2", "classes[1].storeReplicas"),
+        ("defaultClass: single", "defaultClass: gold", "defaultClass"),
+        ("name: replicated", "name: single", "classes[1].name"),
+        ("10.96.0.0/16", "10.96.0.1/16", "serviceCIDRs[0]"),
+        ("runAsUser: 65532", "runAsUser: 0", "runAsUser"),
+        ("app.kubernetes.io/name: envoy", "", "ingress.pods[0].labels"),
+    ] {
+        assert!(GOOD.contains(from), "{from}");
+        let text = if to.is_empty() {
+            GOOD.replace("{app.kubernetes.io/name: envoy}", "{}")
+        } else {
+            GOOD.replacen(from, to, 1)
+        };
+        match Config::parse(&text) {
+            Err(ConfigError::Value { field: at, .. }) => assert_eq!(at, field, "{from} -> {to}"),
+            other => panic!("{from} -> {to}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn unknown_field_is_refused() {
+    let text = format!("{GOOD}\nbaseDomian: x\n");
+    assert!(matches!(Config::parse(&text), Err(ConfigError::Parse(_))));
+}

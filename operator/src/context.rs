@@ -1,0 +1,142 @@
+//! What all reconciliations share.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use yoke_api::ClusterId;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_pki::plan::ROOT;
+
+use crate::apply::Applier;
+use crate::cache::Caches;
+use crate::config::Config;
+use crate::events::Events;
+use crate::metrics::OperatorMetrics;
+use crate::nats::Nats;
+use crate::nats::streams::StreamsPlan;
+use crate::tenant_api::{BaseObjects, TenantApis};
+
+/// The root is read again this often.
+const ROOT_EVERY: Duration = Duration::from_secs(60);
+
+/// What all reconciliations share.
+pub struct Context {
+    /// The host API.
+    pub client: Client,
+    /// Configuration.
+    pub config: Config,
+    /// The NATS CA, which every control plane gets.
+    pub nats_ca: String,
+    /// The store's server.
+    pub nats: Nats,
+    /// What is known of the host.
+    pub caches: Caches,
+    /// Writes of the Cluster controller.
+    pub clusters: Applier,
+    /// Writes of the Tenant controller.
+    pub tenants: Applier,
+    /// Tenants' own APIs.
+    pub apis: TenantApis,
+    /// What every tenant cluster must have.
+    pub base: BaseObjects,
+    /// Events.
+    pub events: Events,
+    /// Metrics.
+    pub metrics: OperatorMetrics,
+    /// The root certificate, when it was last read.
+    pub root: tokio::sync::Mutex<Option<(Instant, String)>>,
+    /// What was last seen to be so at places that have no watch; an economy, not a truth.
+    pub seen: Mutex<HashMap<ClusterId, Seen>>,
+}
+
+/// What was last seen of one cluster at places that have no watch.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Streams that were found or made so, when, and what they held.
+    pub streams: Option<(StreamsPlan, Instant, i64)>,
+    /// When the base objects were applied in the tenant's API, by the uid of the pod that answered.
+    pub base: Option<(String, Instant)>,
+    /// Nodes that were counted.
+    pub nodes: Option<(i32, Instant)>,
+    /// Reconciliations that failed since the last that did not.
+    pub failures: u32,
+}
+
+/// The root certificate cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RootError {
+    /// The Secret cannot be read.
+    #[error("reading the Secret of the root certificate")]
+    Read(#[source] Box<kube::Error>),
+    /// The Secret holds no certificate: cert-manager has not issued it yet.
+    #[error("the root certificate is not issued yet")]
+    Missing,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// The root certificate, PEM. The chart makes it, so no watch of the operator's sees it.
+    pub async fn root(&self) -> Result<String, RootError> {
+        let mut known = self.root.lock().await;
+        if let Some((since, text)) = known.as_ref()
+            && since.elapsed() < ROOT_EVERY
+        {
+            return Ok(text.clone());
+        }
+        let api = Api::<Secret>::namespaced(self.client.clone(), PKI_NAMESPACE);
+        let secret = api
+            .get_opt(ROOT)
+            .await
+            .map_err(|error| RootError::Read(Box::new(error)))?;
+        let data = secret.and_then(|secret| secret.data?.remove("tls.crt"));
+        let text = data
+            .and_then(|bytes| String::from_utf8(bytes.0).ok())
+            .filter(|text| !text.is_empty());
+        let text = text.ok_or(RootError::Missing)?;
+        *known = Some((Instant::now(), text.clone()));
+        Ok(text)
+    }
+
+    /// What was last seen of a cluster.
+    pub fn seen(&self, id: &ClusterId) -> Seen {
+        self.seen
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .get(id)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Notes what was seen of a cluster.
+    pub fn note(&self, id: &ClusterId, change: impl FnOnce(&mut Seen)) {
+        let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        change(all.entry(id.clone()).or_default());
+    }
+
+    /// Forgets a cluster.
+    pub fn forget(&self, id: &ClusterId) {
+        self.seen
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .remove(id);
+        self.apis.forget(id);
+    }
+
+    /// Forgets when streams were seen: NATS may have come back without them.
+    pub fn forget_streams(&self) {
+        let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for seen in all.values_mut() {
+            seen.streams = None;
+        }
+    }
+}

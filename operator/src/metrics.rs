@@ -1,0 +1,112 @@
+//! What the operator counts. Label values are closed sets.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use yoke_api::Reason;
+use yoke_api::cluster::Phase;
+use yoke_runtime::Metrics;
+
+/// The phases, as metric labels.
+const PHASES: [Option<Phase>; 8] = [
+    None,
+    Some(Phase::Refused),
+    Some(Phase::Provisioning),
+    Some(Phase::Running),
+    Some(Phase::Updating),
+    Some(Phase::Unavailable),
+    Some(Phase::Asleep),
+    Some(Phase::Deleting),
+];
+
+/// Which controller.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ControllerLabel {
+    controller: &'static str,
+}
+
+/// Which controller, and why.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabel {
+    controller: &'static str,
+    reason: &'static str,
+}
+
+/// Which phase.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: String,
+}
+
+/// The operator's metrics.
+#[derive(Clone, Debug)]
+pub struct OperatorMetrics {
+    reconciles: Family<ControllerLabel, Counter>,
+    failures: Family<ReasonLabel, Counter>,
+    durations: Family<ControllerLabel, Histogram>,
+    clusters: Family<PhaseLabel, Gauge>,
+    ready_seconds: Histogram,
+}
+
+impl OperatorMetrics {
+    /// Registers all of them.
+    pub fn new(metrics: &Metrics) -> Self {
+        let buckets = || Histogram::new([0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]);
+        let own = Self {
+            reconciles: Family::default(),
+            failures: Family::default(),
+            durations: Family::new_with_constructor(buckets),
+            clusters: Family::default(),
+            ready_seconds: Histogram::new([2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0]),
+        };
+        metrics.register(|registry| {
+            registry.register("reconciles", "Reconciliations", own.reconciles.clone());
+            registry.register(
+                "failures",
+                "Reconciliations that failed or refused, by reason",
+                own.failures.clone(),
+            );
+            registry.register("reconcile_seconds", "Time of a reconciliation", own.durations.clone());
+            registry.register("clusters", "Clusters by phase", own.clusters.clone());
+            registry.register(
+                "cluster_ready_seconds",
+                "Time from a Cluster's creation until it was first Ready",
+                own.ready_seconds.clone(),
+            );
+        });
+        own
+    }
+
+    /// A reconciliation ended after `seconds`.
+    pub fn reconciled(&self, controller: &'static str, seconds: f64) {
+        let label = ControllerLabel { controller };
+        self.reconciles.get_or_create(&label).inc();
+        self.durations.get_or_create(&label).observe(seconds);
+    }
+
+    /// A reconciliation failed or refused.
+    pub fn failed(&self, controller: &'static str, reason: Reason) {
+        let reason = reason.as_str();
+        self.failures.get_or_create(&ReasonLabel { controller, reason }).inc();
+    }
+
+    /// A Cluster was Ready for the first time.
+    pub fn became_ready(&self, seconds: f64) {
+        self.ready_seconds.observe(seconds);
+    }
+
+    /// Sets the number of Clusters in each phase.
+    pub fn count_clusters(&self, phases: &[Option<Phase>]) {
+        for phase in PHASES {
+            let count = phases.iter().filter(|each| **each == phase).count();
+            let label = PhaseLabel {
+                phase: phase.map_or_else(|| "New".to_owned(), |phase| format!("{phase:?}")),
+            };
+            self.clusters
+                .get_or_create(&label)
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Connections to NATS: one long-lived as a user of the system account, which pushes accounts, and short ones as a
+//! provisioner of a Tenant's account.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event};
+use nkeys::KeyPair;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::claims::{self, ClaimsError, DeleteClaims, Envelope};
+use super::permissions::PROVISIONER_INBOX;
+use crate::config::NatsConfig;
+
+const REQUEST_LIMIT: Duration = Duration::from_secs(4);
+const CONNECT_LIMIT: Duration = Duration::from_secs(4);
+
+/// Something about NATS failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NatsError {
+    /// A file of the secret folder cannot be read.
+    #[error("reading {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file of the secret folder is not what it should be.
+    #[error("{what} in the NATS secret is not usable")]
+    Malformed {
+        /// The file's name.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// No connection.
+    #[error("connecting to NATS")]
+    Connect(#[source] async_nats::ConnectError),
+    /// No answer.
+    #[error("asking NATS on {subject}")]
+    Request {
+        /// Where the request went.
+        subject: String,
+        /// Why there is no answer.
+        #[source]
+        source: async_nats::RequestError,
+    },
+    /// The server's answer is a refusal, or is none that is known.
+    #[error("NATS refused {what}: {message}")]
+    Refused {
+        /// What was asked for.
+        what: &'static str,
+        /// The server's words.
+        message: String,
+    },
+    /// A token cannot be made.
+    #[error("making a NATS token")]
+    Claims(#[from] ClaimsError),
+    /// JetStream refused something.
+    #[error("{what}")]
+    JetStream {
+        /// What was being done.
+        what: String,
+        /// Code of the server's error, 0 if it gave none.
+        code: u64,
+        /// Why not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl NatsError {
+    /// Whether a limit of the account or the server forbids it, which trying again does not change.
+    pub fn is_limit(&self) -> bool {
+        // Account storage, no server with room, number of streams, server storage, no size given: nats-server 2.15.
+        matches!(
+            self,
+            Self::JetStream {
+                code: 10002 | 10023 | 10027 | 10047 | 10113,
+                ..
+            }
+        )
+    }
+}
+
+/// The operator's side of NATS.
+#[derive(Clone)]
+pub struct Nats {
+    urls: Vec<String>,
+    tls: rustls::ClientConfig,
+    system: Client,
+    signer: Arc<KeyPair>,
+    connected: watch::Receiver<u64>,
+}
+
+impl std::fmt::Debug for Nats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nats").field("urls", &self.urls).finish_non_exhaustive()
+    }
+}
+
+impl Nats {
+    /// Reads the secret folder and starts to connect; goes on in the background for as long as it takes.
+    pub async fn connect(config: &NatsConfig) -> Result<Self, NatsError> {
+        let read = |name: &str| {
+            let path = config.secret_dir.join(name);
+            std::fs::read_to_string(&path).map_err(|source| NatsError::File { path, source })
+        };
+        let signer = KeyPair::from_seed(read("operator-signing.nk")?.trim()).map_err(|error| NatsError::Malformed {
+            what: "operator-signing.nk",
+            source: error.into(),
+        })?;
+        let tls = trust(&read("ca.crt")?)?;
+        let (sender, connected) = watch::channel(0);
+        let sender = Arc::new(sender);
+        let options =
+            ConnectOptions::with_credentials(&read("system.creds")?).map_err(|error| NatsError::Malformed {
+                what: "system.creds",
+                source: error.into(),
+            })?;
+        let system = options
+            .tls_client_config(tls.clone())
+            .require_tls(true)
+            .name("yoke-operator")
+            .connection_timeout(CONNECT_LIMIT)
+            .request_timeout(Some(REQUEST_LIMIT))
+            .retry_on_initial_connect()
+            .reconnect_delay_callback(reconnect_delay)
+            .event_callback(move |event| {
+                let sender = Arc::clone(&sender);
+                async move {
+                    match event {
+                        Event::Connected => sender.send_modify(|times| *times += 1),
+                        Event::Disconnected => tracing::warn!("connection to NATS lost"),
+                        other => tracing::debug!(event = %other, "event on the connection to NATS"),
+                    }
+                }
+            })
+            .connect(config.urls.as_slice())
+            .await
+            .map_err(NatsError::Connect)?;
+        Ok(Self {
+            urls: config.urls.clone(),
+            tls,
+            system,
+            signer: Arc::new(signer),
+            connected,
+        })
+    }
+
+    /// Counts the times that the connection came up; changes when NATS may have lost accounts.
+    pub fn connected(&self) -> watch::Receiver<u64> {
+        self.connected.clone()
+    }
+
+    /// Whether the connection is up.
+    pub fn is_connected(&self) -> bool {
+        self.system.connection_state() == async_nats::connection::State::Connected
+    }
+
+    /// The operator's signing key.
+    pub fn signer(&self) -> &KeyPair {
+        &self.signer
+    }
+
+    /// The token of an account as the server has it; `None` if it has none.
+    pub async fn find_account(&self, account: &str) -> Result<Option<String>, NatsError> {
+        let subject = format!("$SYS.REQ.ACCOUNT.{account}.CLAIMS.LOOKUP");
+        let answer = self.request(subject, String::new()).await?;
+        let text = String::from_utf8_lossy(&answer.payload).into_owned();
+        Ok(Some(text).filter(|text| !text.is_empty()))
+    }
+
+    /// Gives the server an account's token. Existing connections feel it at once.
+    pub async fn push_account(&self, jwt: &str) -> Result<(), NatsError> {
+        let answer = self.request("$SYS.REQ.CLAIMS.UPDATE".into(), jwt.to_owned()).await?;
+        check_answer("the account's claims", &answer.payload)
+    }
+
+    /// Deletes an account, with its streams; also if there is none.
+    pub async fn delete_account(&self, account: &str, now: i64) -> Result<(), NatsError> {
+        if self.find_account(account).await?.is_none() {
+            return Ok(());
+        }
+        let subject = self.signer.public_key();
+        let envelope = Envelope {
+            subject: &subject,
+            name: "yoke-operator",
+            issued: now,
+            expires: None,
+        };
+        let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
+        let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
+        check_answer("the deletion of the account", &answer.payload)
+    }
+
+    /// Connects as a user with the given credentials and inboxes.
+    pub async fn connect_user(&self, credentials: &str) -> Result<Client, NatsError> {
+        ConnectOptions::with_credentials(credentials)
+            .map_err(|error| NatsError::Malformed {
+                what: "credentials",
+                source: error.into(),
+            })?
+            .tls_client_config(self.tls.clone())
+            .require_tls(true)
+            .name("yoke-operator")
+            .custom_inbox_prefix(PROVISIONER_INBOX)
+            .connection_timeout(CONNECT_LIMIT)
+            .request_timeout(Some(REQUEST_LIMIT))
+            .max_reconnects(1)
+            .connect(self.urls.as_slice())
+            .await
+            .map_err(NatsError::Connect)
+    }
+
+    async fn request(&self, subject: String, payload: String) -> Result<async_nats::Message, NatsError> {
+        self.system
+            .request(subject.clone(), payload.into())
+            .await
+            .map_err(|source| NatsError::Request { subject, source })
+    }
+}
+
+fn reconnect_delay(attempts: usize) -> Duration {
+    Duration::from_millis(100 << attempts.min(4))
+}
+
+fn trust(pem: &str) -> Result<rustls::ClientConfig, NatsError> {
+    let wrong = |source: Box<dyn std::error::Error + Send + Sync>| NatsError::Malformed { what: "ca.crt", source };
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+        let certificate = certificate.map_err(|error| wrong(error.into()))?;
+        roots.add(certificate).map_err(|error| wrong(error.into()))?;
+    }
+    if roots.is_empty() {
+        return Err(wrong("it holds no certificate".into()));
+    }
+    Ok(rustls::ClientConfig::builder()
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    data: Option<AnswerData>,
+    error: Option<AnswerError>,
+}
+
+#[derive(Deserialize)]
+struct AnswerData {
+    code: i64,
+}
+
+#[derive(Deserialize)]
+struct AnswerError {
+    #[serde(default)]
+    description: String,
+}
+
+fn check_answer(what: &'static str, payload: &[u8]) -> Result<(), NatsError> {
+    let refused = |message: String| NatsError::Refused { what, message };
+    let answer: Answer =
+        serde_json::from_slice(payload).map_err(|error| refused(format!("unreadable answer: {error}")))?;
+    match (answer.error, answer.data) {
+        (Some(error), _) => Err(refused(error.description)),
+        (None, Some(data)) if data.code == 200 => Ok(()),
+        (None, _) => Err(refused(String::from_utf8_lossy(payload).into_owned())),
+    }
+}

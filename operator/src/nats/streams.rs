@@ -1,0 +1,212 @@
+//! The two streams of a Cluster, made and inspected through a provisioner of the Tenant's account.
+
+use std::time::Duration;
+
+use async_nats::jetstream::response::Response;
+use async_nats::jetstream::stream::{Config, DeleteStatus, DiscardPolicy, Info, RetentionPolicy, StorageType};
+use async_nats::jetstream::{self, Context};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use yoke_api::ClusterId;
+
+use super::limits;
+use super::server::{Nats, NatsError};
+
+/// `stream not found` of nats-server.
+const NOT_FOUND: u64 = 10059;
+// A store's own fence finds repetitions; the server need not remember message ids for long.
+const DUPLICATE_WINDOW: Duration = Duration::from_secs(1);
+
+/// An empty request: NATS takes `{}` for one, and `null` not.
+#[derive(Serialize)]
+struct Nothing {}
+
+/// How a Cluster's streams should be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StreamsPlan {
+    /// The Cluster's identity.
+    pub id: ClusterId,
+    /// The store's quota in bytes.
+    pub quota: i64,
+    /// Replicas, by class.
+    pub replicas: usize,
+}
+
+/// A connection that may make, inspect and delete streams of one account.
+#[derive(Debug)]
+pub struct Provisioner {
+    context: Context,
+}
+
+/// The configuration of the log stream.
+pub fn build_log(plan: &StreamsPlan) -> Config {
+    Config {
+        name: plan.id.stream(),
+        subjects: vec![plan.id.log_subject()],
+        max_bytes: limits::log_bytes(plan.quota),
+        deny_delete: true,
+        ..base(plan)
+    }
+}
+
+/// The configuration of the snapshot stream.
+pub fn build_snapshots(plan: &StreamsPlan) -> Config {
+    Config {
+        name: plan.id.snapshot_stream(),
+        subjects: vec![plan.id.snapshot_subjects()],
+        max_bytes: limits::snapshot_bytes(plan.quota),
+        ..base(plan)
+    }
+}
+
+fn base(plan: &StreamsPlan) -> Config {
+    Config {
+        retention: RetentionPolicy::Limits,
+        storage: StorageType::File,
+        discard: DiscardPolicy::New,
+        num_replicas: plan.replicas,
+        max_messages: -1,
+        max_messages_per_subject: -1,
+        max_consumers: -1,
+        max_message_size: -1,
+        duplicate_window: DUPLICATE_WINDOW,
+        allow_direct: true,
+        ..Config::default()
+    }
+}
+
+/// The configuration to update to, if what is there differs in a field that the operator decides.
+fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
+    let same = is.subjects == wanted.subjects
+        && is.max_bytes == wanted.max_bytes
+        && is.num_replicas == wanted.num_replicas
+        && is.allow_direct == wanted.allow_direct;
+    (!same).then(|| Config {
+        subjects: wanted.subjects.clone(),
+        max_bytes: wanted.max_bytes,
+        num_replicas: wanted.num_replicas,
+        allow_direct: wanted.allow_direct,
+        ..is.clone()
+    })
+}
+
+impl Provisioner {
+    /// Connects with a provisioner's credentials.
+    pub async fn connect(nats: &Nats, credentials: &str) -> Result<Self, NatsError> {
+        let client = nats.connect_user(credentials).await?;
+        Ok(Self {
+            context: jetstream::new(client),
+        })
+    }
+
+    /// Makes the streams, or changes them to what they should be; returns the bytes that they hold.
+    pub async fn ensure(&self, plan: &StreamsPlan) -> Result<i64, NatsError> {
+        let (log, snapshots) = (build_log(plan), build_snapshots(plan));
+        let (log, snapshots) = tokio::try_join!(self.ensure_one(&log), self.ensure_one(&snapshots))?;
+        let bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
+        Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
+    }
+
+    /// Deletes the streams of a Cluster; also if there are none.
+    pub async fn delete(&self, id: &ClusterId) -> Result<(), NatsError> {
+        for stream in [id.stream(), id.snapshot_stream()] {
+            let what = format!("deleting stream {stream}");
+            let deleted: Result<DeleteStatus, _> =
+                self.request(what, format!("STREAM.DELETE.{stream}"), &Nothing {}).await;
+            match deleted {
+                Ok(_) | Err(NatsError::JetStream { code: NOT_FOUND, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn ensure_one(&self, wanted: &Config) -> Result<Info, NatsError> {
+        let name = &wanted.name;
+        let found = self
+            .request::<_, Info>(
+                format!("inspecting stream {name}"),
+                format!("STREAM.INFO.{name}"),
+                &Nothing {},
+            )
+            .await;
+        match found {
+            Ok(info) => match plan_update(&info.config, wanted) {
+                None => Ok(info),
+                Some(update) => {
+                    self.request(
+                        format!("updating stream {name}"),
+                        format!("STREAM.UPDATE.{name}"),
+                        &update,
+                    )
+                    .await
+                }
+            },
+            Err(NatsError::JetStream { code: NOT_FOUND, .. }) => {
+                self.request(format!("making stream {name}"), format!("STREAM.CREATE.{name}"), wanted)
+                    .await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn request<P: Serialize, T: DeserializeOwned>(
+        &self,
+        what: String,
+        subject: String,
+        payload: &P,
+    ) -> Result<T, NatsError> {
+        match self.context.request(subject, payload).await {
+            Ok(Response::Ok(value)) => Ok(value),
+            Ok(Response::Err { error }) => Err(NatsError::JetStream {
+                what,
+                code: error.error_code().0,
+                source: error.into(),
+            }),
+            Err(error) => Err(NatsError::JetStream {
+                what,
+                code: 0,
+                source: error.into(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> StreamsPlan {
+        StreamsPlan {
+            id: "bcdfghjk24".parse().expect("valid"),
+            quota: 1 << 20,
+            replicas: 1,
+        }
+    }
+
+    #[test]
+    fn log_cannot_lose_single_messages() {
+        let log = build_log(&plan());
+        assert_eq!(log.name, "KINE_bcdfghjk24");
+        assert_eq!(log.subjects, ["kine.bcdfghjk24.log"]);
+        assert_eq!(log.max_bytes, (2 << 20) + (64 << 20));
+        assert!(log.deny_delete && !log.deny_purge && log.allow_direct);
+        let snapshots = build_snapshots(&plan());
+        assert_eq!(snapshots.subjects, ["kine.bcdfghjk24.snap.>"]);
+        assert!(!snapshots.deny_delete);
+    }
+
+    #[test]
+    fn updates_touch_what_the_operator_decides() {
+        let mut is = build_log(&plan());
+        is.metadata.insert("_nats.ver".into(), "2.15.2".into());
+        assert!(plan_update(&is, &build_log(&plan())).is_none());
+        let larger = StreamsPlan {
+            quota: 2 << 20,
+            ..plan()
+        };
+        let update = plan_update(&is, &build_log(&larger)).unwrap();
+        assert_eq!(update.max_bytes, (4 << 20) + (64 << 20));
+        assert_eq!(update.metadata, is.metadata);
+    }
+}

@@ -1,0 +1,173 @@
+//! The process: reads the configuration, connects, starts watches and controllers, and ends them in order.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::{StreamExt as _, stream};
+use kube::Client;
+use kube::runtime::Controller;
+use kube::runtime::controller::Config as ControllerConfig;
+use kube::runtime::reflector::ObjectRef;
+use yoke_api::{Cluster, Tenant};
+use yoke_runtime::{Check, Drain, Endpoint, Metrics, Readiness, Supervisor};
+
+use crate::apply::Applier;
+use crate::cache::{self, Triggered};
+use crate::config::Config;
+use crate::context::Context;
+use crate::events::Events;
+use crate::metrics::OperatorMetrics;
+use crate::nats::Nats;
+use crate::tenant_api::{TenantApis, build_base};
+use crate::{cluster, tenant};
+
+/// Reconciliations that end soon after SIGTERM are waited for this long.
+const GRACE: Duration = Duration::from_secs(20);
+/// Clusters that are reconciled at once.
+const CLUSTERS_AT_ONCE: u16 = 32;
+/// Tenants that are reconciled at once.
+const TENANTS_AT_ONCE: u16 = 8;
+/// Pace of looking whether the connection to NATS is up, for `/readyz`.
+const NATS_CHECK: Duration = Duration::from_secs(2);
+
+/// Command line of the operator.
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "yoke-operator",
+    version,
+    about = "Brings Tenants and Clusters to what their specs ask for"
+)]
+pub struct Arguments {
+    /// The configuration file.
+    #[arg(long, env = "YOKE_OPERATOR_CONFIG", default_value = "/etc/yoke/operator/config.yaml")]
+    pub config: PathBuf,
+    /// Where metrics and probes are served.
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    pub listen: SocketAddr,
+}
+
+/// Runs the operator until it is told to end.
+pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    yoke_runtime::init_tracing("yoke-operator")?;
+    yoke_runtime::install_crypto();
+    let config = Config::load(&arguments.config)?;
+    let mut supervisor = Supervisor::new(GRACE);
+    let drain = supervisor.drain();
+    let metrics = Metrics::new("operator");
+    let readiness = Readiness::new();
+    let (synced, connected) = (readiness.check("watches"), readiness.check("nats"));
+    let endpoint = Endpoint::bind(arguments.listen).await?;
+    supervisor.spawn_background("endpoint", endpoint.serve(metrics.clone(), readiness, drain.clone()));
+
+    let client = Client::try_default().await.context("connecting to the host API")?;
+    let ca = config.nats.secret_dir.join("ca.crt");
+    let nats_ca = std::fs::read_to_string(&ca).with_context(|| format!("reading {}", ca.display()))?;
+    let nats = Nats::connect(&config.nats).await?;
+    let (caches, triggered) = cache::start(&client, &mut supervisor);
+    let context = Arc::new(Context {
+        base: build_base(&config.ingress.address, config.ingress.port),
+        clusters: Applier::new(client.clone(), cluster::CONTROLLER),
+        tenants: Applier::new(client.clone(), tenant::CONTROLLER),
+        apis: TenantApis::default(),
+        events: Events::new(client.clone()),
+        metrics: OperatorMetrics::new(&metrics),
+        root: tokio::sync::Mutex::default(),
+        seen: std::sync::Mutex::default(),
+        client,
+        config,
+        nats_ca,
+        nats,
+        caches,
+    });
+    supervisor.spawn("nats", watch_nats(Arc::clone(&context), connected, drain.clone()));
+    start_controllers(&mut supervisor, &context, triggered, synced);
+    supervisor.run().await?;
+    Ok(())
+}
+
+fn start_controllers(supervisor: &mut Supervisor, context: &Arc<Context>, triggered: Triggered, synced: Check) {
+    let drain = supervisor.drain();
+    let clusters = run_clusters(Arc::clone(context), triggered.clusters, synced, drain.clone());
+    let tenants = run_tenants(Arc::clone(context), triggered.tenants, drain);
+    supervisor.spawn("clusters", clusters);
+    supervisor.spawn("tenants", tenants);
+}
+
+/// Controllers start when the watches hold their first lists: what is missing is told from what is not known yet.
+async fn wait_for_caches(context: &Context, drain: &Drain) -> Result<bool, cache::SyncError> {
+    match drain.until_started(context.caches.wait()).await {
+        Some(result) => result.map(|()| true),
+        None => Ok(false),
+    }
+}
+
+async fn run_clusters(
+    context: Arc<Context>,
+    triggers: futures::channel::mpsc::Receiver<ObjectRef<Cluster>>,
+    synced: Check,
+    drain: Drain,
+) -> Result<(), cache::SyncError> {
+    if !wait_for_caches(&context, &drain).await? {
+        return Ok(());
+    }
+    synced.set_ready();
+    let stop = drain.clone();
+    Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.clone())
+        .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
+        .reconcile_on(triggers)
+        .graceful_shutdown_on(async move { stop.started().await })
+        .run(cluster::reconcile, cluster::on_error, context)
+        .for_each(async |_| ())
+        .await;
+    Ok(())
+}
+
+async fn run_tenants(
+    context: Arc<Context>,
+    triggers: futures::channel::mpsc::Receiver<ObjectRef<Tenant>>,
+    drain: Drain,
+) -> Result<(), cache::SyncError> {
+    let mut reconnected = context.nats.connected();
+    reconnected.mark_unchanged();
+    let stop = drain.clone();
+    if !wait_for_caches(&context, &drain).await? {
+        return Ok(());
+    }
+    Controller::for_shared_stream(stream::pending::<Arc<Tenant>>(), context.caches.tenants.clone())
+        .with_config(ControllerConfig::default().concurrency(TENANTS_AT_ONCE))
+        .reconcile_on(triggers)
+        .reconcile_all_on(stream::unfold(reconnected, async |mut reconnected| {
+            reconnected.changed().await.ok()?;
+            Some(((), reconnected))
+        }))
+        .graceful_shutdown_on(async move { stop.started().await })
+        .run(tenant::reconcile, tenant::on_error, context)
+        .for_each(async |_| ())
+        .await;
+    Ok(())
+}
+
+/// Keeps `/readyz` in step with the connection to NATS, and forgets what was seen there when it comes back.
+async fn watch_nats(context: Arc<Context>, check: Check, drain: Drain) -> Result<(), std::convert::Infallible> {
+    let mut connected = context.nats.connected();
+    loop {
+        if context.nats.is_connected() {
+            check.set_ready();
+        } else {
+            check.set_not_ready("not connected");
+        }
+        tokio::select! {
+            () = drain.started() => return Ok(()),
+            changed = connected.changed() => {
+                context.forget_streams();
+                if changed.is_err() {
+                    tokio::time::sleep(NATS_CHECK).await;
+                }
+            }
+            () = tokio::time::sleep(NATS_CHECK) => {}
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The objects of one Tenant. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use kube::ResourceExt as _;
+use kube::api::ObjectMeta;
+use yoke_api::labels::{self, component};
+use yoke_api::names::kubeconfig_secret;
+use yoke_api::tenant::SubjectKind;
+use yoke_api::{Cluster, GROUP, Tenant};
+
+/// Name of the Role and the RoleBinding in the Tenant's namespace.
+const ROLE: &str = "yoke-tenant";
+/// All verbs, by name: the API server lets nobody grant `*` who holds less than that.
+const CLUSTER_VERBS: [&str; 8] = [
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+];
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// Name of the Secret with the keys of a Tenant's NATS account, in the operator's namespace.
+pub fn account_secret(tenant: &str) -> String {
+    format!("nats-account-{tenant}")
+}
+
+fn labels_of(tenant: &str, component: Option<&str>) -> BTreeMap<String, String> {
+    let mut all: BTreeMap<_, _> = [
+        (labels::TENANT.to_owned(), tenant.to_owned()),
+        (labels::MANAGED_BY.to_owned(), labels::MANAGED_BY_OPERATOR.to_owned()),
+    ]
+    .into();
+    all.extend(component.map(|component| (labels::COMPONENT.to_owned(), component.to_owned())));
+    all
+}
+
+/// The Tenant's namespace.
+pub fn build_namespace(tenant: &Tenant) -> Namespace {
+    let name = tenant.name_any();
+    Namespace {
+        metadata: ObjectMeta {
+            labels: Some(labels_of(&name, None)),
+            annotations: Some(
+                [
+                    (labels::OWNER.to_owned(), name.clone()),
+                    (labels::OWNER_UID.to_owned(), tenant.uid().unwrap_or_default()),
+                ]
+                .into(),
+            ),
+            name: Some(name),
+            ..ObjectMeta::default()
+        },
+        ..Namespace::default()
+    }
+}
+
+/// Whether a namespace says that it is this Tenant's.
+pub fn is_owned(namespace: &Namespace, tenant: &Tenant) -> bool {
+    let owner = namespace.annotations().get(labels::OWNER_UID);
+    owner.is_some() && owner == tenant.metadata.uid.as_ref()
+}
+
+/// What the Tenant's subjects may do: Clusters, the events about them, and the kubeconfigs of the Clusters that there are,
+/// by name. No list of Secrets, no pods, nothing of cert-manager.
+pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>]) -> Role {
+    let name = tenant.name_any();
+    let mut secrets: Vec<_> = clusters
+        .iter()
+        .map(|cluster| kubeconfig_secret(&cluster.name_any()))
+        .collect();
+    secrets.sort();
+    let mut rules = vec![
+        build_rule(&[GROUP], &["clusters"], &CLUSTER_VERBS),
+        build_rule(&["", "events.k8s.io"], &["events"], &["get", "list", "watch"]),
+    ];
+    // A rule with an empty list of names would speak of all Secrets.
+    if !secrets.is_empty() {
+        rules.push(PolicyRule {
+            resource_names: Some(secrets),
+            ..build_rule(&[""], &["secrets"], &["get"])
+        });
+    }
+    Role {
+        metadata: build_meta(&name),
+        rules: Some(rules),
+    }
+}
+
+/// Binds the Role to the Tenant's subjects.
+pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
+    let mut subjects: Vec<_> = tenant.spec.subjects.clone();
+    subjects.sort();
+    let subjects = subjects.into_iter().map(|subject| Subject {
+        api_group: Some(RBAC.into()),
+        kind: match subject.kind {
+            SubjectKind::User => "User".into(),
+            SubjectKind::Group => "Group".into(),
+        },
+        name: subject.name,
+        namespace: None,
+    });
+    RoleBinding {
+        metadata: build_meta(&tenant.name_any()),
+        role_ref: RoleRef {
+            api_group: RBAC.into(),
+            kind: "Role".into(),
+            name: ROLE.into(),
+        },
+        subjects: Some(subjects.collect()),
+    }
+}
+
+/// The Secret of the Tenant's NATS account, without its data.
+pub fn build_account_secret(tenant: &Tenant, namespace: &str) -> Secret {
+    let name = tenant.name_any();
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(account_secret(&name)),
+            namespace: Some(namespace.to_owned()),
+            labels: Some(labels_of(&name, Some(component::STORE))),
+            ..ObjectMeta::default()
+        },
+        type_: Some("Opaque".into()),
+        ..Secret::default()
+    }
+}
+
+fn build_meta(tenant: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(ROLE.into()),
+        namespace: Some(tenant.to_owned()),
+        labels: Some(labels_of(tenant, None)),
+        ..ObjectMeta::default()
+    }
+}
+
+fn build_rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule {
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    PolicyRule {
+        api_groups: Some(owned(groups)),
+        resources: Some(owned(resources)),
+        verbs: owned(verbs),
+        ..PolicyRule::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use yoke_api::tenant::{TenantSpec, TenantSubject};
+
+    fn cluster(name: &str) -> Arc<Cluster> {
+        Arc::new(Cluster::new(name, Default::default()))
+    }
+
+    #[test]
+    fn role_names_the_kubeconfigs_of_clusters_that_exist() {
+        let tenant = Tenant::new("t", TenantSpec::default());
+        let none = build_role(&tenant, &[]).rules.unwrap();
+        assert!(
+            !none
+                .iter()
+                .any(|rule| rule.resources.iter().flatten().any(|resource| resource == "secrets"))
+        );
+        let two = build_role(&tenant, &[cluster("b"), cluster("a")]).rules.unwrap();
+        let secrets = two.last().unwrap();
+        assert_eq!(secrets.verbs, ["get"]);
+        assert_eq!(
+            secrets.resource_names.as_deref().unwrap(),
+            ["a-kubeconfig".to_owned(), "b-kubeconfig".to_owned()]
+        );
+    }
+
+    #[test]
+    fn subjects_are_sorted() {
+        let subject = |kind, name: &str| TenantSubject {
+            kind,
+            name: name.into(),
+        };
+        let spec = TenantSpec {
+            subjects: vec![subject(SubjectKind::Group, "g"), subject(SubjectKind::User, "u")],
+            ..TenantSpec::default()
+        };
+        let binding = build_role_binding(&Tenant::new("t", spec));
+        let subjects: Vec<_> = binding
+            .subjects
+            .unwrap()
+            .into_iter()
+            .map(|subject| (subject.kind, subject.name))
+            .collect();
+        assert_eq!(
+            subjects,
+            [
+                ("User".to_owned(), "u".to_owned()),
+                ("Group".to_owned(), "g".to_owned())
+            ]
+        );
+    }
+
+    #[test]
+    fn namespace_is_owned_by_uid() {
+        let mut tenant = Tenant::new("t", TenantSpec::default());
+        assert!(!is_owned(&Namespace::default(), &tenant));
+        tenant.metadata.uid = Some("1".into());
+        let namespace = build_namespace(&tenant);
+        assert!(is_owned(&namespace, &tenant));
+        tenant.metadata.uid = Some("2".into());
+        assert!(!is_owned(&namespace, &tenant));
+    }
+}

@@ -1,0 +1,122 @@
+//! Whether a Tenant's spec can be carried out. Pure.
+
+use kube::ResourceExt as _;
+use yoke_api::names;
+use yoke_api::{Reason, Tenant};
+
+pub use crate::cluster::validate::Refusal;
+use crate::config::Config;
+use crate::quantity;
+
+const NAME_MAX: usize = 40;
+const RESERVED: [&str; 2] = ["default", "cert-manager"];
+const RESERVED_PREFIXES: [&str; 2] = ["kube-", "yoke-"];
+
+/// Checks a Tenant.
+pub fn validate(tenant: &Tenant, config: &Config) -> Result<(), Refusal> {
+    let name = tenant.name_any();
+    let reserved = RESERVED.contains(&name.as_str())
+        || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || name == config.namespace;
+    if reserved {
+        return refuse(Reason::NameReserved, format!("The name {name} is reserved."));
+    }
+    if !names::is_label(&name) || name.len() > NAME_MAX || !name.starts_with(|c: char| c.is_ascii_lowercase()) {
+        return refuse(
+            Reason::NameInvalid,
+            format!("The name is not a DNS label of at most {NAME_MAX} characters that begins with a letter."),
+        );
+    }
+    if let Some(subject) = tenant
+        .spec
+        .subjects
+        .iter()
+        .find(|subject| subject.name.starts_with("system:"))
+    {
+        return refuse(
+            Reason::SubjectConflict,
+            format!("{} belongs to Kubernetes and cannot act for a Tenant.", subject.name),
+        );
+    }
+    if let Err(error) = quantity::to_bytes(&tenant.spec.quota.storage) {
+        return refuse(Reason::QuotaExceeded, format!("spec.quota.storage: {error}."));
+    }
+    for domain in &tenant.spec.allowed_domains {
+        check_domain(domain, &config.base_domain)?;
+    }
+    Ok(())
+}
+
+/// The name constraints of a cluster's CA are made of these: one that is too wide would let it speak for another.
+fn check_domain(domain: &str, base: &str) -> Result<(), Refusal> {
+    let inside = ["svc", "local"].iter().any(|end| names::is_within(domain, end));
+    let overlaps = names::is_within(domain, base) || names::is_within(base, domain);
+    if !names::is_domain(domain) || domain.starts_with("kubernetes") || inside || overlaps {
+        return refuse(
+            Reason::HostnameNotAllowed,
+            format!("Domain {domain} is not one that a Tenant can have."),
+        );
+    }
+    Ok(())
+}
+
+fn refuse<T>(reason: Reason, message: String) -> Result<T, Refusal> {
+    Err(Refusal { reason, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use yoke_api::tenant::{SubjectKind, TenantSpec, TenantSubject};
+
+    fn config() -> Config {
+        Config::parse(include_str!("../../testdata/config.yaml")).unwrap()
+    }
+
+    #[test]
+    fn names_are_checked() {
+        for (name, expected) in [
+            ("demo", None),
+            ("default", Some(Reason::NameReserved)),
+            ("kube-system", Some(Reason::NameReserved)),
+            ("yoke-system", Some(Reason::NameReserved)),
+            ("cert-manager", Some(Reason::NameReserved)),
+            ("1a", Some(Reason::NameInvalid)),
+            ("a.b", Some(Reason::NameInvalid)),
+        ] {
+            let refused = validate(&Tenant::new(name, TenantSpec::default()), &config()).err();
+            assert_eq!(refused.map(|refusal| refusal.reason), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn domains_and_subjects_are_checked() {
+        for (domain, good) in [
+            ("example.org", true),
+            ("yoke.test", false),
+            ("a.yoke.test", false),
+            ("test", false),
+            ("kubernetes.example.org", false),
+            ("cluster.local", false),
+        ] {
+            let spec = TenantSpec {
+                allowed_domains: vec![domain.into()],
+                ..TenantSpec::default()
+            };
+            assert_eq!(
+                validate(&Tenant::new("demo", spec), &config()).is_ok(),
+                good,
+                "{domain}"
+            );
+        }
+        let spec = TenantSpec {
+            subjects: vec![TenantSubject {
+                kind: SubjectKind::Group,
+                name: "system:authenticated".into(),
+            }],
+            ..TenantSpec::default()
+        };
+        let refusal = validate(&Tenant::new("demo", spec), &config()).unwrap_err();
+        assert_eq!(refusal.reason, Reason::SubjectConflict);
+    }
+}

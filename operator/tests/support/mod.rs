@@ -1,0 +1,179 @@
+//! A real nats-server in operator mode with TLS, on a free port, in a directory of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nkeys::KeyPair;
+use yoke_operator::config::NatsConfig;
+use yoke_operator::nats::claims::{self, AccountClaims, AccountLimits, Envelope, NO_LIMIT, UserClaims, UserLimits};
+
+/// The server; dropped, it ends.
+pub(crate) struct Server {
+    child: Child,
+    dir: tempfile::TempDir,
+    port: u16,
+}
+
+impl Server {
+    /// Starts a server and writes the secret folder that the operator reads.
+    pub(crate) async fn start() -> Self {
+        yoke_runtime::install_crypto();
+        let dir = tempfile::tempdir().unwrap();
+        let configuration = write_files(dir.path());
+        let child = spawn(&configuration);
+        let port = wait_for_port(dir.path()).await;
+        Self { child, dir, port }
+    }
+
+    /// What the operator is configured with.
+    pub(crate) fn config(&self) -> NatsConfig {
+        NatsConfig {
+            urls: vec![format!("tls://127.0.0.1:{}", self.port)],
+            host_aliases: Default::default(),
+            cidrs: vec!["127.0.0.1/32".into()],
+            port: self.port,
+            secret_dir: self.dir.path().to_owned(),
+        }
+    }
+
+    /// A client configuration that trusts the server.
+    pub(crate) fn connect_options(&self, credentials: &str) -> async_nats::ConnectOptions {
+        async_nats::ConnectOptions::with_credentials(credentials)
+            .unwrap()
+            .add_root_certificates(self.dir.path().join("ca.crt"))
+            .require_tls(true)
+            .request_timeout(Some(Duration::from_millis(700)))
+            .max_reconnects(1)
+    }
+
+    /// The server's URL.
+    pub(crate) fn url(&self) -> String {
+        format!("tls://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn binary() -> PathBuf {
+    std::env::var_os("YOKE_BIN").map_or_else(|| "nats-server".into(), |bin| Path::new(&bin).join("nats-server"))
+}
+
+fn spawn(configuration: &Path) -> Child {
+    Command::new(binary())
+        .arg("-c")
+        .arg(configuration)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("nats-server starts; set YOKE_BIN to the folder that holds it")
+}
+
+fn write_files(dir: &Path) -> PathBuf {
+    let (operator, signer) = (KeyPair::new_operator(), KeyPair::new_operator());
+    let (system, user) = (KeyPair::new_account(), KeyPair::new_user());
+    let system_limits = AccountLimits {
+        subs: NO_LIMIT,
+        data: NO_LIMIT,
+        payload: NO_LIMIT,
+        imports: NO_LIMIT,
+        exports: NO_LIMIT,
+        wildcards: true,
+        conn: NO_LIMIT,
+        leaf: 0,
+        disk_storage: 0,
+        streams: 0,
+        consumer: 0,
+        max_bytes_required: false,
+    };
+    let operator_jwt = sign(
+        &serde_json::json!({
+            "signing_keys": [signer.public_key()], "system_account": system.public_key(), "type": "operator", "version": 2,
+        }),
+        &operator.public_key(),
+        &operator,
+    );
+    let system_jwt = sign(
+        &AccountClaims::new(system_limits, vec![], Default::default()),
+        &system.public_key(),
+        &signer,
+    );
+    let mut user_claims = UserClaims::new(system.public_key(), UserLimits::of(vec![], vec![]));
+    user_claims.issuer_account = String::new();
+    let user_jwt = sign(&user_claims, &user.public_key(), &system);
+    std::fs::write(dir.join("operator-signing.nk"), signer.seed().unwrap()).unwrap();
+    std::fs::write(
+        dir.join("system.creds"),
+        claims::to_credentials(&user_jwt, &user.seed().unwrap()),
+    )
+    .unwrap();
+    write_certificates(dir);
+    let dir_text = dir.display();
+    let system = system.public_key();
+    let configuration = format!(
+        "listen: \"127.0.0.1:-1\"\nserver_name: a\nports_file_dir: \"{dir_text}\"\nlog_file: \"{dir_text}/log\"\nmax_payload: 8MB\n\
+         tls {{ cert_file: \"{dir_text}/server.crt\", key_file: \"{dir_text}/server.key\" }}\n\
+         jetstream {{ store_dir: \"{dir_text}/data\", max_file_store: 64GB }}\n\
+         operator: \"{operator_jwt}\"\nsystem_account: {system}\n\
+         resolver {{ type: full, dir: \"{dir_text}/jwt\", allow_delete: true, interval: \"2m\" }}\n\
+         resolver_preload {{ {system}: \"{system_jwt}\" }}\n"
+    );
+    let path = dir.join("nats.conf");
+    std::fs::write(&path, configuration).unwrap();
+    path
+}
+
+fn sign<C: serde::Serialize>(claims: &C, subject: &str, signer: &KeyPair) -> String {
+    let envelope = Envelope {
+        subject,
+        name: "test",
+        issued: 1_700_000_000,
+        expires: None,
+    };
+    claims::sign(claims, &envelope, signer).unwrap()
+}
+
+fn write_certificates(dir: &Path) {
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, "test NATS CA");
+    let ca = params.self_signed(&ca_key).unwrap();
+    let issuer = rcgen::Issuer::from_params(&params, &ca_key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let server = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()])
+        .unwrap()
+        .signed_by(&key, &issuer)
+        .unwrap();
+    std::fs::write(dir.join("ca.crt"), ca.pem()).unwrap();
+    std::fs::write(dir.join("server.crt"), server.pem()).unwrap();
+    std::fs::write(dir.join("server.key"), key.serialize_pem()).unwrap();
+}
+
+async fn wait_for_port(dir: &Path) -> u16 {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        if let Some(port) = read_port(dir) {
+            return port;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let log = std::fs::read_to_string(dir.join("log"));
+    unreachable!("nats-server does not listen: {}", log.unwrap_or_default());
+}
+
+fn read_port(dir: &Path) -> Option<u16> {
+    let entry = std::fs::read_dir(dir)
+        .ok()?
+        .flatten()
+        .find(|entry| entry.path().extension().is_some_and(|extension| extension == "ports"))?;
+    let ports: serde_json::Value = serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()?;
+    ports["nats"][0].as_str()?.rsplit(':').next()?.parse().ok()
+}
