@@ -89,6 +89,8 @@ pub(crate) struct Replica {
     pub(crate) state: State,
     /// Sizes of what was replayed behind the snapshot.
     pub(crate) replayed: (u64, u64),
+    /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
+    observed: Duration,
 }
 
 impl Replica {
@@ -97,12 +99,14 @@ impl Replica {
             session: Session::default(),
             state: State::new(Mvcc::new()),
             replayed: (0, 0),
+            observed: Duration::ZERO,
         }
     }
 
     /// Reads the newest whole snapshot and what the log holds behind it.
     pub(crate) async fn load(log: &impl Log, snapshots: &impl Snapshots) -> Result<Self, BootError> {
         let LogInfo { first, last, .. } = log.info().await?;
+        let known = clock::now();
         let mut replica = Self::new();
         if let Some(Snapshot { session, state }) = snapshots.newest().await? {
             if session.sequence > last {
@@ -114,18 +118,20 @@ impl Replica {
             replica = Self {
                 session,
                 state,
-                replayed: (0, 0),
+                ..replica
             };
         }
         if first > replica.session.sequence + 1 && last > replica.session.sequence {
             return Err(BootError::NoSnapshot { first });
         }
-        replica.catch_up(log, last).await?;
+        replica.observed = known;
+        replica.catch_up(log, last, known).await?;
         Ok(replica)
     }
 
-    /// Reads on until `last` is reached; answers whether there was anything new.
-    pub(crate) async fn catch_up(&mut self, log: &impl Log, last: u64) -> Result<bool, BootError> {
+    /// Reads on until `last` is reached, which was the newest record before the time `known`. Answers whether there was
+    /// anything new.
+    async fn catch_up(&mut self, log: &impl Log, last: u64, known: Duration) -> Result<bool, BootError> {
         let begin = self.session.sequence;
         while self.session.sequence < last {
             let records = log.read(self.session.sequence + 1).await?;
@@ -137,7 +143,15 @@ impl Replica {
                 self.apply(sequence, &record)?;
             }
         }
-        Ok(self.session.sequence > begin)
+        let new = self.session.sequence > begin;
+        if new {
+            self.observed = if self.session.sequence == last {
+                known
+            } else {
+                clock::now()
+            };
+        }
+        Ok(new)
     }
 
     fn apply(&mut self, sequence: u64, bytes: &[u8]) -> Result<(), BootError> {
@@ -168,7 +182,6 @@ impl Replica {
         log: &impl Log,
         acks: &mut mpsc::Receiver<Ack>,
         identity: &Identity,
-        mut observed: Duration,
     ) -> Result<Duration, BootError> {
         let mut token = u64::MAX / 2;
         let mut sent = Duration::ZERO;
@@ -184,7 +197,7 @@ impl Replica {
                 });
             }
             let lease = LEASE.max(Duration::from_millis(self.session.lease_ms.into()));
-            let free = self.session.epoch == 0 || self.session.resigned || clock::now() > observed + lease;
+            let free = self.session.epoch == 0 || self.session.resigned || clock::now() > self.observed + lease;
             if free {
                 token += 1;
                 sent = clock::now();
@@ -193,10 +206,9 @@ impl Replica {
                     wait_for_epoch(acks, token).await?;
                 }
             } else {
-                let left = (observed + lease).saturating_sub(clock::now());
+                let left = (self.observed + lease).saturating_sub(clock::now());
                 sleep(left.min(POLL) + Duration::from_millis(1)).await;
             }
-            let seen = clock::now();
             let last = match log.info().await {
                 Ok(info) => info.last,
                 Err(error) => {
@@ -205,13 +217,12 @@ impl Replica {
                     continue;
                 }
             };
-            match self.catch_up(log, last).await {
+            match self.catch_up(log, last, clock::now()).await {
                 Ok(true) => {
                     if !standby && self.session.writer != identity.writer {
                         standby = true;
                         tracing::info!(epoch = self.session.epoch, "Another writer lives; standing by");
                     }
-                    observed = seen;
                 }
                 Ok(false) => {}
                 Err(BootError::Log(

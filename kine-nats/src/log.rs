@@ -1,6 +1,8 @@
 //! The log: an ordered stream of records that takes a new one only on top of the last one its writer knows.
 
 pub(crate) mod jetstream;
+#[cfg(test)]
+pub(crate) mod memory;
 
 use bytes::Bytes;
 

@@ -36,7 +36,7 @@ pub(crate) async fn connect(args: &Args) -> anyhow::Result<Client> {
     }
     let client = options.connect(args.nats.clone()).await.context("connect to NATS")?;
     while client.try_server_info().is_none() || client.server_info().max_payload == 0 {
-        sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(2)).await;
     }
     let payload = client.server_info().max_payload;
     if payload < MIN_PAYLOAD {

@@ -108,28 +108,23 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         incarnation: args.incarnation,
         name: std::env::var("HOSTNAME").unwrap_or_default(),
     };
-    let observed = clock::now();
+    let begun = clock::now();
     let (mut replica, info) =
         retry(|| async { Ok::<_, BootError>((Replica::load(&*log, &snapshots).await?, log.info().await?)) }).await?;
     tracing::info!(
         revision = replica.state.mvcc.visible(),
         keys = replica.state.mvcc.keys(),
         sequence = replica.session.sequence,
-        milliseconds = (clock::now() - observed).as_millis() as u64,
+        milliseconds = (clock::now() - begun).as_millis() as u64,
         "The log is read"
     );
-    // The last record may have been written after reading began: only then does its lease have to be waited for anew.
-    let observed = if info.last == replica.session.sequence {
-        observed
-    } else {
-        clock::now()
-    };
-    let sent = replica.take_over(&*log, &mut acks, &identity, observed).await?;
+    let sent = replica.take_over(&*log, &mut acks, &identity).await?;
 
     let Replica {
         session,
         mut state,
         replayed,
+        ..
     } = replica;
     let now = clock::now();
     state.leases.renew_all(now);
@@ -149,7 +144,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
     tracing::info!(
         epoch = session.epoch,
         revision = store.revision(),
-        milliseconds = (now - observed).as_millis() as u64,
+        milliseconds = (now - begun).as_millis() as u64,
         "This process is the writer"
     );
     let limit = info.limit.unwrap_or(u64::MAX);

@@ -11,6 +11,8 @@
 //! that another writer began. Nobody is told of success before that.
 
 mod pipeline;
+#[cfg(test)]
+mod tests;
 
 use crate::clock;
 use crate::codec::{Header, Operations, encode};
@@ -213,7 +215,7 @@ impl<L: Log, B: Background> Writer<L, B> {
                 },
                 _ = tick.tick() => self.on_tick().await?,
                 result = join(&mut self.job), if self.job.is_some() => self.end_job(result),
-                _ = stop.wait_for(|stop| *stop) => break,
+                () = stopped(&mut stop) => break,
             }
         }
         self.queue.close();
@@ -419,6 +421,12 @@ impl<L: Log, B: Background> Writer<L, B> {
             Err(error) => tracing::error!(error = %error, "A background task failed"),
         }
     }
+}
+
+/// Waits until the process is told to stop.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Without a sender nobody can say so: then it is time, too.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Waits for a job that is there.

@@ -70,6 +70,8 @@ struct OpenWatch {
     registration: Registration,
     /// First revision that it asked for.
     begin: i64,
+    /// Compact revision when it began: what was there before a change of that revision could not be read any more.
+    compacted: i64,
     /// First revision that was not sent.
     next: i64,
     previous: bool,
@@ -201,6 +203,7 @@ impl Stream {
             mark,
             registration,
             begin: next,
+            compacted,
             next,
             previous: request.prev_kv,
             no_put: filters.contains(&pb::watch_create_request::FilterType::Noput),
@@ -408,7 +411,10 @@ impl OpenWatch {
             }
             looked += 1;
             if self.wants(change) {
-                let previous = change.previous.as_deref().filter(|_| self.previous);
+                let previous = change
+                    .previous
+                    .as_deref()
+                    .filter(|_| self.previous && change.revision > self.compacted);
                 let event = encode_event(change.delete, &change.kv, previous);
                 size += event.len();
                 found.events.push(event);

@@ -1,0 +1,321 @@
+//! The writer on a log that loses records and acks, and against other writers.
+
+use super::*;
+use crate::boot::{BootError, Identity, Replica};
+use crate::codec::{self, Operation};
+use crate::log::memory::{Fault, Memory, MemoryLog};
+use crate::metrics::Metrics;
+use crate::proto::etcdserverpb as pb;
+use crate::snapshot::{Snapshot, SnapshotError, Snapshots};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+struct NoSnapshots;
+
+impl Snapshots for NoSnapshots {
+    async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
+        Ok(None)
+    }
+}
+
+impl Background for NoSnapshots {
+    fn snapshot(&self, _: Arc<Store>, _: Session) -> impl Future<Output = Result<u64, anyhow::Error>> + Send + 'static {
+        std::future::ready(Ok(0))
+    }
+}
+
+struct Running {
+    store: Arc<Store>,
+    writer: JoinHandle<Result<(), WriterError>>,
+    stop: watch::Sender<bool>,
+}
+
+fn identity(writer: u64, incarnation: u64) -> Identity {
+    Identity {
+        writer,
+        incarnation,
+        name: format!("w{writer}"),
+    }
+}
+
+async fn open(
+    memory: &Memory,
+    identity: &Identity,
+) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Replica, Duration), BootError> {
+    let (log, mut acks) = memory.open();
+    let mut replica = Replica::load(&log, &NoSnapshots).await?;
+    let sent = replica.take_over(&log, &mut acks, identity).await?;
+    Ok((log, acks, replica, sent))
+}
+
+async fn start(memory: &Memory, identity: Identity) -> Running {
+    let (log, acks, replica, sent) = open(memory, &identity).await.unwrap();
+    let (queue, requests) = mpsc::channel(4096);
+    let Replica { session, mut state, .. } = replica;
+    state.leases.renew_all(clock::now());
+    let store = Arc::new(Store::new(
+        state,
+        (session.cluster, session.epoch),
+        u64::MAX,
+        queue,
+        Metrics::new(),
+    ));
+    store.extend_lease(sent + LEASE_USED);
+    let forever = Cadence {
+        bytes: u64::MAX,
+        records: u64::MAX,
+        age: Duration::from_secs(9999),
+    };
+    let unsaved = Unsaved {
+        bytes: 0,
+        records: 0,
+        changed: false,
+        since: clock::now(),
+        urgent: false,
+    };
+    let writer = Writer::new(Parts {
+        log: Arc::new(log),
+        background: NoSnapshots,
+        acks,
+        queue: requests,
+        store: Arc::clone(&store),
+        incarnation: identity.incarnation,
+        session,
+        cadence: forever,
+        unsaved,
+    });
+    let (stop, stopped) = watch::channel(false);
+    Running {
+        store,
+        writer: tokio::spawn(writer.run(stopped)),
+        stop,
+    }
+}
+
+fn put(key: &str) -> Command {
+    Command::Put(pb::PutRequest {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        ..Default::default()
+    })
+}
+
+async fn write(store: &Store, key: &str) -> Result<i64, Refusal> {
+    match store.submit(put(key)).await? {
+        Answer::Put(answer) => Ok(answer.header.unwrap().revision),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Keys in the order in which the log has them, by the rules that every reader follows.
+async fn stored(memory: &Memory) -> Vec<String> {
+    let (log, _) = memory.open();
+    let replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    replica
+        .state
+        .mvcc
+        .changes(0)
+        .map(|change| String::from_utf8(change.key().to_vec()).unwrap())
+        .collect()
+}
+
+impl Running {
+    async fn stop(self) {
+        let _ = self.stop.send(true);
+        self.writer.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn answers_what_is_stored_and_resigns() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    assert_eq!(write(&running.store, "a").await, Ok(2));
+    assert_eq!(write(&running.store, "b").await, Ok(3));
+    assert_eq!(running.store.revision(), 3);
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b"]);
+    let last = memory.records().pop().unwrap();
+    assert!(matches!(
+        codec::decode(&last).unwrap().operations.as_slice(),
+        [Operation::Resign]
+    ));
+}
+
+#[tokio::test]
+async fn what_waits_together_is_stored_together() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    let before = memory.records().len();
+    let mut tasks = JoinSet::new();
+    for number in 0..500 {
+        let store = Arc::clone(&running.store);
+        tasks.spawn(async move { write(&store, &format!("k{number}")).await.unwrap() });
+    }
+    let revisions: BTreeSet<i64> = tasks.join_all().await.into_iter().collect();
+    assert_eq!(revisions, (2..502).collect(), "one revision each, without gaps");
+    assert!(
+        memory.records().len() - before < 250,
+        "{} records",
+        memory.records().len() - before
+    );
+    running.stop().await;
+    assert_eq!(stored(&memory).await.len(), 500);
+}
+
+#[tokio::test]
+async fn a_record_in_doubt_is_stored_once_and_answered() {
+    for fault in [Fault::LoseAck, Fault::LoseRecord, Fault::Refuse, Fault::Full] {
+        let memory = Memory::new();
+        let running = start(&memory, identity(1, 0)).await;
+        memory.inject([None, Some(fault)]);
+        let mut tasks = JoinSet::new();
+        for number in 0..20 {
+            let store = Arc::clone(&running.store);
+            tasks.spawn(async move { write(&store, &format!("k{number}")).await });
+            tokio::task::yield_now().await;
+        }
+        let revisions: BTreeSet<i64> = tasks.join_all().await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(revisions, (2..22).collect(), "{fault:?}");
+        running.stop().await;
+        assert_eq!(stored(&memory).await.len(), 20, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_disconnected_writer_waits_and_goes_on() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    write(&running.store, "a").await.unwrap();
+    memory.set_connected(false);
+    let store = Arc::clone(&running.store);
+    let waiting = tokio::spawn(async move { write(&store, "b").await });
+    tokio::time::sleep(LEASE).await;
+    assert!(!running.store.lease_holds(), "reads are refused when the lease is over");
+    memory.set_connected(true);
+    assert_eq!(waiting.await.unwrap(), Ok(3));
+    assert!(running.store.lease_holds());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
+    let memory = Memory::new();
+    let old = start(&memory, identity(1, 1)).await;
+    write(&old.store, "a").await.unwrap();
+    // The old writer is cut off, as by SIGSTOP; its next record is not stored.
+    memory.inject(std::iter::repeat_n(Some(Fault::LoseRecord), 1));
+    let store = Arc::clone(&old.store);
+    let lost = tokio::spawn(async move { write(&store, "lost").await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    old.writer.abort();
+    let begun = Instant::now();
+    let new = start(&memory, identity(2, 2)).await;
+    assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
+    write(&new.store, "b").await.unwrap();
+    assert_eq!(lost.await.unwrap(), Err(Refusal::Stopped));
+    new.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    let (log, _acks) = memory.open();
+    let replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    let mut operations = Operations::default();
+    operations.epoch(2000, "other");
+    let header = Header {
+        cluster: replica.session.cluster,
+        epoch: 2,
+        writer: 2,
+        incarnation: 1,
+        previous: replica.session.hash,
+        base: replica.state.mvcc.head(),
+    };
+    memory.push(codec::encode(&header, &operations).0);
+    assert_eq!(
+        write(&running.store, "b").await,
+        Err(Refusal::Stopped),
+        "never success for what is not stored"
+    );
+    assert!(matches!(
+        running.writer.await.unwrap(),
+        Err(WriterError::Fenced { epoch: 2 })
+    ));
+    assert!(!running.store.lease_holds());
+    assert_eq!(stored(&memory).await, ["a"]);
+}
+
+#[tokio::test]
+async fn a_late_record_of_a_replaced_writer_is_passed_over() {
+    let memory = Memory::new();
+    let old = start(&memory, identity(1, 1)).await;
+    write(&old.store, "a").await.unwrap();
+    let template = codec::decode(memory.records().last().unwrap()).unwrap();
+    old.stop().await;
+    let new = start(&memory, identity(2, 1)).await;
+    let late = Header {
+        previous: template.hash,
+        base: 2,
+        ..template.header
+    };
+    memory.push(codec::encode(&late, &Operations::default()).0);
+    assert_eq!(write(&new.store, "b").await, Ok(3));
+    assert_eq!(write(&new.store, "c").await, Ok(4));
+    new.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_begins() {
+    let memory = Memory::new();
+    start(&memory, identity(1, 5)).await.stop().await;
+    let begun = Instant::now();
+    start(&memory, identity(2, 5)).await.stop().await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let refused = open(&memory, &identity(3, 4)).await;
+    assert!(matches!(refused, Err(BootError::Superseded { theirs: 5, ours: 4 })));
+}
+
+#[tokio::test]
+async fn a_log_that_lost_what_was_acknowledged_ends_the_writer() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    write(&running.store, "a").await.unwrap();
+    write(&running.store, "b").await.unwrap();
+    memory.truncate(2);
+    assert_eq!(write(&running.store, "c").await, Err(Refusal::Stopped));
+    let ended = running.writer.await.unwrap();
+    assert!(matches!(ended, Err(WriterError::Lost { last: 2, .. })), "{ended:?}");
+}
+
+#[tokio::test]
+async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
+    for key in ["b", "a"] {
+        let request = pb::PutRequest {
+            key: Bytes::from_static(key.as_bytes()),
+            lease: 7,
+            ..Default::default()
+        };
+        running.store.submit(Command::Put(request)).await.unwrap();
+    }
+    running.stop().await;
+    let running = start(&memory, identity(2, 0)).await;
+    assert_eq!(running.store.revision(), 3);
+    let begun = Instant::now();
+    while running.store.revision() == 3 {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert_eq!(running.store.revision(), 4, "all keys of a lease go at one revision");
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
+}

@@ -1,0 +1,353 @@
+//! Killed processes, restarted servers, two writers, a full stream: nothing acknowledged is lost, nothing is told twice.
+
+use crate::harness::{Client, Kine, Nats, WAIT, Watching, events, eventually, prefix};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use yoke_kine_nats::proto::etcdserverpb as pb;
+
+/// Writers that create keys until told to stop, and remember what was acknowledged.
+struct Load {
+    stop: Arc<AtomicBool>,
+    tasks: JoinSet<BTreeMap<String, i64>>,
+}
+
+impl Load {
+    fn start(client: &Client, writers: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for writer in 0..writers {
+            let (mut client, stop) = (client.clone(), Arc::clone(&stop));
+            tasks.spawn(async move {
+                let mut acknowledged = BTreeMap::new();
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let key = format!("/load/{writer}-{number:06}");
+                    match client.create(&key, key.as_bytes()).await {
+                        Ok(Some(revision)) => {
+                            acknowledged.insert(key, revision);
+                        }
+                        Ok(None) => panic!("{key} was there already"),
+                        Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                    }
+                }
+                acknowledged
+            });
+        }
+        Self { stop, tasks }
+    }
+
+    async fn stop(self) -> BTreeMap<String, i64> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.tasks.join_all().await.into_iter().flatten().collect()
+    }
+}
+
+/// Waits until a write is acknowledged.
+async fn serves(client: &Client) -> Duration {
+    let begun = Instant::now();
+    eventually("a write is acknowledged", || {
+        let mut client = client.clone();
+        async move { client.put("/probe", b"").await.ok() }
+    })
+    .await;
+    begun.elapsed()
+}
+
+/// Every acknowledged key is there with its revision, and a watch from the beginning hears every revision once.
+async fn check(client: &mut Client, acknowledged: &BTreeMap<String, i64>) {
+    let answer = client.range("/load/", "/load0", 0).await.unwrap();
+    let head = answer.header.unwrap().revision;
+    let found: BTreeMap<String, i64> = answer
+        .kvs
+        .iter()
+        .map(crate::harness::decode)
+        .map(|kv| (String::from_utf8(kv.key.to_vec()).unwrap(), kv.mod_revision))
+        .collect();
+    for (key, revision) in acknowledged {
+        assert_eq!(found.get(key), Some(revision), "{key}");
+    }
+    let mut watching = Watching::open(client, prefix("/", 2)).await.unwrap();
+    let mut next = 2;
+    while next <= head {
+        for event in events(&watching.next().await.unwrap()) {
+            assert_eq!(event.kv.unwrap().mod_revision, next, "revisions have no gaps");
+            next += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_acknowledged_is_lost_when_kine_nats_is_killed() {
+    let nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "killed", &["--snapshot-bytes", "200000"]).await;
+    let mut client = kine.client().await;
+    let load = Load::start(&client, 8);
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        kine.kill();
+        kine.respawn();
+        let gap = serves(&client).await;
+        println!("answers after {gap:?}");
+        assert!(gap < Duration::from_secs(6), "{gap:?}");
+    }
+    let acknowledged = load.stop().await;
+    assert!(acknowledged.len() > 200, "{}", acknowledged.len());
+    println!("{} acknowledged", acknowledged.len());
+    check(&mut client, &acknowledged).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_acknowledged_is_lost_when_nats_server_is_killed() {
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "nats", &[]).await;
+    let mut client = kine.client().await;
+    let load = Load::start(&client, 8);
+    for pause in [0, 300, 3000] {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        nats.kill();
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        nats.restart().await;
+        let gap = serves(&client).await;
+        println!("answers after {gap:?}");
+    }
+    let acknowledged = load.stop().await;
+    assert!(acknowledged.len() > 200, "{}", acknowledged.len());
+    check(&mut client, &acknowledged).await;
+    assert!(kine.exited().is_none());
+    // The same through a restart, from the log.
+    kine.terminate();
+    kine.restart().await;
+    check(&mut kine.client().await, &acknowledged).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_are_refused_while_nats_is_away_and_streams_that_need_a_leader_end() {
+    let mut nats = Nats::start().await;
+    let kine = Kine::start(&nats, "away", &[]).await;
+    let mut client = kine.client().await;
+    client.put("/a", b"1").await.unwrap();
+    let mut request = tonic::Request::new(tokio_stream::pending());
+    request.metadata_mut().insert("hasleader", "true".parse().unwrap());
+    let mut stream = client.watch.watch(request).await.unwrap().into_inner();
+    nats.kill();
+    let ended = tokio::time::timeout(WAIT, stream.message()).await.unwrap().unwrap_err();
+    assert_eq!(
+        (ended.code(), ended.message()),
+        (tonic::Code::Unavailable, "etcdserver: no leader")
+    );
+    let refused = client.range("/a", "", 0).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (tonic::Code::Unavailable, "etcdserver: request timed out")
+    );
+    let unsure = client.put("/a", b"2").await.unwrap_err();
+    assert_eq!(
+        (unsure.code(), unsure.message()),
+        (tonic::Code::Unavailable, "etcdserver: request timed out")
+    );
+    let request = pb::RangeRequest {
+        key: "/a".into(),
+        serializable: true,
+        ..Default::default()
+    };
+    assert_eq!(client.kv.range(request).await.unwrap().into_inner().count, 1);
+    nats.restart().await;
+    serves(&client).await;
+}
+
+#[tokio::test]
+async fn a_watch_goes_on_over_a_restart_without_a_gap() {
+    let nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "resume", &["--snapshot-bytes", "5000"]).await;
+    let mut client = kine.client().await;
+    let (mut next, mut written) = (2, 1);
+    for round in 0..4 {
+        let mut watching = Watching::open(&mut client, prefix("/w/", next)).await.unwrap();
+        assert!(watching.next().await.unwrap().created);
+        for number in 0..50 {
+            written = client
+                .put("/w/a", format!("{round}-{number}").as_bytes())
+                .await
+                .unwrap();
+            if number == 40 {
+                // What follows is heard by the next watch, after the restart.
+                while next < written {
+                    for event in events(&watching.next().await.unwrap()) {
+                        assert_eq!(event.kv.as_ref().unwrap().mod_revision, next);
+                        assert_eq!(event.prev_kv.is_some(), next > 2, "the version before {next}");
+                        next += 1;
+                    }
+                }
+            }
+        }
+        if round % 2 == 0 {
+            kine.kill();
+        } else {
+            kine.terminate();
+        }
+        kine.restart().await;
+    }
+    assert_eq!(written, 201);
+    let mut watching = Watching::open(&mut client, prefix("/w/", next)).await.unwrap();
+    assert!(watching.next().await.unwrap().created);
+    assert_eq!(
+        events(&watching.next().await.unwrap())[0]
+            .kv
+            .as_ref()
+            .unwrap()
+            .mod_revision,
+        next
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_writers_the_paused_one_is_fenced() {
+    let nats = Nats::start().await;
+    let mut first = Kine::start(&nats, "two", &[]).await;
+    let mut second = Kine::spawn(&nats, "two", &[]);
+    let mut old = first.client().await;
+    old.put("/a", b"1").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(
+        second.log().contains("standing by") && !second.log().contains("is the writer"),
+        "{}",
+        second.log()
+    );
+    first.signal("STOP");
+    second.ready().await;
+    let mut new = second.client().await;
+    assert_eq!(new.put("/a", b"2").await.unwrap(), 3);
+    // While it slept its lease ran out: whatever it is asked, it does not answer with what it remembers.
+    let read = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.range("/a", "", 0).await }
+    });
+    let write = tokio::spawn(async move { old.put("/a", b"stale").await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    first.signal("CONT");
+    assert!(read.await.unwrap().is_err() && write.await.unwrap().is_err());
+    let status = eventually("the fenced writer ends", || std::future::ready(first.exited())).await;
+    assert!(!status.success());
+    assert!(
+        first.log().contains("fenced by the writer of epoch 2"),
+        "{}",
+        first.log()
+    );
+    assert_eq!(new.get("/a").await.unwrap().value.as_ref(), b"2");
+
+    // A lower incarnation never begins.
+    let mut third = Kine::start(&nats, "three", &["--incarnation", "7"]).await;
+    third.terminate();
+    let mut low = Kine::spawn(&nats, "three", &["--incarnation", "6"]);
+    let status = eventually("it ends", || std::future::ready(low.exited())).await;
+    assert!(
+        !status.success() && low.log().contains("incarnation 7 has it, and this is incarnation 6"),
+        "{}",
+        low.log()
+    );
+}
+
+#[tokio::test]
+async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
+    let nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "snap", &["--snapshot-bytes", "100000"]).await;
+    let mut client = kine.client().await;
+    for number in 0..600 {
+        client
+            .put(&format!("/s/{:03}", number % 200), &[b'v'; 1000])
+            .await
+            .unwrap();
+        if number % 100 == 99 {
+            client.compact(number - 50).await.unwrap();
+        }
+    }
+    let stored = kine.metric("yoke_kine_snapshots_total").await;
+    assert!(stored >= 3.0, "{stored} snapshots");
+    kine.kill();
+    kine.restart().await;
+    let answer = client.range("/s/", "/s0", 0).await.unwrap();
+    assert_eq!((answer.count, answer.header.unwrap().revision), (200, 601));
+    assert_eq!(client.range("/s/", "/s0", 549).await.unwrap().count, 200);
+    assert_eq!(
+        client.range("/s/", "/s0", 548).await.unwrap_err().code(),
+        tonic::Code::OutOfRange
+    );
+}
+
+#[tokio::test]
+async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only() {
+    let nats = Nats::start().await;
+    // The log takes 4 MB; the cadence alone would never make room.
+    let more = [
+        "--max-bytes",
+        "4000000",
+        "--quota",
+        "20000000",
+        "--snapshot-bytes",
+        "100000000",
+    ];
+    let mut kine = Kine::start(&nats, "full", &more).await;
+    let mut client = kine.client().await;
+    for number in 0..100 {
+        let begun = Instant::now();
+        while let Err(error) = client.put("/f/a", &vec![number; 100_000]).await {
+            assert!(
+                [
+                    "etcdserver: request timed out",
+                    "etcdserver: mvcc: database space exceeded"
+                ]
+                .contains(&error.message())
+            );
+            assert!(begun.elapsed() < WAIT, "{error}");
+        }
+    }
+    assert!(kine.log().contains("The stream is full"));
+    let revision = client.revision().await;
+    client.compact(revision).await.unwrap();
+    let mut refused = None;
+    for number in 0..300 {
+        if let Err(error) = client.put(&format!("/f/{number}"), &vec![1; 100_000]).await
+            && error.code() == tonic::Code::ResourceExhausted
+        {
+            refused = Some(error);
+            break;
+        }
+    }
+    assert_eq!(refused.unwrap().message(), "etcdserver: mvcc: database space exceeded");
+    let alarms = client
+        .maintenance
+        .alarm(pb::AlarmRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .alarms;
+    assert_eq!(alarms[0].alarm, pb::AlarmType::Nospace as i32);
+    let request = pb::DeleteRangeRequest {
+        key: "/f/".into(),
+        range_end: "/f0".into(),
+        prev_kv: false,
+    };
+    let revision = client
+        .kv
+        .delete_range(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .header
+        .unwrap()
+        .revision;
+    client.compact(revision).await.unwrap();
+    eventually("puts are taken again", || {
+        let mut client = client.clone();
+        async move { client.put("/f/again", b"1").await.ok() }
+    })
+    .await;
+    kine.kill();
+    kine.restart().await;
+    assert_eq!(client.range("/f/", "/f0", 0).await.unwrap().count, 1);
+}

@@ -1,0 +1,433 @@
+//! Starts nats-server and kine-nats for one test, each in its own directory and on its own ports.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+use yoke_kine_nats::proto::etcdserverpb as pb;
+use yoke_kine_nats::proto::etcdserverpb::kv_client::KvClient;
+use yoke_kine_nats::proto::etcdserverpb::lease_client::LeaseClient;
+use yoke_kine_nats::proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use yoke_kine_nats::proto::etcdserverpb::watch_client::WatchClient;
+use yoke_kine_nats::proto::mvccpb;
+
+pub(crate) const WAIT: Duration = Duration::from_secs(30);
+
+/// A nats-server that can be killed and started again on the same files and the same port.
+pub(crate) struct Nats {
+    child: Option<Child>,
+    port: u16,
+    dir: TempDir,
+}
+
+fn find(program: &str) -> PathBuf {
+    let places = std::env::var_os("YOKE_BIN").into_iter().chain(std::env::var_os("PATH"));
+    let found = places
+        .flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>())
+        .map(|dir| dir.join(program));
+    found.into_iter().find(|path| path.is_file()).unwrap_or_else(|| {
+        panic!("{program} is neither in YOKE_BIN nor in PATH; `make tools` builds it into .dev/bin, then set YOKE_BIN=.dev/bin")
+    })
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Nats {
+    pub(crate) async fn start() -> Self {
+        let mut nats = Self {
+            child: None,
+            port: free_port(),
+            dir: tempfile::tempdir().unwrap(),
+        };
+        nats.restart().await;
+        nats
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) async fn restart(&mut self) {
+        let store = self.dir.path().join("jetstream");
+        let config = format!(
+            "listen: 127.0.0.1:{}\nmax_payload: 8MB\njetstream {{ store_dir: {:?}, max_file_store: 100GB, sync_interval: always }}\n",
+            self.port, store
+        );
+        let path = self.dir.path().join("nats.conf");
+        std::fs::write(&path, config).unwrap();
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("nats.log"))
+            .unwrap();
+        let mut command = Command::new(find("nats-server"));
+        command
+            .arg("-c")
+            .arg(&path)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        self.child = Some(command.spawn().unwrap());
+        let port = self.port;
+        eventually("nats-server listens", || async move {
+            tokio::net::TcpStream::connect(("127.0.0.1", port))
+                .await
+                .is_ok()
+                .then_some(())
+        })
+        .await;
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A kine-nats process.
+pub(crate) struct Kine {
+    child: Option<Child>,
+    port: u16,
+    metrics: u16,
+    log: PathBuf,
+    command: Vec<String>,
+    _dir: TempDir,
+}
+
+impl Kine {
+    pub(crate) async fn start(nats: &Nats, stream: &str, more: &[&str]) -> Self {
+        let mut kine = Self::spawn(nats, stream, more);
+        kine.ready().await;
+        kine
+    }
+
+    /// Starts without waiting until it serves.
+    pub(crate) fn spawn(nats: &Nats, stream: &str, more: &[&str]) -> Self {
+        let (port, metrics, dir) = (free_port(), free_port(), tempfile::tempdir().unwrap());
+        let mut command = vec![
+            format!("--listen=http://127.0.0.1:{port}"),
+            format!("--listen=unix://{}", dir.path().join("kine.sock").display()),
+            format!("--metrics=127.0.0.1:{metrics}"),
+            format!("--nats={}", nats.url()),
+            format!("--stream=KINE_{stream}"),
+            "--create".to_owned(),
+        ];
+        command.extend(more.iter().map(ToString::to_string));
+        let mut kine = Self {
+            child: None,
+            port,
+            metrics,
+            log: dir.path().join("kine.log"),
+            command,
+            _dir: dir,
+        };
+        kine.respawn();
+        kine
+    }
+
+    pub(crate) fn respawn(&mut self) {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kine-nats"));
+        command.args(&self.command).stdin(Stdio::null()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+    }
+
+    pub(crate) async fn restart(&mut self) {
+        self.respawn();
+        self.ready().await;
+    }
+
+    pub(crate) async fn ready(&mut self) {
+        let metrics = self.metrics;
+        let log = self.log.clone();
+        let ready = async move || {
+            let stream = tokio::net::TcpStream::connect(("127.0.0.1", metrics)).await.ok()?;
+            http_get(stream, "/readyz")
+                .await
+                .filter(|answer| answer.starts_with("HTTP/1.1 200"))
+                .map(|_| ())
+        };
+        let begun = Instant::now();
+        while ready().await.is_none() {
+            if let Some(status) = self.exited() {
+                panic!(
+                    "kine-nats ended with {status}: {}",
+                    std::fs::read_to_string(&log).unwrap()
+                );
+            }
+            assert!(
+                begun.elapsed() < WAIT,
+                "kine-nats is not ready: {}",
+                std::fs::read_to_string(&log).unwrap()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.metrics))
+            .await
+            .unwrap();
+        let text = http_get(stream, "/metrics").await.unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.split(' ').next() == Some(name))
+            .unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self._dir.path().join("kine.sock")
+    }
+
+    pub(crate) fn exited(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.as_mut().unwrap().try_wait().unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.as_ref().unwrap().id();
+        assert!(
+            Command::new("kill")
+                .arg(format!("-{signal}"))
+                .arg(pid.to_string())
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Asks to stop; answers whether it ended as it should, and how long it took.
+    pub(crate) fn terminate(&mut self) -> Duration {
+        let begun = Instant::now();
+        self.signal("TERM");
+        let status = self.child.take().unwrap().wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+        begun.elapsed()
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.port)).unwrap();
+        Client::new(endpoint.connect_lazy())
+    }
+}
+
+impl Drop for Kine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+async fn http_get(mut stream: tokio::net::TcpStream, path: &str) -> Option<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+        .await
+        .ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.ok()?;
+    Some(text)
+}
+
+/// Waits for a state.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut state: impl FnMut() -> F) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(value) = state().await {
+            return value;
+        }
+        assert!(begun.elapsed() < WAIT, "{what}: not within {WAIT:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// All clients of one connection.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) kv: KvClient<Channel>,
+    pub(crate) watch: WatchClient<Channel>,
+    pub(crate) lease: LeaseClient<Channel>,
+    pub(crate) maintenance: MaintenanceClient<Channel>,
+}
+
+impl Client {
+    fn new(channel: Channel) -> Self {
+        Self {
+            kv: KvClient::new(channel.clone()).max_decoding_message_size(64 << 20),
+            watch: WatchClient::new(channel.clone()).max_decoding_message_size(64 << 20),
+            lease: LeaseClient::new(channel.clone()),
+            maintenance: MaintenanceClient::new(channel),
+        }
+    }
+
+    pub(crate) async fn unix(path: &Path) -> Self {
+        Self::new(
+            Endpoint::from_shared(format!("unix://{}", path.display()))
+                .unwrap()
+                .connect()
+                .await
+                .unwrap(),
+        )
+    }
+
+    pub(crate) async fn put(&mut self, key: &str, value: &[u8]) -> Result<i64, tonic::Status> {
+        let request = pb::PutRequest {
+            key: key.to_owned().into(),
+            value: value.to_vec().into(),
+            ..Default::default()
+        };
+        Ok(self.kv.put(request).await?.into_inner().header.unwrap().revision)
+    }
+
+    /// Creates a key if it is not there, as Kubernetes does. Answers the revision, or `None` when it is there.
+    pub(crate) async fn create(&mut self, key: &str, value: &[u8]) -> Result<Option<i64>, tonic::Status> {
+        let compare = pb::Compare {
+            target: pb::compare::CompareTarget::Mod as i32,
+            key: key.to_owned().into(),
+            target_union: Some(pb::compare::TargetUnion::ModRevision(0)),
+            ..Default::default()
+        };
+        let put = pb::PutRequest {
+            key: key.to_owned().into(),
+            value: value.to_vec().into(),
+            ..Default::default()
+        };
+        let success = vec![pb::RequestOp {
+            request: Some(pb::request_op::Request::RequestPut(put)),
+        }];
+        let request = pb::TxnRequest {
+            compare: vec![compare],
+            success,
+            failure: vec![],
+        };
+        let answer = self.kv.txn(request).await?.into_inner();
+        Ok(answer.succeeded.then(|| answer.header.unwrap().revision))
+    }
+
+    pub(crate) async fn delete(&mut self, key: &str) -> i64 {
+        let request = pb::DeleteRangeRequest {
+            key: key.to_owned().into(),
+            ..Default::default()
+        };
+        self.kv
+            .delete_range(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .header
+            .unwrap()
+            .revision
+    }
+
+    pub(crate) async fn compact(&mut self, revision: i64) -> Result<(), tonic::Status> {
+        self.kv
+            .compact(pb::CompactionRequest {
+                revision,
+                physical: false,
+            })
+            .await
+            .map(|_| ())
+    }
+
+    pub(crate) async fn range(
+        &mut self,
+        key: &str,
+        end: &str,
+        revision: i64,
+    ) -> Result<pb::RangeResponse, tonic::Status> {
+        let request = pb::RangeRequest {
+            key: key.to_owned().into(),
+            range_end: end.to_owned().into(),
+            revision,
+            ..Default::default()
+        };
+        self.kv.range(request).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn get(&mut self, key: &str) -> Option<mvccpb::KeyValue> {
+        self.range(key, "", 0).await.unwrap().kvs.first().map(decode)
+    }
+
+    pub(crate) async fn revision(&mut self) -> i64 {
+        self.range("x", "", 0).await.unwrap().header.unwrap().revision
+    }
+}
+
+pub(crate) fn decode(bytes: &bytes::Bytes) -> mvccpb::KeyValue {
+    prost::Message::decode(bytes.clone()).unwrap()
+}
+
+/// An open watch stream.
+pub(crate) struct Watching {
+    pub(crate) requests: tokio::sync::mpsc::Sender<pb::WatchRequest>,
+    pub(crate) answers: tonic::Streaming<pb::WatchResponse>,
+}
+
+impl Watching {
+    pub(crate) async fn open(client: &mut Client, create: pb::WatchCreateRequest) -> Result<Self, tonic::Status> {
+        let (requests, receiver) = tokio::sync::mpsc::channel(16);
+        requests.send(create_request(create)).await.unwrap();
+        let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        let answers = client.watch.watch(stream).await?.into_inner();
+        Ok(Self { requests, answers })
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<pb::WatchResponse, tonic::Status> {
+        let message = tokio::time::timeout(WAIT, self.answers.message())
+            .await
+            .expect("an answer in time")?;
+        message.ok_or_else(|| tonic::Status::unavailable("the stream has ended"))
+    }
+}
+
+pub(crate) fn create_request(create: pb::WatchCreateRequest) -> pb::WatchRequest {
+    pb::WatchRequest {
+        request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)),
+    }
+}
+
+pub(crate) fn prefix(key: &str, start_revision: i64) -> pb::WatchCreateRequest {
+    let mut end = key.as_bytes().to_vec();
+    *end.last_mut().unwrap() += 1;
+    pb::WatchCreateRequest {
+        key: key.to_owned().into(),
+        range_end: end.into(),
+        start_revision,
+        prev_kv: true,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn events(answer: &pb::WatchResponse) -> Vec<mvccpb::Event> {
+    answer
+        .events
+        .iter()
+        .map(|bytes| prost::Message::decode(bytes.clone()).unwrap())
+        .collect()
+}

@@ -1,0 +1,7 @@
+//! kine-nats as a process, on a real nats-server, through real sockets.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
+
+mod faults;
+mod harness;
+mod semantics;
