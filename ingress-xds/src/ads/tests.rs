@@ -1,0 +1,278 @@
+//! Rules by hand first, then a model of Envoy against the state machine, at random.
+
+mod random;
+
+use super::*;
+use crate::snapshot::entries::entry;
+
+fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {
+    let mut snapshot = Snapshot::default();
+    for (sni, cluster, endpoints) in rows {
+        snapshot.set(&format!("l4/{sni}"), Some(entry(sni, &[sni], cluster, endpoints)));
+    }
+    Arc::new(snapshot)
+}
+
+fn ask(kind: Kind) -> Request {
+    Request {
+        kind,
+        nonce: String::new(),
+        error: None,
+        subscribe: vec![],
+        unsubscribe: vec![],
+        held: BTreeMap::new(),
+    }
+}
+
+fn subscribe(kind: Kind, names: &[&str]) -> Request {
+    Request {
+        subscribe: names.iter().map(ToString::to_string).collect(),
+        ..ask(kind)
+    }
+}
+
+fn unsubscribe(kind: Kind, names: &[&str]) -> Request {
+    Request {
+        unsubscribe: names.iter().map(ToString::to_string).collect(),
+        ..ask(kind)
+    }
+}
+
+fn accept(response: &Response) -> Request {
+    Request {
+        nonce: response.nonce.clone(),
+        ..ask(response.kind)
+    }
+}
+
+fn refuse(response: &Response) -> Request {
+    Request {
+        error: Some("no".into()),
+        ..accept(response)
+    }
+}
+
+fn holding(request: Request, held: &[(&str, &str)]) -> Request {
+    let pair = |(name, version): &(&str, &str)| ((*name).to_owned(), (*version).to_owned());
+    Request {
+        held: held.iter().map(pair).collect(),
+        ..request
+    }
+}
+
+fn stream(rows: &[(&str, &str, &str)], requests: impl IntoIterator<Item = Request>) -> Stream {
+    let mut stream = Stream::new(snapshot(rows));
+    for request in requests {
+        assert!(stream.on_request(request).unwrap().is_none());
+    }
+    stream
+}
+
+/// Everything that is due, as `C+name=version` and `E-name`, a text for each response.
+fn drain(stream: &mut Stream) -> Vec<String> {
+    drain_responses(stream).iter().map(to_text).collect()
+}
+
+fn drain_responses(stream: &mut Stream) -> Vec<Response> {
+    std::iter::from_fn(|| stream.next_response()).collect()
+}
+
+fn to_text(response: &Response) -> String {
+    let kind = match response.kind {
+        Kind::Cluster => "C",
+        Kind::Endpoints => "E",
+    };
+    let sent = response.resources.iter();
+    let sent = sent.map(|(name, resource)| format!("+{}={}", &name[3..], resource.version));
+    let removed = response.removed.iter().map(|name| format!("-{}", &name[3..]));
+    format!("{kind}{}", sent.chain(removed).collect::<String>())
+}
+
+#[test]
+fn nothing_is_said_to_who_asks_nothing() {
+    assert!(drain(&mut stream(&[("a", "1", "1")], [])).is_empty());
+}
+
+#[test]
+fn wildcards_get_all_one_cluster_a_response() {
+    let rows = [("a", "1", "1"), ("b", "1", "1")];
+    for (rule, request) in [
+        ("no name", ask(Kind::Cluster)),
+        ("star", subscribe(Kind::Cluster, &["*"])),
+    ] {
+        let mut stream = stream(&rows, [request]);
+        assert_eq!(drain(&mut stream), ["C+a=1", "C+b=1"], "{rule}");
+        stream.on_snapshot(snapshot(&[("b", "2", "1"), ("c", "1", "1")]));
+        assert_eq!(drain(&mut stream), ["C-a", "C+b=2", "C+c=1"], "{rule}");
+    }
+}
+
+#[test]
+fn names_of_one_cluster_share_a_response() {
+    let mut served = Snapshot::default();
+    for sni in ["a", "x", "y"] {
+        served.set(&format!("l4/{sni}"), Some(entry("a", &["a", "x", "y"], "1", "1")));
+    }
+    served.set("l4/b", Some(entry("b", &["b", "y"], "1", "1")));
+    let mut stream = Stream::new(Arc::new(served));
+    stream.on_request(ask(Kind::Cluster)).unwrap();
+    assert_eq!(drain(&mut stream), ["C+a=1+x=1+y=1", "C+b=1"]);
+}
+
+#[test]
+fn an_empty_host_is_said_once() {
+    let mut stream = stream(&[], [ask(Kind::Cluster)]);
+    assert_eq!(drain(&mut stream), ["C"]);
+    stream.on_request(ask(Kind::Cluster)).unwrap();
+    assert!(drain(&mut stream).is_empty());
+}
+
+#[test]
+fn endpoints_have_no_wildcard_without_a_name() {
+    assert!(drain(&mut stream(&[("a", "1", "1")], [ask(Kind::Endpoints)])).is_empty());
+}
+
+#[test]
+fn subscribed_names_are_answered() {
+    let rows = [("a", "1", "1"), ("b", "1", "1")];
+    let mut stream = stream(&rows, [subscribe(Kind::Endpoints, &["l4/a", "l4/none"])]);
+    assert_eq!(drain(&mut stream), ["E+a=1", "E-none"]);
+    stream.on_request(subscribe(Kind::Endpoints, &["l4/a"])).unwrap();
+    assert_eq!(drain(&mut stream), ["E+a=1"], "who subscribes again holds nothing");
+    stream.on_snapshot(snapshot(&[("a", "1", "2"), ("b", "1", "2"), ("none", "1", "1")]));
+    assert_eq!(drain(&mut stream), ["E+a=2", "E+none=1"], "b is nobody's");
+    stream.on_request(unsubscribe(Kind::Endpoints, &["l4/a"])).unwrap();
+    stream.on_snapshot(snapshot(&[("a", "1", "3")]));
+    assert_eq!(drain(&mut stream), ["E-none"]);
+}
+
+#[test]
+fn wildcard_and_names_go_together() {
+    let rows = [("a", "1", "1"), ("b", "1", "1")];
+    let mut stream = stream(&rows, [subscribe(Kind::Cluster, &["*", "l4/a"])]);
+    assert_eq!(drain(&mut stream), ["C+a=1", "C+b=1"]);
+    stream.on_request(unsubscribe(Kind::Cluster, &["l4/a"])).unwrap();
+    assert_eq!(drain(&mut stream), ["C+a=1"], "still subscribed to, and told so");
+    stream.on_request(subscribe(Kind::Cluster, &["l4/a"])).unwrap();
+    stream.on_request(unsubscribe(Kind::Cluster, &["*"])).unwrap();
+    assert_eq!(drain(&mut stream), ["C+a=1"]);
+    stream.on_snapshot(snapshot(&[("a", "2", "1"), ("b", "2", "1")]));
+    assert_eq!(drain(&mut stream), ["C+a=2"]);
+}
+
+#[test]
+fn who_comes_back_gets_the_difference() {
+    let rows = [("a", "1", "1"), ("b", "2", "1"), ("d", "1", "1")];
+    let held = [("l4/a", "1"), ("l4/b", "1"), ("l4/c", "1")];
+    let mut stream = stream(&rows, [holding(ask(Kind::Cluster), &held)]);
+    assert_eq!(drain(&mut stream), ["C+b=2", "C-c", "C+d=1"]);
+    let names = subscribe(Kind::Endpoints, &["l4/a", "l4/b", "l4/c"]);
+    stream.on_request(holding(names, &held)).unwrap();
+    // b's Cluster was sent on this stream: Envoy waits for its endpoints, which did not change.
+    assert_eq!(drain(&mut stream), ["E+b=1", "E-c"]);
+}
+
+#[test]
+fn endpoints_that_were_lost_with_the_connection_are_sent() {
+    let names = subscribe(Kind::Endpoints, &["l4/a"]);
+    let requests = [
+        holding(ask(Kind::Cluster), &[("l4/a", "2")]),
+        holding(names, &[("l4/a", "1/1")]),
+    ];
+    let mut stream = stream(&[("a", "2", "2/1")], requests);
+    assert_eq!(drain(&mut stream), ["C", "E+a=2/1"]);
+}
+
+#[test]
+fn endpoints_follow_a_changed_cluster() {
+    let rows = [("a", "1", "1"), ("b", "1", "1")];
+    let mut stream = stream(
+        &rows,
+        [ask(Kind::Cluster), subscribe(Kind::Endpoints, &["l4/a", "l4/b"])],
+    );
+    drain(&mut stream);
+    stream.on_snapshot(snapshot(&[("a", "2", "1"), ("b", "1", "1")]));
+    assert_eq!(drain(&mut stream), ["C+a=2", "E+a=1"]);
+}
+
+#[test]
+fn a_refused_resource_waits_for_another_content() {
+    let mut stream = stream(&[("a", "1", "1")], [ask(Kind::Cluster)]);
+    let first = stream.next_response().unwrap();
+    stream.on_request(accept(&first)).unwrap();
+    stream.on_snapshot(snapshot(&[("a", "bad", "1")]));
+    let second = stream.next_response().unwrap();
+    let refusal = stream.on_request(refuse(&second)).unwrap().unwrap();
+    assert_eq!(refusal.route.unwrap().namespace, "a");
+    assert_eq!((refusal.kind, refusal.reason.as_str()), (Kind::Cluster, "no"));
+    assert!(drain(&mut stream).is_empty());
+    stream.on_snapshot(snapshot(&[("a", "bad", "1"), ("b", "1", "1")]));
+    let again = drain_responses(&mut stream);
+    assert_eq!(
+        again.iter().map(to_text).collect::<Vec<_>>(),
+        ["C+a=bad", "C+b=1"],
+        "its cluster changed"
+    );
+    assert!(stream.on_request(refuse(&again[0])).unwrap().is_some());
+    assert!(stream.on_request(accept(&again[1])).unwrap().is_none());
+    assert!(drain(&mut stream).is_empty());
+    stream.on_snapshot(snapshot(&[("a", "1", "1"), ("b", "1", "1")]));
+    assert_eq!(
+        drain(&mut stream),
+        ["C+a=1"],
+        "the good content again, which Envoy will find unchanged"
+    );
+    assert!(
+        stream.on_request(refuse(&second)).unwrap().is_none(),
+        "an answer counts once"
+    );
+}
+
+#[test]
+fn the_removal_of_a_refused_resource_is_sent() {
+    let mut stream = stream(&[("a", "bad", "1")], [ask(Kind::Cluster)]);
+    let first = stream.next_response().unwrap();
+    assert!(stream.on_request(refuse(&first)).unwrap().is_some());
+    stream.on_snapshot(snapshot(&[]));
+    assert_eq!(drain(&mut stream), ["C-a"]);
+}
+
+#[test]
+fn a_refusal_of_what_was_overtaken_changes_nothing() {
+    let mut stream = stream(&[("a", "bad", "1")], [ask(Kind::Cluster)]);
+    let first = stream.next_response().unwrap();
+    stream.on_snapshot(snapshot(&[("a", "2", "1")]));
+    assert_eq!(drain(&mut stream), ["C+a=2"]);
+    assert!(stream.on_request(refuse(&first)).unwrap().is_some());
+    assert!(drain(&mut stream).is_empty());
+}
+
+#[test]
+fn a_slow_client_is_waited_for() {
+    let names: Vec<String> = (0..1000).map(|number| format!("n{number:04}")).collect();
+    let rows: Vec<_> = names.iter().map(|name| (name.as_str(), "1", "1")).collect();
+    let mut stream = stream(&rows, [ask(Kind::Cluster)]);
+    let mut responses = drain_responses(&mut stream);
+    assert_eq!(responses.len(), WINDOW);
+    assert_eq!(stream.in_flight(), WINDOW);
+    let mut total = 0;
+    while !responses.is_empty() {
+        total += responses.len();
+        for response in std::mem::take(&mut responses) {
+            stream.on_request(accept(&response)).unwrap();
+            responses.extend(stream.next_response());
+        }
+    }
+    assert_eq!((total, stream.in_flight()), (1000, 0));
+}
+
+#[test]
+fn a_flood_of_names_ends_the_stream() {
+    let mut stream = Stream::new(snapshot(&[]));
+    let names = (0..=MAX_NAMES).map(|number| number.to_string()).collect();
+    let request = Request {
+        subscribe: names,
+        ..ask(Kind::Endpoints)
+    };
+    assert!(matches!(stream.on_request(request), Err(ProtocolError::TooManyNames)));
+}

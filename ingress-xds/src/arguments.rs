@@ -1,0 +1,95 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::gate::{Limits, Rate};
+use crate::translate;
+
+/// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.
+///
+/// Reads from the host API the ConfigMaps and EndpointSlices that the operator's clusters have; keeps no state of its own.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "yoke-ingress-xds", version)]
+pub struct Arguments {
+    /// Address for Envoy: ADS and ext_authz over mutual TLS
+    #[arg(long, default_value = "0.0.0.0:18000", value_name = "ADDRESS")]
+    pub listen_xds: SocketAddr,
+    /// Directory with this process's tls.crt and tls.key; read again when they change
+    #[arg(long, value_name = "DIRECTORY")]
+    pub tls_dir: PathBuf,
+    /// CA certificates (PEM) by which clients are verified; read again when they change
+    #[arg(long, value_name = "FILE")]
+    pub client_ca: PathBuf,
+    /// DNS name that a client's certificate must carry; may be repeated, one of them is enough
+    #[arg(long, default_value = "envoy.yoke-system.svc", value_name = "NAME")]
+    pub client_name: Vec<String>,
+    /// Domain of which every cluster's public name is one label
+    #[arg(long, value_name = "DOMAIN")]
+    pub base_domain: String,
+    /// Address of the HTTP endpoint with /metrics, /livez and /readyz
+    #[arg(long, default_value = "0.0.0.0:9090", value_name = "ADDRESS")]
+    pub metrics: SocketAddr,
+    /// Kubeconfig of the host cluster [default: the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// New connections a second from one source address
+    #[arg(long, default_value_t = 200, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_rate: u32,
+    /// New connections at once from one source address
+    #[arg(long, default_value_t = 1000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_burst: u32,
+    /// New connections a second to one name
+    #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub name_rate: u32,
+    /// New connections at once to one name
+    #[arg(long, default_value_t = 5000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub name_burst: u32,
+    /// Connections that one Envoy keeps open to one name
+    #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub name_connections: u32,
+}
+
+impl Arguments {
+    /// Limits of the gate.
+    pub fn gate_limits(&self) -> Limits {
+        Limits {
+            source: Rate {
+                per_second: self.source_rate,
+                burst: self.source_burst,
+            },
+            name: Rate {
+                per_second: self.name_rate,
+                burst: self.name_burst,
+            },
+        }
+    }
+
+    /// Limits that Envoy keeps.
+    pub fn envoy_limits(&self) -> translate::Limits {
+        translate::Limits {
+            connections: self.name_connections,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn defaults_are_those_of_the_chart() {
+        Arguments::command().debug_assert();
+        let needed = ["x", "--tls-dir=/t", "--client-ca=/c", "--base-domain=yoke.test"];
+        let arguments = Arguments::try_parse_from(needed).unwrap();
+        assert_eq!(arguments.listen_xds.to_string(), "0.0.0.0:18000");
+        assert_eq!(arguments.metrics.to_string(), "0.0.0.0:9090");
+        assert_eq!(arguments.client_name, ["envoy.yoke-system.svc"]);
+        assert!(Arguments::try_parse_from(["x"]).is_err());
+        assert!(Arguments::try_parse_from(needed.into_iter().chain(["--name-rate=0"])).is_err());
+    }
+}

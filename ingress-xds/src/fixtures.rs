@@ -1,0 +1,171 @@
+//! Host objects for tests, of this crate and of the tests beside it (which include this file). Only foreign types.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the two users uses a part, and in neither is it public"
+)]
+
+use std::sync::OnceLock;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PublicKeyData as _};
+use yoke_api::ClusterId;
+use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
+use yoke_api::labels;
+use yoke_api::names::INGRESS_CONFIG_MAP;
+
+/// The base domain of all tests.
+pub const BASE_DOMAIN: &str = "yoke.test";
+
+/// A cluster on the host, to be changed by modifiers and turned into its objects.
+#[derive(Clone, Debug)]
+pub struct ClusterFixture {
+    /// What the operator says of it.
+    pub config: IngressConfig,
+    /// Seconds since the epoch at which its ConfigMap was created.
+    pub created: i64,
+    /// Addresses of its control plane.
+    pub addresses: Vec<String>,
+    /// Its port.
+    pub port: u16,
+}
+
+/// The cluster `name` with the identity `id`, at 10.0.0.1:6443, as the operator would describe it.
+pub fn cluster(name: &str, id: &str) -> ClusterFixture {
+    let id: ClusterId = id.parse().expect("tests use valid identities");
+    let public_name = id.public_name(name, BASE_DOMAIN);
+    let (ca, key) = pems();
+    ClusterFixture {
+        config: IngressConfig {
+            tenant: "tenant".into(),
+            cluster: name.into(),
+            extra_names: vec![],
+            issuer: public_name.issuer(),
+            audiences: vec![public_name.issuer()],
+            service_account_keys: vec![key.clone()],
+            client_ca: ca.clone(),
+            upstream: Upstream {
+                server_name: id.hosted_namespace().upstream_name(name),
+                ca: ca.clone(),
+                service: name.into(),
+            },
+            public_name,
+            id,
+        },
+        created: 1000,
+        addresses: vec!["10.0.0.1".into()],
+        port: 6443,
+    }
+}
+
+impl ClusterFixture {
+    /// With further names.
+    pub fn with_extra_names(mut self, names: &[&str]) -> Self {
+        self.config.extra_names = names.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// At other addresses.
+    pub fn at(mut self, addresses: &[&str], port: u16) -> Self {
+        self.addresses = addresses.iter().map(ToString::to_string).collect();
+        self.port = port;
+        self
+    }
+
+    /// Created at another time.
+    pub fn created_at(mut self, seconds: i64) -> Self {
+        self.created = seconds;
+        self
+    }
+
+    /// Its hosted namespace.
+    pub fn namespace(&self) -> String {
+        self.config.id.hosted_namespace().as_str().to_owned()
+    }
+
+    /// The SNI name under the base domain.
+    pub fn public_name(&self) -> String {
+        self.config.public_name.as_str().to_owned()
+    }
+
+    /// What the operator writes.
+    pub fn config_map(&self) -> ConfigMap {
+        let text = serde_json::to_string(&self.config).expect("the contract is JSON");
+        ConfigMap {
+            metadata: self.metadata(INGRESS_CONFIG_MAP, labels::component::INGRESS),
+            data: Some([(CONFIG_KEY.to_owned(), text)].into()),
+            ..Default::default()
+        }
+    }
+
+    /// What Kubernetes writes for the control plane's Service.
+    pub fn slice(&self) -> EndpointSlice {
+        let endpoint = |address: &String| Endpoint {
+            addresses: vec![address.clone()],
+            conditions: Some(EndpointConditions {
+                ready: Some(true),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let name = format!("{}-x1", self.config.upstream.service);
+        let mut metadata = self.metadata(&name, labels::component::CONTROL_PLANE);
+        let service = self.config.upstream.service.clone();
+        let labels = metadata.labels.get_or_insert_default();
+        labels.insert("kubernetes.io/service-name".into(), service);
+        EndpointSlice {
+            metadata,
+            address_type: "IPv4".into(),
+            endpoints: self.addresses.iter().map(endpoint).collect(),
+            ports: Some(vec![EndpointPort {
+                name: Some("https".into()),
+                port: Some(self.port.into()),
+                protocol: Some("TCP".into()),
+                ..Default::default()
+            }]),
+        }
+    }
+
+    fn metadata(&self, name: &str, component: &str) -> ObjectMeta {
+        let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        ObjectMeta {
+            name: Some(name.into()),
+            namespace: Some(self.namespace()),
+            creation_timestamp: Timestamp::from_second(self.created).ok().map(Time),
+            labels: Some(
+                [
+                    label(labels::ID, self.config.id.as_str()),
+                    label(labels::CLUSTER, &self.config.cluster),
+                    label(labels::TENANT, &self.config.tenant),
+                    label(labels::COMPONENT, component),
+                ]
+                .into(),
+            ),
+            ..Default::default()
+        }
+    }
+}
+
+/// An intermediate CA certificate and a public key, as PEM.
+pub fn pems() -> &'static (String, String) {
+    static PEMS: OnceLock<(String, String)> = OnceLock::new();
+    PEMS.get_or_init(|| {
+        let ca = |name: &str| {
+            let mut params = CertificateParams::new(vec![]).expect("no names are valid names");
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            params
+        };
+        let key = || KeyPair::generate().expect("the system gives randomness");
+        let root = Issuer::new(ca("root"), key());
+        let intermediate = key();
+        let signed = ca("intermediate").signed_by(&intermediate, &root);
+        let account = key();
+        let key_pem = pem::encode(&pem::Pem::new("PUBLIC KEY", account.subject_public_key_info()));
+        (signed.expect("rcgen signs what it made").pem(), key_pem)
+    })
+}

@@ -1,0 +1,153 @@
+use super::*;
+use crate::snapshot::entries::entry;
+
+const LIMITS: Limits = Limits {
+    source: Rate {
+        per_second: 10,
+        burst: 20,
+    },
+    name: Rate {
+        per_second: 100,
+        burst: 50,
+    },
+};
+
+fn served() -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    snapshot.set("l4/a.yoke.test", Some(entry("a", &["a.yoke.test"], "1", "1")));
+    let mut asleep = entry("b", &["b.yoke.test"], "1", "1");
+    asleep.reachable = false;
+    snapshot.set("l4/b.yoke.test", Some(asleep));
+    snapshot
+}
+
+fn ip(text: &str) -> Option<IpAddr> {
+    Some(text.parse().unwrap())
+}
+
+fn refusal(verdict: &Verdict) -> Option<Refusal> {
+    match verdict {
+        Verdict::Allow => None,
+        Verdict::Refuse(refusal) => Some(*refusal),
+    }
+}
+
+#[test]
+fn only_a_known_name_passes() {
+    let now = Instant::now();
+    let snapshot = served();
+    for (rule, snapshot, name, expected) in [
+        ("known", Some(&snapshot), "a.yoke.test", None),
+        (
+            "no endpoints",
+            Some(&snapshot),
+            "b.yoke.test",
+            Some(Refusal::NoEndpoints),
+        ),
+        ("unknown", Some(&snapshot), "c.yoke.test", Some(Refusal::Unknown)),
+        (
+            "two labels deep",
+            Some(&snapshot),
+            "x.a.yoke.test",
+            Some(Refusal::Unknown),
+        ),
+        (
+            "upper case is Envoy's to fold",
+            Some(&snapshot),
+            "A.yoke.test",
+            Some(Refusal::Unknown),
+        ),
+        ("an internal cluster", Some(&snapshot), "xds", Some(Refusal::Unknown)),
+        (
+            "a resource's name",
+            Some(&snapshot),
+            "l4/a.yoke.test",
+            Some(Refusal::Unknown),
+        ),
+        ("no name", Some(&snapshot), "", Some(Refusal::NoName)),
+        ("not synced", None, "a.yoke.test", Some(Refusal::NotSynced)),
+    ] {
+        let mut gate = Gate::new(LIMITS, now);
+        let verdict = gate.check(now, snapshot, name, ip("192.0.2.1"));
+        assert_eq!(refusal(&verdict), expected, "{rule}");
+    }
+}
+
+#[test]
+fn a_source_has_a_budget_that_fills_again() {
+    let start = Instant::now();
+    let snapshot = served();
+    let mut gate = Gate::new(LIMITS, start);
+    let mut count = |now: Instant, source: &str, name: &str| {
+        let verdicts = (0..100).map(|_| gate.check(now, Some(&snapshot), name, ip(source)));
+        verdicts.filter(|v| refusal(v) != Some(Refusal::SourceRate)).count()
+    };
+    assert_eq!(
+        count(start, "192.0.2.1", "c.yoke.test"),
+        20,
+        "unknown names spend it too"
+    );
+    assert_eq!(count(start, "192.0.2.2", "c.yoke.test"), 20, "each source has its own");
+    assert_eq!(count(start + Duration::from_millis(500), "192.0.2.1", "c.yoke.test"), 5);
+    assert_eq!(count(start + Duration::from_secs(60), "192.0.2.1", "c.yoke.test"), 20);
+}
+
+#[test]
+fn addresses_of_one_site_share_a_budget() {
+    let now = Instant::now();
+    let snapshot = served();
+    for (rule, one, other, shared) in [
+        ("one /64", "2001:db8::1", "2001:db8::ffff", true),
+        ("two /64", "2001:db8::1", "2001:db8:0:1::1", false),
+        ("mapped", "192.0.2.1", "::ffff:192.0.2.1", true),
+    ] {
+        let mut gate = Gate::new(LIMITS, now);
+        for _ in 0..LIMITS.source.burst {
+            gate.check(now, Some(&snapshot), "c", ip(one));
+        }
+        let verdict = gate.check(now, Some(&snapshot), "c", ip(other));
+        assert_eq!(refusal(&verdict) == Some(Refusal::SourceRate), shared, "{rule}");
+    }
+}
+
+#[test]
+fn a_name_has_a_budget() {
+    let now = Instant::now();
+    let snapshot = served();
+    let mut gate = Gate::new(LIMITS, now);
+    let mut allowed = 0;
+    for source in 0..10 {
+        for _ in 0..10 {
+            let verdict = gate.check(now, Some(&snapshot), "a.yoke.test", ip(&format!("192.0.2.{source}")));
+            allowed += usize::from(refusal(&verdict).is_none());
+        }
+    }
+    assert_eq!(allowed, 50);
+}
+
+#[test]
+fn a_spray_grows_nothing() {
+    let start = Instant::now();
+    let snapshot = served();
+    let mut gate = Gate::new(LIMITS, start);
+    for number in 0..200_000_u32 {
+        let source = Some(IpAddr::V4(number.into()));
+        gate.check(start, Some(&snapshot), &format!("{number}.yoke.test"), source);
+    }
+    assert!(gate.sources.young.len() + gate.sources.old.len() <= CAPACITY);
+    assert_eq!(
+        gate.names.young.len() + gate.names.old.len(),
+        0,
+        "unknown names are not kept"
+    );
+    // One turn drops what nobody used since, and it needs two.
+    for seconds in [10, 20] {
+        gate.check(
+            start + Duration::from_secs(seconds),
+            Some(&snapshot),
+            "c",
+            ip("192.0.2.1"),
+        );
+    }
+    assert_eq!(gate.sources.young.len() + gate.sources.old.len(), 1);
+}

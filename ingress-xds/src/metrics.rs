@@ -1,0 +1,125 @@
+//! What is counted. Labels are closed sets; which cluster a problem belongs to stands in the log.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use yoke_runtime::Metrics as Registry;
+
+use crate::ads::Kind;
+use crate::gate::Verdict;
+use crate::model::Table;
+
+/// Name of the process in the names of its metrics.
+pub const PROCESS: &str = "ingress_xds";
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TypeLabel {
+    r#type: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VerdictLabel {
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// The process's own metrics. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    clusters: Gauge,
+    names: Gauge,
+    problems: Gauge,
+    streams: Gauge,
+    responses: Family<TypeLabel, Counter>,
+    refused: Family<TypeLabel, Counter>,
+    bytes: Family<TypeLabel, Counter>,
+    verdicts: Family<VerdictLabel, Counter>,
+    handshakes: Family<ResultLabel, Counter>,
+    reloads: Family<ResultLabel, Counter>,
+    watch_errors: Counter<u64, AtomicU64>,
+}
+
+impl Metrics {
+    /// Metrics that are shown by `registry`.
+    pub fn new(registry: &Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(|registry| {
+            let m = metrics.clone();
+            registry.register("clusters", "Clusters that are routed", m.clusters);
+            registry.register("names", "SNI names that lead to a cluster", m.names);
+            registry.register("problems", "Host objects and names that are not used", m.problems);
+            registry.register("streams", "Open xDS streams", m.streams);
+            registry.register("responses", "xDS responses sent", m.responses);
+            registry.register("refused_responses", "xDS responses that Envoy refused", m.refused);
+            registry.register("response_bytes", "Bytes of resources in xDS responses", m.bytes);
+            registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
+            registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
+            registry.register("certificate_reloads", "Changed certificates taken into use", m.reloads);
+            registry.register("watch_errors", "Failures of a watch on the host API", m.watch_errors);
+        });
+        metrics
+    }
+
+    pub(crate) fn set_objects(&self, table: &Table, names: usize) {
+        self.clusters.set(to_gauge(table.route_count()));
+        self.names.set(to_gauge(names));
+        self.problems.set(to_gauge(table.problem_count()));
+    }
+
+    pub(crate) fn add_streams(&self, change: i64) {
+        self.streams.inc_by(change);
+    }
+
+    pub(crate) fn count_response(&self, kind: Kind, bytes: usize) {
+        let label = TypeLabel { r#type: to_word(kind) };
+        self.responses.get_or_create(&label).inc();
+        self.bytes.get_or_create(&label).inc_by(bytes as u64);
+    }
+
+    pub(crate) fn count_refusal(&self, kind: Kind) {
+        self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
+    }
+
+    pub(crate) fn count_verdict(&self, verdict: &Verdict) {
+        let verdict = match verdict {
+            Verdict::Allow => "allowed",
+            Verdict::Refuse(refusal) => refusal.as_str(),
+        };
+        self.verdicts.get_or_create(&VerdictLabel { verdict }).inc();
+    }
+
+    pub(crate) fn count_handshake(&self, good: bool) {
+        self.handshakes.get_or_create(&to_result(good)).inc();
+    }
+
+    pub(crate) fn count_reload(&self, good: bool) {
+        self.reloads.get_or_create(&to_result(good)).inc();
+    }
+
+    pub(crate) fn count_watch_error(&self) {
+        self.watch_errors.inc();
+    }
+}
+
+fn to_gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn to_word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Cluster => "cluster",
+        Kind::Endpoints => "endpoints",
+    }
+}
+
+fn to_result(good: bool) -> ResultLabel {
+    let result = if good { "ok" } else { "failed" };
+    ResultLabel { result }
+}

@@ -1,0 +1,411 @@
+//! Host objects → the routing table: which SNI name leads to which addresses. Pure; owned by [`crate::routing`].
+//!
+//! ```text
+//!  Event ─▶ validate ─▶ routes, slices (by namespace) ─▶ claims (by name) ─▶ targets ─▶ take_changes()
+//! ```
+//!
+//! The table is kept by single changes, because with 10,000 clusters a change must not cost 10,000 validations. It is
+//! nevertheless a function of the objects alone, not of the order in which they came: replicas answer alike.
+//!
+//! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then namespace). A cluster
+//! whose ConfigMap is not believed loses its routes and nobody else's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::ClusterId;
+use yoke_api::names::INGRESS_CONFIG_MAP;
+
+use crate::validate::{Rules, Slice, validate_config, validate_slice};
+
+/// A cluster that is routed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Its hosted namespace, which is unique to it.
+    pub namespace: String,
+    /// Its identity.
+    pub id: ClusterId,
+    /// Its Tenant.
+    pub tenant: String,
+    /// Name of the Cluster object.
+    pub cluster: String,
+    /// The name under the base domain.
+    pub public_name: String,
+    /// Its further names, sorted. Another cluster may have been first with one.
+    pub extra_names: Vec<String>,
+    /// The Service whose addresses are its control plane.
+    pub service: String,
+}
+
+impl Route {
+    /// Every name that it claims.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.public_name)
+            .chain(&self.extra_names)
+            .map(String::as_str)
+    }
+}
+
+/// Place of an object on the host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl ObjectKey {
+    /// The place that an object's metadata gives.
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// What a watch of one kind saw.
+#[derive(Clone, Debug)]
+pub enum Watched<K> {
+    /// The object was added or changed.
+    Applied(Box<K>),
+    /// The object is gone.
+    Deleted(ObjectKey),
+    /// A whole list has been reported by `Applied`, and there is nothing beside these.
+    Listed(BTreeSet<ObjectKey>),
+}
+
+/// One observation of the host.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Of a ConfigMap that is labelled as ingress configuration.
+    Config(Watched<ConfigMap>),
+    /// Of an EndpointSlice that is labelled as a control plane's.
+    Slice(Watched<EndpointSlice>),
+}
+
+/// Where a name leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The cluster.
+    pub route: Arc<Route>,
+    /// Ready addresses of its control plane.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The port at each address.
+    pub port: u16,
+}
+
+/// Something that the host's owner should know of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The object.
+    pub object: ObjectKey,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// The ConfigMap is not believed: its cluster is not routed. The text is the chain of causes.
+    Config(String),
+    /// The EndpointSlice is not believed: its addresses are not used. The text is the chain of causes.
+    Slice(String),
+    /// An extra name has a form that is refused, and is left out.
+    Name(String),
+    /// A name belongs to an older cluster.
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Hosted namespace of the cluster that has it.
+        by: String,
+    },
+}
+
+type Claim = (Timestamp, String);
+
+/// The routing table.
+#[derive(Debug)]
+pub struct Table {
+    rules: Rules,
+    /// Every ConfigMap, with the route that it gives if it is believed.
+    configs: BTreeMap<ObjectKey, Option<(Timestamp, Arc<Route>)>>,
+    routes: BTreeMap<String, Arc<Route>>,
+    slices: BTreeMap<ObjectKey, Option<Slice>>,
+    claims: BTreeMap<String, BTreeSet<Claim>>,
+    targets: BTreeMap<String, Target>,
+    changed: BTreeSet<String>,
+    contests: BTreeMap<String, Contest>,
+    problems: BTreeMap<(Kind, ObjectKey), Vec<Problem>>,
+    reports: Vec<Report>,
+    configs_listed: bool,
+    slices_listed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Config,
+    Slice,
+}
+
+/// Hosted namespaces that claim the same name.
+#[derive(Debug)]
+struct Contest {
+    winner: String,
+    losers: BTreeSet<String>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            configs: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            targets: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            contests: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            reports: Vec::new(),
+            configs_listed: false,
+            slices_listed: false,
+        }
+    }
+
+    /// Takes one observation in; the answer is what is wrong and was not wrong before.
+    pub fn apply(&mut self, event: Event) -> Vec<Report> {
+        match event {
+            // An object that is being deleted is gone: finalizers of others must not keep it routed.
+            Event::Config(Watched::Applied(object)) if object.metadata.deletion_timestamp.is_some() => {
+                self.remove_config(&ObjectKey::of(&object.metadata));
+            }
+            Event::Config(Watched::Applied(object)) => self.apply_config(&object),
+            Event::Config(Watched::Deleted(key)) => self.remove_config(&key),
+            Event::Config(Watched::Listed(keys)) => {
+                let gone: Vec<_> = self.configs.keys().filter(|key| !keys.contains(key)).cloned().collect();
+                gone.iter().for_each(|key| self.remove_config(key));
+                self.configs_listed = true;
+            }
+            Event::Slice(Watched::Applied(object)) => self.apply_slice(&object),
+            Event::Slice(Watched::Deleted(key)) => self.remove_slice(&key),
+            Event::Slice(Watched::Listed(keys)) => {
+                let gone: Vec<_> = self.slices.keys().filter(|key| !keys.contains(key)).cloned().collect();
+                gone.iter().for_each(|key| self.remove_slice(key));
+                self.slices_listed = true;
+            }
+        }
+        std::mem::take(&mut self.reports)
+    }
+
+    /// Whether everything that the host has was seen once. Before that, absence means nothing.
+    pub fn is_synced(&self) -> bool {
+        self.configs_listed && self.slices_listed
+    }
+
+    /// Names whose target changed since the last call, with the target or `None` where there is none any more.
+    pub fn take_changes(&mut self) -> BTreeMap<String, Option<Target>> {
+        let changed = std::mem::take(&mut self.changed);
+        let targets = &self.targets;
+        let pair = |name: String| {
+            let target = targets.get(&name).cloned();
+            (name, target)
+        };
+        changed.into_iter().map(pair).collect()
+    }
+
+    /// Number of clusters that are routed.
+    pub fn route_count(&self) -> usize {
+        self.routes.len()
+    }
+
+    /// Number of objects with which something is wrong, and of names that more than one cluster claims.
+    pub fn problem_count(&self) -> usize {
+        self.problems.len() + self.contests.len()
+    }
+
+    fn apply_config(&mut self, object: &ConfigMap) {
+        let key = ObjectKey::of(&object.metadata);
+        // Without a creation time it is younger than all others.
+        let created = object.metadata.creation_timestamp.as_ref();
+        let created = created.map_or(Timestamp::MAX, |time| time.0);
+        let (route, problems) = match validate_config(&self.rules, object) {
+            Ok(config) => {
+                let problems = config.refused_names.into_iter().map(Problem::Name).collect();
+                (Some(Arc::new(config.route)), problems)
+            }
+            Err(error) => (None, vec![Problem::Config(to_chain(&error))]),
+        };
+        self.set_route(&key, route.map(|route| (created, route)));
+        self.record(Kind::Config, key, problems);
+    }
+
+    fn remove_config(&mut self, key: &ObjectKey) {
+        self.set_route(key, None);
+        self.configs.remove(key);
+        self.record(Kind::Config, key.clone(), Vec::new());
+    }
+
+    fn set_route(&mut self, key: &ObjectKey, route: Option<(Timestamp, Arc<Route>)>) {
+        let before = self.configs.insert(key.clone(), route.clone()).flatten();
+        if before == route {
+            return;
+        }
+        let mut touched = BTreeSet::new();
+        if let Some((created, old)) = before {
+            let claim = (created, key.namespace.clone());
+            self.routes.remove(&key.namespace);
+            for name in old.names() {
+                if let Some(claims) = self.claims.get_mut(name) {
+                    claims.remove(&claim);
+                }
+                touched.insert(name.to_owned());
+            }
+        }
+        if let Some((created, new)) = route {
+            let claim = (created, key.namespace.clone());
+            for name in new.names() {
+                self.claims.entry(name.to_owned()).or_default().insert(claim.clone());
+                touched.insert(name.to_owned());
+            }
+            self.routes.insert(key.namespace.clone(), new);
+        }
+        for name in touched {
+            self.resolve(&name);
+        }
+    }
+
+    fn apply_slice(&mut self, object: &EndpointSlice) {
+        let key = ObjectKey::of(&object.metadata);
+        let (slice, problems) = match validate_slice(&self.rules, object) {
+            Ok(slice) => (Some(slice), Vec::new()),
+            Err(error) => (None, vec![Problem::Slice(to_chain(&error))]),
+        };
+        self.slices.insert(key.clone(), slice);
+        self.resolve_namespace(&key.namespace);
+        self.record(Kind::Slice, key, problems);
+    }
+
+    fn remove_slice(&mut self, key: &ObjectKey) {
+        self.slices.remove(key);
+        self.resolve_namespace(&key.namespace);
+        self.record(Kind::Slice, key.clone(), Vec::new());
+    }
+
+    fn resolve_namespace(&mut self, namespace: &str) {
+        let Some(route) = self.routes.get(namespace).cloned() else {
+            return;
+        };
+        for name in route.names() {
+            self.resolve(name);
+        }
+    }
+
+    /// Finds the target of one name anew.
+    fn resolve(&mut self, name: &str) {
+        self.report_losers(name);
+        let winner = self.claims.get(name).and_then(BTreeSet::first);
+        let route = winner.and_then(|(_, namespace)| self.routes.get(namespace));
+        let target = route.map(|route| Target {
+            route: Arc::clone(route),
+            addresses: self.addresses(route),
+            port: self.rules.port,
+        });
+        if self.targets.get(name) == target.as_ref() {
+            return;
+        }
+        self.changed.insert(name.to_owned());
+        match target {
+            Some(target) => self.targets.insert(name.to_owned(), target),
+            None => self.targets.remove(name),
+        };
+    }
+
+    fn report_losers(&mut self, name: &str) {
+        let Some(claims) = self.claims.get(name) else {
+            return;
+        };
+        let mut namespaces = claims.iter().map(|(_, namespace)| namespace.clone());
+        let Some(winner) = namespaces.next() else {
+            self.claims.remove(name);
+            self.contests.remove(name);
+            return;
+        };
+        let contest = Contest {
+            winner,
+            losers: namespaces.collect(),
+        };
+        let before = self.contests.get(name);
+        for loser in &contest.losers {
+            if !before.is_some_and(|before| before.winner == contest.winner && before.losers.contains(loser)) {
+                self.reports.push(Report {
+                    object: config_key(loser),
+                    problem: Problem::NameTaken {
+                        name: name.to_owned(),
+                        by: contest.winner.clone(),
+                    },
+                });
+            }
+        }
+        if contest.losers.is_empty() {
+            self.contests.remove(name);
+        } else {
+            self.contests.insert(name.to_owned(), contest);
+        }
+    }
+
+    fn addresses(&self, route: &Route) -> BTreeSet<IpAddr> {
+        let first = ObjectKey {
+            namespace: route.namespace.clone(),
+            name: String::new(),
+        };
+        self.slices
+            .range(first..)
+            .take_while(|(key, _)| key.namespace == route.namespace)
+            .filter_map(|(_, slice)| slice.as_ref())
+            .filter(|slice| slice.service == route.service)
+            .flat_map(|slice| slice.addresses.iter().copied())
+            .collect()
+    }
+
+    fn record(&mut self, kind: Kind, key: ObjectKey, problems: Vec<Problem>) {
+        let before = self.problems.remove(&(kind, key.clone())).unwrap_or_default();
+        let new = problems.iter().filter(|problem| !before.contains(problem));
+        self.reports.extend(new.map(|problem| Report {
+            object: key.clone(),
+            problem: problem.clone(),
+        }));
+        if !problems.is_empty() {
+            self.problems.insert((kind, key), problems);
+        }
+    }
+}
+
+fn config_key(namespace: &str) -> ObjectKey {
+    ObjectKey {
+        namespace: namespace.to_owned(),
+        name: INGRESS_CONFIG_MAP.to_owned(),
+    }
+}
+
+fn to_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

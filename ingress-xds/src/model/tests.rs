@@ -1,0 +1,278 @@
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::*;
+use crate::fixtures::{BASE_DOMAIN, ClusterFixture, cluster};
+
+type Routes = BTreeMap<String, (String, Vec<String>)>;
+
+const A: &str = "a-bcdfghjk.yoke.test";
+const B: &str = "b-zzzzzzzz.yoke.test";
+
+fn a() -> ClusterFixture {
+    cluster("a", "bcdfghjk24").at(&["10.0.0.1"], 6443)
+}
+
+fn b() -> ClusterFixture {
+    cluster("b", "zzzzzzzz24").at(&["10.0.0.2"], 6443).created_at(2000)
+}
+
+fn table() -> Table {
+    Table::new(Rules::new(BASE_DOMAIN))
+}
+
+fn config(fixture: &ClusterFixture) -> Event {
+    Event::Config(Watched::Applied(Box::new(fixture.config_map())))
+}
+
+fn slice(fixture: &ClusterFixture) -> Event {
+    Event::Slice(Watched::Applied(Box::new(fixture.slice())))
+}
+
+fn config_gone(fixture: &ClusterFixture) -> Event {
+    Event::Config(Watched::Deleted(ObjectKey::of(&fixture.config_map().metadata)))
+}
+
+fn slice_gone(fixture: &ClusterFixture) -> Event {
+    Event::Slice(Watched::Deleted(ObjectKey::of(&fixture.slice().metadata)))
+}
+
+fn broken(fixture: &ClusterFixture) -> Event {
+    let mut fixture = fixture.clone();
+    fixture.config.client_ca = "PEM".into();
+    config(&fixture)
+}
+
+fn to_route(target: Target) -> (String, Vec<String>) {
+    let addresses = target.addresses.iter().map(ToString::to_string).collect();
+    (target.route.namespace.clone(), addresses)
+}
+
+/// The table as changes make it up.
+fn follow(routes: &mut Routes, table: &mut Table) {
+    for (name, target) in table.take_changes() {
+        match target {
+            Some(target) => routes.insert(name, to_route(target)),
+            None => routes.remove(&name),
+        };
+    }
+}
+
+fn apply(events: impl IntoIterator<Item = Event>) -> (Routes, Vec<Report>, Table) {
+    let mut table = table();
+    let reports = events.into_iter().flat_map(|event| table.apply(event)).collect();
+    let mut routes = Routes::new();
+    follow(&mut routes, &mut table);
+    (routes, reports, table)
+}
+
+fn expected(rows: &[(&str, &ClusterFixture, &[&str])]) -> Routes {
+    let row = |(name, fixture, addresses): &(&str, &ClusterFixture, &[&str])| {
+        let addresses = addresses.iter().map(ToString::to_string).collect();
+        ((*name).to_owned(), (fixture.namespace(), addresses))
+    };
+    rows.iter().map(row).collect()
+}
+
+#[test]
+fn objects_make_routes() {
+    let (a, b) = (a(), b());
+    let shared = ["api.example.org"];
+    let (a2, b2) = (a.clone().with_extra_names(&shared), b.clone().with_extra_names(&shared));
+    let mut terminating = a.config_map();
+    terminating.metadata.deletion_timestamp = terminating.metadata.creation_timestamp.clone();
+    let one: &[&str] = &["10.0.0.1"];
+    let two: &[&str] = &["10.0.0.2"];
+    let only_a = expected(&[(A, &a, one)]);
+    let only_b = expected(&[(B, &b, two)]);
+    let both = expected(&[(A, &a, one), (B, &b, two)]);
+    let moved = b.clone().at(&["10.0.0.9"], 6443);
+    let all = || vec![config(&a), slice(&a), config(&b), slice(&b)];
+    let then = |more: Vec<Event>| [all(), more].concat();
+    let contested = |name_of: &ClusterFixture, address: &[&str]| {
+        let row = ("api.example.org", name_of, address);
+        expected(&[(A, &a, one), (B, &b, two), row])
+    };
+    for (rule, events, routes) in [
+        ("two clusters", all(), both.clone()),
+        ("slices first", vec![slice(&a), config(&a)], only_a.clone()),
+        (
+            "no slice: known, no address",
+            vec![config(&a)],
+            expected(&[(A, &a, &[])]),
+        ),
+        ("a slice alone is no route", vec![slice(&a)], Routes::new()),
+        ("config deleted", then(vec![config_gone(&a)]), only_b.clone()),
+        (
+            "config being deleted",
+            then(vec![Event::Config(Watched::Applied(Box::new(terminating)))]),
+            only_b.clone(),
+        ),
+        (
+            "slice deleted",
+            then(vec![slice_gone(&b)]),
+            expected(&[(A, &a, one), (B, &b, &[])]),
+        ),
+        (
+            "moved",
+            then(vec![slice(&moved)]),
+            expected(&[(A, &a, one), (B, &b, &["10.0.0.9"])]),
+        ),
+        ("broken", then(vec![broken(&a)]), only_b.clone()),
+        ("broken and mended", then(vec![broken(&a), config(&a)]), both.clone()),
+        (
+            "deleted and made again",
+            then(vec![config_gone(&a), config(&a)]),
+            both.clone(),
+        ),
+        (
+            "missed deletions are seen by a list",
+            then(vec![
+                Event::Config(Watched::Listed([ObjectKey::of(&a.config_map().metadata)].into())),
+                Event::Slice(Watched::Listed([ObjectKey::of(&a.slice().metadata)].into())),
+            ]),
+            only_a,
+        ),
+        (
+            "the older has the name",
+            then(vec![config(&b2), config(&a2)]),
+            contested(&a, one),
+        ),
+        (
+            "order is no matter",
+            then(vec![config(&a2), config(&b2)]),
+            contested(&a, one),
+        ),
+        (
+            "the name is inherited",
+            then(vec![config(&a2), config(&b2), config(&a)]),
+            contested(&b, two),
+        ),
+    ] {
+        assert_eq!(apply(events).0, routes, "{rule}");
+    }
+}
+
+#[test]
+fn equal_age_is_settled_by_namespace() {
+    let shared = ["api.example.org"];
+    let (a, b) = (
+        a().with_extra_names(&shared),
+        b().with_extra_names(&shared).created_at(1000),
+    );
+    let (routes, ..) = apply([config(&b), config(&a)]);
+    assert_eq!(routes["api.example.org"].0, a.namespace());
+}
+
+#[test]
+fn every_problem_is_reported_once() {
+    let shared = ["api.example.org", "*.example.org"];
+    let (a, b) = (a().with_extra_names(&shared), b().with_extra_names(&shared));
+    let events = [
+        config(&a),
+        config(&b),
+        config(&a),
+        config(&b),
+        slice(&b),
+        broken(&a),
+        broken(&a),
+    ];
+    let (_, reports, mut table) = apply(events);
+    let name = |fixture: &ClusterFixture| Report {
+        object: ObjectKey::of(&fixture.config_map().metadata),
+        problem: Problem::Name("*.example.org".into()),
+    };
+    let taken = Report {
+        object: ObjectKey::of(&b.config_map().metadata),
+        problem: Problem::NameTaken {
+            name: "api.example.org".into(),
+            by: a.namespace(),
+        },
+    };
+    assert_eq!(reports[..3], [name(&a), taken, name(&b)]);
+    assert!(matches!(&reports[3].problem, Problem::Config(text) if text.starts_with("reading clientCa: ")));
+    assert_eq!(reports.len(), 4, "{reports:?}");
+    assert_eq!((table.route_count(), table.problem_count()), (1, 2));
+    table.apply(config_gone(&a));
+    table.apply(config_gone(&b));
+    assert_eq!((table.route_count(), table.problem_count()), (0, 0));
+}
+
+#[test]
+fn what_did_not_change_is_not_reported_as_changed() {
+    let (a, b) = (a(), b());
+    let (_, _, mut table) = apply([config(&a), slice(&a), config(&b), slice(&b)]);
+    table.apply(config(&a));
+    table.apply(slice(&a));
+    assert!(table.take_changes().is_empty(), "the same objects again");
+    table.apply(slice(&b.at(&["10.0.0.9"], 6443)));
+    assert_eq!(table.take_changes().into_keys().collect::<Vec<_>>(), [B]);
+}
+
+#[test]
+fn synced_when_both_kinds_were_listed() {
+    let mut table = table();
+    assert!(!table.is_synced());
+    table.apply(Event::Config(Watched::Listed(BTreeSet::new())));
+    assert!(!table.is_synced());
+    table.apply(Event::Slice(Watched::Listed(BTreeSet::new())));
+    assert!(table.is_synced());
+}
+
+/// Whatever happened before, the table is what the objects that are left would make in any order.
+#[test]
+fn history_does_not_matter() {
+    let ids = ["bbbbbbbb22", "cccccccc22", "dddddddd22", "ffffffff22"];
+    for seed in 0..300 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut table = table();
+        let mut routes = Routes::new();
+        let mut left: BTreeMap<(usize, bool), Event> = BTreeMap::new();
+        for _ in 0..60 {
+            let index = random.random_range(0..ids.len());
+            let names: Vec<&str> = ["x.example.org", "y.example.org", "z.example.org"]
+                .into_iter()
+                .filter(|_| random.random_bool(0.5))
+                .collect();
+            let addresses: Vec<&str> = ["10.0.0.1", "10.0.0.2"]
+                .into_iter()
+                .filter(|_| random.random_bool(0.6))
+                .collect();
+            let fixture = cluster(&format!("c{index}"), ids[index])
+                .with_extra_names(&names)
+                .at(&addresses, 6443)
+                .created_at(random.random_range(0..3));
+            let (kind, event) = match random.random_range(0..10) {
+                0..3 => (true, Some(config(&fixture))),
+                3..6 => (false, Some(slice(&fixture))),
+                6..7 => (true, Some(broken(&fixture))),
+                7..9 => (true, None),
+                _ => (false, None),
+            };
+            match event {
+                Some(event) => {
+                    table.apply(event.clone());
+                    left.insert((index, kind), event);
+                }
+                None => {
+                    table.apply(if kind {
+                        config_gone(&fixture)
+                    } else {
+                        slice_gone(&fixture)
+                    });
+                    left.remove(&(index, kind));
+                }
+            }
+            if random.random_bool(0.3) {
+                follow(&mut routes, &mut table);
+            }
+        }
+        follow(&mut routes, &mut table);
+        let mut events: Vec<Event> = left.into_values().collect();
+        events.shuffle(&mut random);
+        let (fresh, _, other) = apply(events);
+        assert_eq!(routes, fresh, "seed {seed}");
+        assert_eq!(table.problem_count(), other.problem_count(), "seed {seed}");
+    }
+}

@@ -1,0 +1,101 @@
+//! The owner of the routing table: observations of the host in, snapshots out.
+//!
+//! ```text
+//!  watch (or a test) ─▶ Event ─▶ Table ─▶ translate ─▶ Snapshot ─▶ streams, gate
+//! ```
+//!
+//! Nothing is published before everything that the host has was seen once: an Envoy that reconnects would otherwise be told
+//! to drop what was not seen yet. Until then streams wait and the gate refuses.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use yoke_runtime::{Check, Drain};
+
+use crate::metrics::Metrics;
+use crate::model::{Event, Report, Table};
+use crate::snapshot::{Snapshot, resource_name};
+use crate::translate::{Limits, translate_target};
+use crate::validate::Rules;
+
+/// Observations that are taken in before a snapshot is published.
+const BATCH: usize = 1024;
+
+/// What readers hold: the newest snapshot, `None` until the host was read.
+pub type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
+
+/// The table could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum RoutingError {
+    /// Nobody observes the host any more.
+    #[error("observing the host ended")]
+    SourceGone,
+}
+
+/// The task that owns the routing table.
+#[derive(Debug)]
+pub struct Routing {
+    table: Table,
+    limits: Limits,
+    snapshot: Snapshot,
+    publish: watch::Sender<Option<Arc<Snapshot>>>,
+    metrics: Metrics,
+    synced: Check,
+}
+
+impl Routing {
+    /// The task, and what its readers hold. `synced` becomes ready with the first snapshot.
+    pub fn new(rules: Rules, limits: Limits, metrics: Metrics, synced: Check) -> (Self, Snapshots) {
+        let (publish, snapshots) = watch::channel(None);
+        let routing = Self {
+            table: Table::new(rules),
+            limits,
+            snapshot: Snapshot::default(),
+            publish,
+            metrics,
+            synced,
+        };
+        (routing, snapshots)
+    }
+
+    /// Runs until the drain starts. A full channel makes the observer wait; nothing is lost.
+    pub async fn run(mut self, mut events: mpsc::Receiver<Event>, drain: Drain) -> Result<(), RoutingError> {
+        let mut batch = Vec::with_capacity(BATCH);
+        while let Some(count) = drain.until_started(events.recv_many(&mut batch, BATCH)).await {
+            if count == 0 {
+                return Err(RoutingError::SourceGone);
+            }
+            for event in batch.drain(..) {
+                self.table.apply(event).iter().for_each(log_report);
+            }
+            if self.table.is_synced() {
+                self.publish();
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self) {
+        let changes = self.table.take_changes();
+        let first = self.publish.borrow().is_none();
+        if changes.is_empty() && !first {
+            self.metrics.set_objects(&self.table, self.snapshot.len());
+            return;
+        }
+        for (sni, target) in &changes {
+            let entry = target.as_ref().map(|target| translate_target(sni, target, self.limits));
+            self.snapshot.set(&resource_name(sni), entry);
+        }
+        self.publish.send_replace(Some(Arc::new(self.snapshot.clone())));
+        self.metrics.set_objects(&self.table, self.snapshot.len());
+        if first {
+            tracing::info!(names = self.snapshot.len(), "first snapshot published");
+            self.synced.set_ready();
+        }
+    }
+}
+
+fn log_report(report: &Report) {
+    let (namespace, name) = (&report.object.namespace, &report.object.name);
+    tracing::warn!(namespace, name, problem = ?report.problem, "object of the host is not used");
+}

@@ -1,0 +1,211 @@
+//! Delta ADS: Envoy's messages ↔ the state machine of [`crate::ads`], one for each stream.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+
+use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::AggregatedDiscoveryService;
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+};
+use envoy_types::pb::google::protobuf::Any;
+use futures::Stream;
+use futures::stream;
+use tonic::{Request, Response, Status, Streaming};
+use yoke_runtime::Drain;
+
+use crate::ads;
+use crate::ads::Kind;
+use crate::metrics::Metrics;
+use crate::routing::Snapshots;
+use crate::server::Context;
+
+const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+const ENDPOINTS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct Discovery {
+    snapshots: Snapshots,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+/// One stream: it is asked for the next response only when the last one was taken, so a slow client queues nothing here.
+struct Session {
+    requests: Streaming<DeltaDiscoveryRequest>,
+    snapshots: Snapshots,
+    state: ads::Stream,
+    node: Option<String>,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+impl Discovery {
+    pub(super) fn new(context: &Context) -> Self {
+        Self {
+            snapshots: context.snapshots.clone(),
+            metrics: context.metrics.clone(),
+            drain: context.drain.clone(),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Discovery {
+    type StreamAggregatedResourcesStream = Answers<DiscoveryResponse>;
+    type DeltaAggregatedResourcesStream = Answers<DeltaDiscoveryResponse>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        _request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        Err(Status::unimplemented("only the incremental protocol is served"))
+    }
+
+    async fn delta_aggregated_resources(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        let requests = request.into_inner();
+        let mut snapshots = self.snapshots.clone();
+        let (metrics, drain) = (self.metrics.clone(), self.drain.clone());
+        let start = async move {
+            let snapshot = drain.until_started(snapshots.wait_for(Option::is_some)).await;
+            let snapshot = snapshot.and_then(Result::ok).and_then(|snapshot| snapshot.clone());
+            let snapshot = snapshot.ok_or_else(ending)?;
+            metrics.add_streams(1);
+            Ok::<_, Status>(Session {
+                requests,
+                snapshots,
+                state: ads::Stream::new(snapshot),
+                node: None,
+                metrics,
+                drain,
+            })
+        };
+        // The headers are sent at once; what is held until the host was read is the first response.
+        let answers = stream::try_unfold(Begin::Waiting(Box::pin(start)), |begin| async {
+            let mut session = match begin {
+                Begin::Waiting(start) => Box::new(start.await?),
+                Begin::Running(session) => session,
+            };
+            let response = session.next().await?;
+            Ok(response.map(|response| (response, Begin::Running(session))))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+enum Begin<F> {
+    Waiting(Pin<Box<F>>),
+    Running(Box<Session>),
+}
+
+impl Session {
+    /// The next response; `None` if the client has closed its side.
+    async fn next(&mut self) -> Result<Option<DeltaDiscoveryResponse>, Status> {
+        loop {
+            if let Some(response) = self.state.next_response() {
+                return Ok(Some(self.to_message(response)));
+            }
+            tokio::select! {
+                () = self.drain.started() => return Err(ending()),
+                changed = self.snapshots.changed() => {
+                    changed.map_err(|_| ending())?;
+                    let newer = self.snapshots.borrow_and_update().clone();
+                    if let Some(newer) = newer {
+                        self.state.on_snapshot(newer);
+                    }
+                }
+                request = self.requests.message() => match request? {
+                    None => return Ok(None),
+                    Some(request) => self.take(request)?,
+                },
+            }
+        }
+    }
+
+    fn take(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
+        if self.node.is_none() {
+            let node = message.node.as_ref().map(|node| node.id.clone()).unwrap_or_default();
+            tracing::info!(
+                node,
+                held = message.initial_resource_versions.len(),
+                "xDS stream opened"
+            );
+            self.node = Some(node);
+        }
+        let kind = match message.type_url.as_str() {
+            CLUSTER => Kind::Cluster,
+            ENDPOINTS => Kind::Endpoints,
+            other => {
+                tracing::warn!(r#type = other, "a type was asked for that is not served");
+                return Ok(());
+            }
+        };
+        let request = ads::Request {
+            kind,
+            nonce: message.response_nonce,
+            error: message.error_detail.map(|status| status.message),
+            subscribe: message.resource_names_subscribe,
+            unsubscribe: message.resource_names_unsubscribe,
+            held: message
+                .initial_resource_versions
+                .into_iter()
+                .collect::<BTreeMap<_, _>>(),
+        };
+        let refusal = self.state.on_request(request);
+        let refusal = refusal.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        if let Some(refusal) = refusal {
+            self.metrics.count_refusal(refusal.kind);
+            let route = refusal.route.as_ref();
+            tracing::error!(
+                namespace = route.map(|route| route.namespace.as_str()),
+                tenant = route.map(|route| route.tenant.as_str()),
+                cluster = route.map(|route| route.cluster.as_str()),
+                kind = ?refusal.kind,
+                error = refusal.reason,
+                node = self.node,
+                "Envoy refused a cluster's configuration and keeps the last good one"
+            );
+        }
+        Ok(())
+    }
+
+    fn to_message(&self, response: ads::Response) -> DeltaDiscoveryResponse {
+        let type_url = match response.kind {
+            Kind::Cluster => CLUSTER,
+            Kind::Endpoints => ENDPOINTS,
+        };
+        let bytes = response.resources.iter().map(|(_, resource)| resource.body.len()).sum();
+        self.metrics.count_response(response.kind, bytes);
+        let resources = response.resources.into_iter().map(|(name, resource)| Resource {
+            name: name.to_string(),
+            version: resource.version.to_string(),
+            resource: Some(Any {
+                type_url: type_url.to_owned(),
+                value: resource.body.to_vec(),
+            }),
+            ..Default::default()
+        });
+        DeltaDiscoveryResponse {
+            type_url: type_url.to_owned(),
+            nonce: response.nonce,
+            resources: resources.collect(),
+            removed_resources: response.removed,
+            ..Default::default()
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.metrics.add_streams(-1);
+    }
+}
+
+fn ending() -> Status {
+    Status::unavailable("the process is ending")
+}

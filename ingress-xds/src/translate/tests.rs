@@ -1,0 +1,102 @@
+use super::*;
+use crate::fixtures::{BASE_DOMAIN, cluster};
+use crate::validate::{Rules, validate_config};
+
+fn target(addresses: &[&str]) -> Target {
+    let config = validate_config(&Rules::new(BASE_DOMAIN), &cluster("a", "bcdfghjk24").config_map());
+    Target {
+        route: Arc::new(config.unwrap().route),
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        port: 6443,
+    }
+}
+
+fn serve(addresses: &[&str]) -> Entry {
+    translate_target("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
+}
+
+fn addresses_of(entry: &Entry) -> Vec<(String, u32)> {
+    let assignment = ClusterLoadAssignment::decode(entry.endpoints.body.as_ref()).unwrap();
+    assert_eq!(assignment.cluster_name, "l4/a-bcdfghjk.yoke.test");
+    let endpoints = assignment
+        .endpoints
+        .into_iter()
+        .flat_map(|locality| locality.lb_endpoints);
+    endpoints
+        .map(|endpoint| {
+            let Some(HostIdentifier::Endpoint(endpoint)) = endpoint.host_identifier else {
+                panic!("endpoints are inline");
+            };
+            let Some(AddressKind::SocketAddress(socket)) = endpoint.address.unwrap().address else {
+                panic!("addresses are sockets");
+            };
+            let Some(PortSpecifier::PortValue(port)) = socket.port_specifier else {
+                panic!("ports are numbers");
+            };
+            (socket.address, port)
+        })
+        .collect()
+}
+
+#[test]
+fn a_cluster_gets_its_endpoints_by_ads() {
+    let cluster = Cluster::decode(serve(&["10.0.0.1"]).cluster.body.as_ref()).unwrap();
+    assert_eq!(cluster.name, "l4/a-bcdfghjk.yoke.test");
+    assert_eq!(
+        cluster.cluster_discovery_type,
+        Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into()))
+    );
+    let source = cluster.eds_cluster_config.unwrap().eds_config.unwrap();
+    assert_eq!(
+        source.config_source_specifier,
+        Some(ConfigSourceSpecifier::Ads(AggregatedConfigSource {}))
+    );
+    assert_eq!(cluster.connect_timeout.unwrap().seconds, 5);
+    let thresholds = &cluster.circuit_breakers.unwrap().thresholds[0];
+    assert_eq!(thresholds.max_connections.unwrap().value, 4096);
+}
+
+#[test]
+fn endpoints_are_the_ready_addresses() {
+    let entry = serve(&["10.0.0.2", "10.0.0.1", "fd00::1"]);
+    let expected = [("10.0.0.1", 6443), ("10.0.0.2", 6443), ("fd00::1", 6443)];
+    assert_eq!(addresses_of(&entry), expected.map(|(ip, port)| (ip.to_owned(), port)));
+    assert!(entry.reachable);
+    let entry = serve(&[]);
+    assert!(addresses_of(&entry).is_empty());
+    assert!(!entry.reachable);
+}
+
+#[test]
+fn a_version_is_a_hash_of_the_content() {
+    let (one, same, other) = (serve(&["10.0.0.1"]), serve(&["10.0.0.1"]), serve(&["10.0.0.2"]));
+    assert_eq!(one.cluster.version, same.cluster.version);
+    assert_eq!(one.endpoints.version, same.endpoints.version);
+    assert_ne!(one.endpoints.version, other.endpoints.version);
+    assert_eq!(
+        one.cluster.version, other.cluster.version,
+        "an address is no part of the cluster"
+    );
+    let limits = Limits { connections: 1 };
+    let limited = translate_target("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
+    assert_ne!(one.cluster.version, limited.cluster.version);
+    assert_ne!(
+        one.endpoints.version, limited.endpoints.version,
+        "owed again after the cluster"
+    );
+}
+
+/// When this fails, every Envoy is sent every cluster again on upgrade: right if it is meant.
+#[test]
+fn versions_outlive_a_release() {
+    let entry = serve(&["10.0.0.1"]);
+    assert_eq!(&*entry.cluster.version, "bc63062615099f87");
+    assert_eq!(&*entry.endpoints.version, "3c119c85f16e533f");
+}
+
+#[test]
+fn resources_are_small() {
+    let entry = serve(&["10.0.0.1"]);
+    let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
+    assert!(cluster < 256 && endpoints < 128, "{cluster} {endpoints}");
+}

@@ -1,0 +1,310 @@
+//! Host objects → what the ingress believes of them, or why it does not. Pure; called by [`crate::model`].
+//!
+//! Whoever can label a ConfigMap could otherwise speak for any cluster, so nothing in it is taken at its word: the
+//! namespace fixes the identity, the identity and the cluster's name fix the public name, the issuer and the upstream's
+//! name. What is free (extra names, certificates, keys) is checked by form, because one field that Envoy cannot accept
+//! makes it drop a whole response.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use x509_parser::prelude::FromDer as _;
+use x509_parser::x509::SubjectPublicKeyInfo;
+use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
+use yoke_api::labels;
+use yoke_api::names::{API_PORT, HOSTED_NAMESPACE_PREFIX, INGRESS_CONFIG_MAP, is_domain, is_label, is_within};
+use yoke_pki::bundle::{Bundle, BundleError, Trust};
+
+use crate::model::Route;
+
+/// The well-known label by which an EndpointSlice names its Service.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+const MAX_EXTRA_NAMES: usize = 32;
+const MAX_KEYS: usize = 16;
+const MAX_ADDRESSES: usize = 16;
+const MAX_CONFIG_BYTES: usize = 256 * 1024;
+/// Last labels of names that only exist inside a cluster; nobody outside may be sent to them.
+const INTERNAL_DOMAINS: [&str; 4] = ["svc", "local", "localhost", "internal"];
+
+/// What holds for the whole host.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Domain of which every public name is one label.
+    pub base_domain: String,
+    /// Port on which every control plane listens.
+    pub port: u16,
+    /// Whether a loopback address may be an endpoint. Only where control planes are processes beside Envoy.
+    pub loopback: bool,
+}
+
+impl Rules {
+    /// The rules on a host cluster.
+    pub fn new(base_domain: &str) -> Self {
+        Self {
+            base_domain: base_domain.to_owned(),
+            port: API_PORT,
+            loopback: false,
+        }
+    }
+}
+
+/// Why a ConfigMap is not believed. The cluster is then not routed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It is not the one ConfigMap of a hosted namespace.
+    #[error("the object is not {INGRESS_CONFIG_MAP} in a hosted namespace")]
+    Place,
+    /// The key is missing.
+    #[error("the key {CONFIG_KEY} is missing")]
+    Missing,
+    /// The text is longer than any honest one.
+    #[error("the key {CONFIG_KEY} is longer than {MAX_CONFIG_BYTES} bytes")]
+    Size,
+    /// The text cannot be read.
+    #[error("reading the key {CONFIG_KEY}")]
+    Read(#[source] serde_json::Error),
+    /// A value is not the one that follows from the namespace and the cluster's name.
+    #[error("{field} is {given:?} and must be {expected:?}")]
+    Foreign {
+        /// The field.
+        field: &'static str,
+        /// What was given.
+        given: String,
+        /// What follows from the place of the object.
+        expected: String,
+    },
+    /// A value has a wrong form.
+    #[error("{field} is not a valid name: {given:?}")]
+    Form {
+        /// The field.
+        field: &'static str,
+        /// What was given.
+        given: String,
+    },
+    /// Too many of something.
+    #[error("{field} has {given} members, and {limit} are allowed")]
+    TooMany {
+        /// The field.
+        field: &'static str,
+        /// How many there are.
+        given: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// A bundle of certificates cannot be trusted.
+    #[error("reading {field}")]
+    Certificates {
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        #[source]
+        source: BundleError,
+    },
+    /// A public key is not one.
+    #[error("service account key {index} is not a PEM public key")]
+    Key {
+        /// Its place in the list.
+        index: usize,
+    },
+}
+
+/// Why an EndpointSlice is not believed. Its addresses are then not used.
+#[derive(Debug, thiserror::Error)]
+pub enum SliceError {
+    /// It lies outside hosted namespaces, or its labels are of another cluster.
+    #[error("the labels are not those of the namespace's control plane")]
+    Place,
+    /// No port of it is the API server's.
+    #[error("no TCP port is {expected}")]
+    Port {
+        /// The port that a control plane has.
+        expected: u16,
+    },
+    /// Addresses that are names, or of an unknown family.
+    #[error("addresses of type {0:?} are not IP addresses")]
+    Type(String),
+}
+
+/// A ConfigMap that is believed.
+#[derive(Debug)]
+pub struct Config {
+    /// The cluster and its names.
+    pub route: Route,
+    /// Extra names that were left out because of their form.
+    pub refused_names: Vec<String>,
+}
+
+/// An EndpointSlice that is believed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The Service it belongs to.
+    pub service: String,
+    /// Ready addresses.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// Believes a ConfigMap or says why not.
+pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, ConfigError> {
+    let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+    let in_place =
+        object.metadata.name.as_deref() == Some(INGRESS_CONFIG_MAP) && namespace.starts_with(HOSTED_NAMESPACE_PREFIX);
+    if !in_place {
+        return Err(ConfigError::Place);
+    }
+    let data = object.data.as_ref().and_then(|data| data.get(CONFIG_KEY));
+    let text = data.ok_or(ConfigError::Missing)?;
+    if text.len() > MAX_CONFIG_BYTES {
+        return Err(ConfigError::Size);
+    }
+    let config: IngressConfig = serde_json::from_str(text).map_err(ConfigError::Read)?;
+    validate_identity(rules, namespace, &config)?;
+    validate_trust(&config)?;
+    let count = config.extra_names.len();
+    check_count("extraNames", count, MAX_EXTRA_NAMES)?;
+    let extra: BTreeSet<String> = config.extra_names.into_iter().collect();
+    let (extra_names, refused_names) = extra.into_iter().partition(|name| is_extra_name(rules, name));
+    Ok(Config {
+        route: Route {
+            namespace: namespace.to_owned(),
+            id: config.id,
+            tenant: config.tenant,
+            cluster: config.cluster,
+            public_name: config.public_name.as_str().to_owned(),
+            extra_names,
+            service: config.upstream.service,
+        },
+        refused_names,
+    })
+}
+
+/// Believes an EndpointSlice or says why not.
+pub fn validate_slice(rules: &Rules, object: &EndpointSlice) -> Result<Slice, SliceError> {
+    let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+    let labels = object.metadata.labels.as_ref().ok_or(SliceError::Place)?;
+    let service = labels.get(SERVICE_NAME).filter(|name| is_label(name));
+    let service = service.ok_or(SliceError::Place)?;
+    let id = labels.get(labels::ID).map(String::as_str).unwrap_or_default();
+    let own = labels.get(labels::COMPONENT).map(String::as_str) == Some(labels::component::CONTROL_PLANE)
+        && namespace.strip_prefix(HOSTED_NAMESPACE_PREFIX) == Some(id);
+    if !own {
+        return Err(SliceError::Place);
+    }
+    if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
+        return Err(SliceError::Type(object.address_type.clone()));
+    }
+    let ports = object.ports.as_deref().unwrap_or_default();
+    if !ports.iter().any(|port| is_api_port(rules, port)) {
+        return Err(SliceError::Port { expected: rules.port });
+    }
+    let ready = object.endpoints.iter().filter(|endpoint| is_ready(endpoint));
+    let addresses = ready.flat_map(|endpoint| &endpoint.addresses);
+    let good: BTreeSet<IpAddr> = addresses
+        .filter_map(|text| text.parse().ok())
+        .filter(|address| is_unicast(rules, *address))
+        .collect();
+    Ok(Slice {
+        service: service.clone(),
+        addresses: good.into_iter().take(MAX_ADDRESSES).collect(),
+    })
+}
+
+fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> Result<(), ConfigError> {
+    for (field, given) in [
+        ("tenant", &config.tenant),
+        ("cluster", &config.cluster),
+        ("upstream.service", &config.upstream.service),
+    ] {
+        if !is_label(given) {
+            let given = given.clone();
+            return Err(ConfigError::Form { field, given });
+        }
+    }
+    let hosted = config.id.hosted_namespace();
+    let public = config.id.public_name(&config.cluster, &rules.base_domain);
+    for (field, given, expected) in [
+        ("id", hosted.as_str(), namespace),
+        ("publicName", config.public_name.as_str(), public.as_str()),
+        ("issuer", config.issuer.as_str(), public.issuer().as_str()),
+        (
+            "upstream.serverName",
+            config.upstream.server_name.as_str(),
+            hosted.upstream_name(&config.cluster).as_str(),
+        ),
+    ] {
+        if given != expected {
+            return Err(ConfigError::Foreign {
+                field,
+                given: given.to_owned(),
+                expected: expected.to_owned(),
+            });
+        }
+    }
+    if !is_domain(public.as_str()) {
+        return Err(ConfigError::Form {
+            field: "publicName",
+            given: public.as_str().to_owned(),
+        });
+    }
+    Ok(())
+}
+
+// Nothing on the passthrough chain uses these; they are checked all the same, so that a cluster is whole or refused.
+fn validate_trust(config: &IngressConfig) -> Result<(), ConfigError> {
+    for (field, text) in [("clientCa", &config.client_ca), ("upstream.ca", &config.upstream.ca)] {
+        Bundle::new(Trust::Client, [text]).map_err(|source| ConfigError::Certificates { field, source })?;
+    }
+    check_count("serviceAccountKeys", config.service_account_keys.len(), MAX_KEYS)?;
+    check_count("audiences", config.audiences.len(), MAX_KEYS)?;
+    for (index, text) in config.service_account_keys.iter().enumerate() {
+        if !is_public_key(text) {
+            return Err(ConfigError::Key { index });
+        }
+    }
+    Ok(())
+}
+
+fn check_count(field: &'static str, given: usize, limit: usize) -> Result<(), ConfigError> {
+    if given > limit {
+        return Err(ConfigError::TooMany { field, given, limit });
+    }
+    Ok(())
+}
+
+fn is_public_key(text: &str) -> bool {
+    let Ok(block) = pem::parse(text) else { return false };
+    let parsed = SubjectPublicKeyInfo::from_der(block.contents());
+    block.tag() == "PUBLIC KEY" && matches!(parsed, Ok((rest, key)) if rest.is_empty() && key.parsed().is_ok())
+}
+
+/// An extra name is a DNS name that belongs to nobody else by rule: the base domain is the host's, the others are what a
+/// pod calls its own cluster.
+fn is_extra_name(rules: &Rules, name: &str) -> bool {
+    is_domain(name)
+        && !is_within(name, &rules.base_domain)
+        && !name.starts_with("kubernetes")
+        && !INTERNAL_DOMAINS.iter().any(|domain| is_within(name, domain))
+}
+
+fn is_api_port(rules: &Rules, port: &EndpointPort) -> bool {
+    port.port == Some(i32::from(rules.port)) && port.protocol.as_deref().unwrap_or("TCP") == "TCP"
+}
+
+// A missing condition means ready: the API's own rule.
+fn is_ready(endpoint: &Endpoint) -> bool {
+    let conditions = endpoint.conditions.as_ref();
+    conditions.and_then(|conditions| conditions.ready).unwrap_or(true)
+}
+
+fn is_unicast(rules: &Rules, address: IpAddr) -> bool {
+    let local = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
+    };
+    !local && !address.is_unspecified() && !address.is_multicast() && (rules.loopback || !address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Watches on the host API → [`Event`]s. An adapter: labels in, observations out, no decision.
+//!
+//! After a lost watch the whole list is read again, and `Listed` says what there is, so that a deletion that was missed is
+//! seen. While the host API is away, what was seen last stays served.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::pin::pin;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Config, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use yoke_api::labels;
+use yoke_runtime::Drain;
+
+use crate::metrics::Metrics;
+use crate::model::{Event, ObjectKey, Watched};
+
+/// A watch could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// The stream of events ended, which it never does by itself.
+    #[error("the watch of {kind} ended")]
+    Ended {
+        /// What was watched.
+        kind: String,
+    },
+    /// Nobody takes the events.
+    #[error("nobody takes what the watch of {kind} saw")]
+    Unheard {
+        /// What was watched.
+        kind: String,
+    },
+}
+
+/// Watches the ingress configuration of all clusters.
+pub async fn watch_configs(
+    client: Client,
+    events: mpsc::Sender<Event>,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
+    let selector = format!("{}={}", labels::COMPONENT, labels::component::INGRESS);
+    watch::<ConfigMap>(client, &selector, events, Event::Config, metrics, drain).await
+}
+
+/// Watches the addresses of all control planes.
+pub async fn watch_slices(
+    client: Client,
+    events: mpsc::Sender<Event>,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
+    let selector = format!("{}={}", labels::COMPONENT, labels::component::CONTROL_PLANE);
+    watch::<EndpointSlice>(client, &selector, events, Event::Slice, metrics, drain).await
+}
+
+async fn watch<K>(
+    client: Client,
+    selector: &str,
+    events: mpsc::Sender<Event>,
+    to_event: impl Fn(Watched<K>) -> Event,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let kind = || K::kind(&()).into_owned();
+    let config = Config::default().labels(selector);
+    let mut stream = pin!(watcher(Api::<K>::all(client), config).default_backoff());
+    let mut listed = BTreeSet::new();
+    while let Some(next) = drain.until_started(stream.next()).await {
+        let seen = match next.ok_or_else(|| WatchError::Ended { kind: kind() })? {
+            Err(error) => {
+                metrics.count_watch_error();
+                tracing::warn!(kind = kind(), error = &error as &dyn std::error::Error, "watch failed");
+                continue;
+            }
+            Ok(event) => to_watched(event, &mut listed),
+        };
+        let Some(seen) = seen else { continue };
+        let sent = events.send(to_event(seen)).await;
+        sent.map_err(|_| WatchError::Unheard { kind: kind() })?;
+    }
+    Ok(())
+}
+
+fn to_watched<K: Resource<DynamicType = ()>>(
+    event: watcher::Event<K>,
+    listed: &mut BTreeSet<ObjectKey>,
+) -> Option<Watched<K>> {
+    match event {
+        watcher::Event::Init => {
+            listed.clear();
+            None
+        }
+        watcher::Event::InitApply(object) => {
+            listed.insert(ObjectKey::of(object.meta()));
+            Some(Watched::Applied(Box::new(object)))
+        }
+        watcher::Event::InitDone => Some(Watched::Listed(std::mem::take(listed))),
+        watcher::Event::Apply(object) => Some(Watched::Applied(Box::new(object))),
+        watcher::Event::Delete(object) => Some(Watched::Deleted(ObjectKey::of(object.meta()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+
+    fn object(name: &str) -> ConfigMap {
+        ConfigMap {
+            metadata: ObjectMeta {
+                namespace: Some("yoke-a".into()),
+                name: Some(name.into()),
+                ..Default::default()
+            },
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_list_says_what_there_is() {
+        let mut listed = BTreeSet::new();
+        assert!(to_watched::<ConfigMap>(watcher::Event::Init, &mut listed).is_none());
+        let applied = to_watched(watcher::Event::InitApply(object("a")), &mut listed);
+        assert!(matches!(applied, Some(Watched::Applied(_))));
+        let done = to_watched::<ConfigMap>(watcher::Event::InitDone, &mut listed);
+        let key = ObjectKey::of(&object("a").metadata);
+        assert!(matches!(done, Some(Watched::Listed(keys)) if keys == BTreeSet::from([key.clone()])));
+        assert!(listed.is_empty());
+        let applied = to_watched(watcher::Event::Apply(object("b")), &mut listed);
+        assert!(matches!(applied, Some(Watched::Applied(_))));
+        let deleted = to_watched(watcher::Event::Delete(object("a")), &mut listed);
+        assert!(matches!(deleted, Some(Watched::Deleted(gone)) if gone == key));
+    }
+}
