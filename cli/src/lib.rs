@@ -1,1 +1,62 @@
-//! Nothing here yet.
+//! `kubectl yoke`, a kubectl plugin: makes Clusters and Tenants on a host, shows them and fetches their kubeconfigs.
+//!
+//! ```text
+//!  arguments ─▶ command (create get kubeconfig delete status version) ─▶ session ─▶ host API
+//!                 │
+//!                 └─▶ render, table, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
+//! ```
+//!
+//! Data goes to standard output and nothing else does, so that it can be piped; progress, questions and errors go to
+//! standard error. Nothing is coloured.
+
+mod advice;
+mod arguments;
+mod complete;
+mod create;
+mod delete;
+mod duration;
+mod error;
+mod get;
+mod kubeconfig;
+mod kubeconfig_file;
+mod merge;
+mod output;
+mod render;
+mod session;
+mod status;
+mod table;
+mod version;
+mod wait;
+
+pub use crate::arguments::Arguments;
+pub use crate::error::Error;
+
+use crate::arguments::{Command, CreateCommand, DeleteCommand};
+use crate::session::Session;
+
+/// The field manager of everything that the plugin writes.
+const FIELD_MANAGER: &str = "kubectl-yoke";
+
+/// Carries out what the command line asks for.
+pub async fn run(arguments: Arguments) -> Result<(), Error> {
+    let Arguments { host, command } = arguments;
+    match command {
+        Command::Completion { shell } => complete::completion(shell),
+        Command::Version(options) => version::version(&host, &options).await,
+        Command::Create(CreateCommand::Cluster(options)) => {
+            create::create_cluster(&Session::open(&host).await?, &options).await
+        }
+        Command::Create(CreateCommand::Tenant(options)) => {
+            create::create_tenant(&Session::open(&host).await?, &options).await
+        }
+        Command::Get(options) => get::get(&Session::open(&host).await?, &options).await,
+        Command::Kubeconfig(options) => kubeconfig::kubeconfig(&Session::open(&host).await?, &options).await,
+        Command::Delete(DeleteCommand::Cluster(options)) => {
+            delete::delete_cluster(&Session::open(&host).await?, &options).await
+        }
+        Command::Delete(DeleteCommand::Tenant(options)) => {
+            delete::delete_tenant(&Session::open(&host).await?, &options).await
+        }
+        Command::Status(options) => status::status(&Session::open(&host).await?, &options).await,
+    }
+}

@@ -88,6 +88,7 @@ fn inspect(objects: &[Value]) -> Complaints {
         let found = match text(&object["kind"]) {
             "Pod" => inspect_pod(&object["spec"]),
             "Deployment" => inspect_pod(&object["spec"]["template"]["spec"]),
+            "ConfigMap" => inspect_config_map(&object["data"]),
             "Role" | "ClusterRole" => inspect_rules(&object["rules"], &plurals),
             // cert-manager's default approver lets whoever may make a Certificate use any ClusterIssuer.
             "ClusterIssuer" => vec!["may not exist: every issuer of Yoke is namespaced".to_owned()],
@@ -137,6 +138,22 @@ fn inspect_pod(pod: &Value) -> Complaints {
         }
         if !text(&container["image"]).contains(':') {
             complaints.push(format!("container {name} names no version of its image"));
+        }
+    }
+    complaints
+}
+
+/// Every `@PLACEHOLDER@` of a carried file must have been replaced.
+fn inspect_config_map(data: &Value) -> Complaints {
+    let mut complaints = Complaints::new();
+    for (file, content) in data.as_object().into_iter().flatten() {
+        let is_placeholder =
+            |word: &&str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+        // Of the pieces between at signs, the first and the last cannot be enclosed by two.
+        let pieces: Vec<_> = text(content).split('@').collect();
+        let enclosed = pieces.get(1..pieces.len().saturating_sub(1)).unwrap_or_default();
+        for word in enclosed.iter().filter(|word| is_placeholder(word)) {
+            complaints.push(format!("{file} still has @{word}@"));
         }
     }
     complaints
@@ -213,6 +230,10 @@ mod tests {
             (
                 "{kind: Role, metadata: {name: a}, rules: [{apiGroups: [yoke.drzzl.io], resources: [x/status], verbs: [get]}]}",
                 "Role a: a rule names x/status.yoke.drzzl.io, for which no CRD exists",
+            ),
+            (
+                "{kind: ConfigMap, metadata: {name: a}, data: {b: 'x: @Y_Z@, p: q@r.s'}}",
+                "ConfigMap a: b still has @Y_Z@",
             ),
             (
                 "{kind: Secret, metadata: {name: a}}",

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  yoke-api types ──crds──▶ crds/*.yaml ──▶ charts/yoke/files/crds/*.yaml
+//!  ingress-xds/envoy/*.yaml ──chart-files──▶ charts/yoke/files/envoy/*.yaml
 //!  docs/layers.txt, crds/, the chart, every *.rs ──check──▶ a list of complaints, each naming what to do
 //! ```
 //!
@@ -14,6 +15,7 @@
 )]
 
 mod chart;
+mod copies;
 mod crds;
 mod layers;
 mod mounted;
@@ -38,6 +40,8 @@ pub struct Arguments {
 enum Command {
     /// Write crds/*.yaml and the chart's copy of them from the types in api/.
     Crds,
+    /// Copy into the chart what it must carry of other folders.
+    ChartFiles,
     /// Run every check below, and that every .rs file is part of a crate.
     Check,
     /// Compare the dependencies between the workspace's crates with docs/layers.txt.
@@ -57,9 +61,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let root = workspace.root.as_path();
     match arguments.command {
         Command::Crds => crds::write(root),
+        Command::ChartFiles => copies::write(root),
         Command::Check => settle([
             ("crds", Some(crds::check(root)?)),
             ("layers", Some(layers::check(&workspace)?)),
+            ("chart-files", Some(copies::check(root)?)),
             ("mounted", Some(mounted::check(&workspace)?)),
             ("chart", check_chart(root)?),
         ]),

@@ -124,6 +124,17 @@ securityContext:
   {{- end }}
 {{- end }}
 
+{{/* Bytes of a quantity of memory such as 512Mi. */}}
+{{- define "yoke.bytes" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- $suffix := regexReplaceAll "^[0-9]+" . "" -}}
+{{- $factors := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
+{{- if or (not $number) (not (hasKey $factors $suffix)) -}}
+{{- fail (printf "resources.envoy.limits.memory: %q is not a whole number of bytes, k, M, G, Ki, Mi or Gi" .) -}}
+{{- end -}}
+{{- mul $number (index $factors $suffix) -}}
+{{- end }}
+
 {{/* What cannot be said in values.schema.json. */}}
 {{- define "yoke.validate" -}}
 {{- if not (.Capabilities.APIVersions.Has "cert-manager.io/v1") -}}

@@ -1,0 +1,125 @@
+//! What to do next about a Cluster, by what its status says. Pure.
+
+use yoke_api::cluster::DesiredState;
+use yoke_api::{Cluster, ConditionType, Reason};
+
+use crate::render::find;
+use crate::wait::{Verdict, judge};
+
+/// Sentences or commands, most useful first.
+pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<String> {
+    if cluster.metadata.deletion_timestamp.is_some() {
+        return vec!["It is being deleted; `kubectl yoke get -w` shows when it is gone.".into()];
+    }
+    let mut advice = Vec::new();
+    if cluster.spec.paused {
+        advice.push(format!(
+            "It is paused, so nothing is changed. To go on: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"paused\":false}}}}'"
+        ));
+    }
+    match judge(cluster) {
+        Verdict::Refused { reason, .. } => advice.push(for_refusal(&reason, name, namespace)),
+        Verdict::Done if cluster.spec.state == DesiredState::Asleep => advice.push(format!(
+            "To wake it: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"state\":\"Running\"}}}}'"
+        )),
+        Verdict::Done => {
+            advice.push(format!("kubectl yoke kubeconfig {name} -n {namespace} --merge"));
+            advice.push(format!("kubectl --context {namespace}/{name} get namespaces"));
+        }
+        Verdict::Waiting(_) if cluster.status.is_none() => {
+            advice.push("Nothing has looked at it yet. If this lasts, the host's owner should see whether the operator runs.".into());
+        }
+        Verdict::Waiting(_) => advice.push(for_waiting(cluster)),
+    }
+    advice
+}
+
+fn for_refusal(reason: &str, name: &str, namespace: &str) -> String {
+    let is = |known: Reason| reason == known.as_str();
+    let edit = format!("kubectl edit clusters.yoke.drzzl.io {name} -n {namespace}");
+    if is(Reason::TenantMissing) {
+        format!("Have the host's owner make the Tenant: kubectl yoke create tenant {namespace} --user NAME")
+    } else if is(Reason::QuotaExceeded) {
+        "Delete a Cluster or ask for less storage, or have the host's owner raise the Tenant's quota.".into()
+    } else if is(Reason::UnknownVersion) || is(Reason::VersionChangeRefused) {
+        format!("Choose a version that the message names: {edit}")
+    } else if is(Reason::UnknownClass) {
+        format!("Choose a class that the message names, or have the host's owner allow it: {edit}")
+    } else if is(Reason::HostnameNotAllowed) || is(Reason::HostnameConflict) {
+        format!("Change spec.endpoint.extraSANs: {edit}")
+    } else if is(Reason::NetworkNotOffered) || is(Reason::NameInvalid) {
+        "This cannot be changed afterwards: delete the Cluster and make it anew.".into()
+    } else {
+        format!("Change what the message names: {edit}")
+    }
+}
+
+fn for_waiting(cluster: &Cluster) -> String {
+    let conditions = cluster
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
+    let ready = find(conditions, ConditionType::Ready)
+        .map(|ready| ready.reason.as_str())
+        .unwrap_or_default();
+    let is = |known: Reason| ready == known.as_str();
+    if is(Reason::StoreUnavailable) || is(Reason::StoreQuotaExceeded) {
+        "The store is the host's: if this lasts, tell its owner what the message says.".into()
+    } else if is(Reason::ContainerFailing) {
+        "The control plane ends again and again; if spec.extraArgs was changed last, change it back.".into()
+    } else if is(Reason::CertificatesPending) {
+        "Certificates take a second; if this lasts, the host's owner should see whether cert-manager runs.".into()
+    } else {
+        "It needs no help while conditions change; a first start takes seconds. If it lasts, show this to the host's owner.".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(rest: &str) -> Cluster {
+        let text = format!("{{apiVersion: yoke.drzzl.io/v1alpha1, kind: Cluster, metadata: {{name: a}}, {rest}}}");
+        serde_saphyr::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn advice_fits_the_state() {
+        let condition = |name: &str, status: &str, reason: Reason| {
+            format!(
+                "status: {{conditions: [{{type: {name}, status: '{status}', reason: {reason}, message: m, lastTransitionTime: '2026-01-01T00:00:00Z'}}]}}"
+            )
+        };
+        for (rest, part) in [
+            ("spec: {}".to_owned(), "Nothing has looked at it"),
+            ("spec: {paused: true}".to_owned(), "\"paused\":false"),
+            (
+                format!("spec: {{}}, {}", condition("Ready", "True", Reason::AsExpected)),
+                "kubectl yoke kubeconfig a -n t --merge",
+            ),
+            (
+                format!("spec: {{}}, {}", condition("Accepted", "False", Reason::TenantMissing)),
+                "create tenant t",
+            ),
+            (
+                format!("spec: {{}}, {}", condition("Accepted", "False", Reason::QuotaExceeded)),
+                "raise the Tenant's quota",
+            ),
+            (
+                format!("spec: {{}}, {}", condition("Ready", "False", Reason::StoreUnavailable)),
+                "The store is the host's",
+            ),
+            (
+                format!(
+                    "spec: {{state: Asleep}}, {}",
+                    condition("Asleep", "True", Reason::AsleepByRequest)
+                ),
+                "To wake it",
+            ),
+        ] {
+            let advice = advise(&cluster(&rest), "a", "t");
+            assert!(advice[0].contains(part), "{rest}: {advice:?}");
+        }
+    }
+}

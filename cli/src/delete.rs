@@ -1,0 +1,73 @@
+//! `delete cluster` and `delete tenant`.
+
+use std::io::{BufRead as _, IsTerminal as _};
+
+use kube::api::DeleteParams;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use yoke_api::cluster::DeletionPolicy;
+use yoke_api::{Cluster, Tenant};
+
+use crate::arguments::DeleteOptions;
+use crate::session::Session;
+use crate::{Error, output, wait};
+
+/// Deletes a Cluster, after asking.
+pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
+    let api: Api<Cluster> = session.api();
+    let what = format!("Cluster {} in namespace {}", options.name, session.namespace);
+    let cluster = session
+        .ask(&format!("getting Cluster {}", options.name), api.get(&options.name))
+        .await?;
+    let loss = match cluster.spec.deletion_policy {
+        DeletionPolicy::Delete => "Everything in it will be lost.",
+        DeletionPolicy::Retain => "Its stored state is kept.",
+    };
+    confirm(&what, loss, options)?;
+    delete(session, api, &what, options).await
+}
+
+/// Deletes a Tenant, after asking.
+pub(crate) async fn delete_tenant(session: &Session, options: &DeleteOptions) -> Result<(), Error> {
+    let what = format!("Tenant {}", options.name);
+    confirm(&what, "Its namespace goes when its Clusters have gone.", options)?;
+    delete(session, Api::<Tenant>::all(session.client.clone()), &what, options).await
+}
+
+async fn delete<K>(session: &Session, api: Api<K>, what: &str, options: &DeleteOptions) -> Result<(), Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
+{
+    let doing = format!("deleting {what}");
+    session
+        .ask(&doing, api.delete(&options.name, &DeleteParams::default()))
+        .await?;
+    if options.wait {
+        wait::wait_until_gone(session, api, &options.name, what, options.timeout).await?;
+    }
+    let how = if options.wait { "deleted" } else { "is being deleted" };
+    output::put(&format!(
+        "{}.{}/{} {how}\n",
+        K::kind(&()).to_lowercase(),
+        K::group(&()),
+        options.name
+    ))
+}
+
+/// Has the person type the name: what is lost here has no second copy.
+fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error> {
+    if options.yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Error::NotConfirmed(what.to_owned()));
+    }
+    output::say(&format!("{what} will be deleted. {loss}\nType its name to go on:"));
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).map_err(Error::Output)?;
+    if answer.trim() == options.name {
+        Ok(())
+    } else {
+        Err(Error::Declined)
+    }
+}

@@ -1,0 +1,268 @@
+//! What can go wrong, said as `error: …` with a `hint: …` where one is known.
+
+use std::error::Error as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use kube::config::{InferConfigError, KubeconfigError};
+use kube::core::Status;
+
+use crate::merge::MergeError;
+
+/// A command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kubeconfig of the host cannot be used.
+    #[error("cannot use the kubeconfig of the host")]
+    Kubeconfig(#[source] KubeconfigError),
+    /// There is no kubeconfig, and this is no pod either.
+    #[error("no kubeconfig of the host was found")]
+    NoKubeconfig(#[source] InferConfigError),
+    /// The client cannot be set up.
+    #[error("cannot set up the connection to the host")]
+    Client(#[source] kube::Error),
+    /// The host answered no.
+    #[error("{doing}: {}", refusal(status))]
+    Refused {
+        /// What was being done.
+        doing: String,
+        /// The host's answer.
+        status: Box<Status>,
+    },
+    /// The host did not answer.
+    #[error("{doing}: cannot reach the host's API at {url}")]
+    Unreachable {
+        /// What was being done.
+        doing: String,
+        /// Where the host should be.
+        url: String,
+        /// Why not.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// One request took too long.
+    #[error("{doing}: no answer within {limit:?}")]
+    RequestTimeout {
+        /// What was being done.
+        doing: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// A wait ran out.
+    #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
+    WaitTimeout {
+        /// What did not happen.
+        what: String,
+        /// The limit.
+        limit: Duration,
+        /// What was seen last.
+        last: Option<String>,
+        /// Command that shows more.
+        see: String,
+    },
+    /// The Cluster's spec cannot be carried out.
+    #[error("Cluster {name} is refused ({reason}): {message}")]
+    ClusterRefused {
+        /// The Cluster.
+        name: String,
+        /// Its condition's reason.
+        reason: String,
+        /// Its condition's message.
+        message: String,
+    },
+    /// It vanished while it was waited for.
+    #[error("{0} was deleted in the meantime")]
+    Deleted(String),
+    /// The Cluster has no kubeconfig yet.
+    #[error("Cluster {name} has no kubeconfig yet")]
+    NoClusterKubeconfig {
+        /// The Cluster.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+    },
+    /// The Secret is not what the contract says.
+    #[error("Secret {0} holds no kubeconfig")]
+    SecretWrong(String),
+    /// The kubeconfig cannot be merged.
+    #[error("cannot add to {}", path.display())]
+    Merge {
+        /// The user's file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: MergeError,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {verb} {}", path.display())]
+    File {
+        /// What was being done.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another program is changing the file.
+    #[error("{} is being changed by another program", path.display())]
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// The lock.
+        lock: PathBuf,
+    },
+    /// Where the user's kubeconfig is cannot be told.
+    #[error("neither KUBECONFIG nor HOME is set")]
+    NoHome,
+    /// There is nobody to ask.
+    #[error("{0} is not deleted without being asked for twice")]
+    NotConfirmed(String),
+    /// The answer was no.
+    #[error("nothing was deleted")]
+    Declined,
+    /// An object cannot be written as text, or read.
+    #[error("cannot show the object")]
+    Json(#[from] serde_json::Error),
+    /// An object cannot be written as YAML.
+    #[error("cannot show the object")]
+    Yaml(#[from] serde_saphyr::SerializeError),
+    /// Standard output or input failed.
+    #[error("cannot write to standard output")]
+    Output(#[source] std::io::Error),
+}
+
+impl Error {
+    /// Prints the error, its causes and the hint, and gives the process's exit code.
+    pub fn report(&self) -> ExitCode {
+        // `kubectl yoke get | head` ends like this; nobody is left to be told.
+        if matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS;
+        }
+        crate::output::say(&format!("error: {}", self.with_causes()));
+        if let Some(hint) = self.hint() {
+            crate::output::say(&format!("hint: {hint}"));
+        }
+        match self {
+            Self::WaitTimeout { .. } => ExitCode::from(3),
+            _ => ExitCode::FAILURE,
+        }
+    }
+
+    fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let next = error.to_string();
+            // Several libraries repeat their source in their own text.
+            if !text.contains(&next) {
+                text = format!("{text}: {next}");
+            }
+            cause = error.source();
+        }
+        text
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kubeconfig(KubeconfigError::CurrentContextNotSet) => {
+                Some("choose one with --context, or `kubectl config use-context NAME`".into())
+            }
+            Self::Kubeconfig(_) | Self::NoKubeconfig(_) => {
+                Some("name the host's kubeconfig with --kubeconfig or KUBECONFIG".into())
+            }
+            Self::Refused { status, .. } => hint_for(status),
+            Self::Unreachable { .. } | Self::RequestTimeout { .. } => {
+                Some("is this the right host? See `kubectl config current-context`, and try --context".into())
+            }
+            Self::WaitTimeout { see, .. } => Some(format!("it goes on by itself; see `{see}`")),
+            Self::ClusterRefused { .. } => {
+                Some("change the spec with `kubectl edit`, or delete the Cluster and make it anew".into())
+            }
+            Self::NoClusterKubeconfig { name, namespace } => Some(format!(
+                "wait for it with --wait 5m, or see `kubectl yoke status {name} -n {namespace}`"
+            )),
+            Self::Merge {
+                source: MergeError::Taken { .. },
+                ..
+            } => Some("choose another name with --context-name".into()),
+            Self::Merge { .. } => Some("nothing was changed; repair the file first, or print without --merge".into()),
+            Self::Locked { lock, .. } => Some(format!("try again; if no kubectl runs, remove {}", lock.display())),
+            Self::NoHome => Some("set KUBECONFIG to the file to add to".into()),
+            Self::NotConfirmed(_) => Some("say --yes where nobody can be asked".into()),
+            Self::Client(_)
+            | Self::Deleted(_)
+            | Self::SecretWrong(_)
+            | Self::File { .. }
+            | Self::Declined
+            | Self::Json(_)
+            | Self::Yaml(_)
+            | Self::Output(_) => None,
+        }
+    }
+}
+
+/// The answer for a path that no API of the host serves: Kubernetes' mux says so, without an object's name.
+fn is_unknown_path(status: &Status) -> bool {
+    status.code == 404 && status.details.as_ref().is_none_or(|details| details.name.is_empty())
+}
+
+fn refusal(status: &Status) -> String {
+    if is_unknown_path(status) {
+        return "this host does not run Yoke".into();
+    }
+    match (status.message.is_empty(), status.reason.is_empty()) {
+        (false, _) => status.message.clone(),
+        (true, false) => status.reason.clone(),
+        (true, true) => format!("the host answered with HTTP {}", status.code),
+    }
+}
+
+fn hint_for(status: &Status) -> Option<String> {
+    let hint = match status.code {
+        401 => "your credentials for the host are not accepted; they may have expired",
+        403 => "a Tenant's users see their own namespace only: give it with -n, or ask the host's owner",
+        404 if is_unknown_path(status) => {
+            "is this the right host? See `kubectl config current-context`, and try --context"
+        }
+        404 => "see what is there with `kubectl yoke get`, in other namespaces with -n or -A",
+        409 => "see it with `kubectl yoke get`, or choose another name",
+        _ => return None,
+    };
+    Some(hint.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: u16, name: &str, message: &str) -> Error {
+        let status = format!("{{code: {code}, message: '{message}', details: {{name: '{name}'}}}}");
+        let status = serde_saphyr::from_str(&status).unwrap();
+        Error::Refused {
+            doing: "getting Cluster a".into(),
+            status: Box::new(status),
+        }
+    }
+
+    #[test]
+    fn answers_of_the_host_are_explained() {
+        for (error, text, hint) in [
+            (
+                refused(404, "", "404 page not found"),
+                "getting Cluster a: this host does not run Yoke",
+                "right host",
+            ),
+            (
+                refused(404, "a", "clusters \"a\" not found"),
+                "getting Cluster a: clusters \"a\" not found",
+                "kubectl yoke get",
+            ),
+            (refused(403, "a", "no"), "getting Cluster a: no", "own namespace"),
+        ] {
+            assert_eq!(error.with_causes(), text);
+            assert!(error.hint().unwrap().contains(hint), "{text}");
+        }
+    }
+}

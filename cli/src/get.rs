@@ -1,0 +1,204 @@
+//! `get`: Clusters and Tenants as kubectl shows them.
+
+use futures::TryStreamExt as _;
+use jiff::Timestamp;
+use kube::api::{ApiResource, DynamicObject, ListParams, ObjectList};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::{Cluster, Tenant};
+
+use crate::arguments::{GetOptions, Kind, ListFormat};
+use crate::render::{Columns, cluster_row, cluster_table, tenant_row, tenant_table};
+use crate::session::Session;
+use crate::table::Table;
+use crate::{Error, output, wait};
+
+/// Shows the objects once, and every change after it if asked to.
+///
+/// Objects are fetched without a type, so that JSON and YAML show fields that this plugin does not know too.
+pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), Error> {
+    let resource = resource_of(options.kind);
+    let api: Api<DynamicObject> = match options.kind {
+        Kind::Clusters if !options.all_namespaces => {
+            Api::namespaced_with(session.client.clone(), &session.namespace, &resource)
+        }
+        _ => Api::all_with(session.client.clone(), &resource),
+    };
+    let mut view = View::new(options);
+    if options.watch {
+        return follow(session, api, options, &mut view).await;
+    }
+    match &options.name {
+        Some(name) => {
+            let mut object = session
+                .ask(&format!("getting {} {name}", resource.kind), api.get(name))
+                .await?;
+            object.managed_fields_mut().clear();
+            match options.output {
+                Some(ListFormat::Json) => output::put(&output::to_json(&object)?),
+                Some(ListFormat::Yaml) => output::put(&output::to_yaml(&object)?),
+                _ => output::put(&view.show(&[object])?),
+            }
+        }
+        None => {
+            let list = session
+                .ask(
+                    &format!("listing {}", resource.plural),
+                    api.list(&ListParams::default()),
+                )
+                .await?;
+            show_list(session, options, &resource, list, &mut view)
+        }
+    }
+}
+
+fn resource_of(kind: Kind) -> ApiResource {
+    match kind {
+        Kind::Clusters => ApiResource::erase::<Cluster>(&()),
+        Kind::Tenants => ApiResource::erase::<Tenant>(&()),
+    }
+}
+
+fn show_list(
+    session: &Session,
+    options: &GetOptions,
+    resource: &ApiResource,
+    mut list: ObjectList<DynamicObject>,
+    view: &mut View,
+) -> Result<(), Error> {
+    // A list's items come without kind and version, which a reader of the output needs.
+    for object in &mut list.items {
+        object.managed_fields_mut().clear();
+        object.types = Some(kube::api::TypeMeta {
+            api_version: resource.api_version.clone(),
+            kind: resource.kind.clone(),
+        });
+    }
+    if matches!(options.output, Some(ListFormat::Json | ListFormat::Yaml)) {
+        let list = PlainList {
+            api_version: "v1",
+            kind: "List",
+            metadata: Default::default(),
+            items: &list.items,
+        };
+        return match options.output {
+            Some(ListFormat::Json) => output::put(&output::to_json(&list)?),
+            _ => output::put(&output::to_yaml(&list)?),
+        };
+    }
+    if list.items.is_empty() && options.output != Some(ListFormat::Name) {
+        let place = match options.kind {
+            Kind::Clusters if !options.all_namespaces => format!(" in namespace {}", session.namespace),
+            _ => String::new(),
+        };
+        output::say(&format!("no {} found{place}", resource.plural));
+        return Ok(());
+    }
+    output::put(&view.show(&list.items)?)
+}
+
+async fn follow(
+    session: &Session,
+    api: Api<DynamicObject>,
+    options: &GetOptions,
+    view: &mut View,
+) -> Result<(), Error> {
+    let config = match &options.name {
+        Some(name) => watch::Config::default().fields(&format!("metadata.name={name}")),
+        None => watch::Config::default(),
+    };
+    let doing = "watching";
+    let mut first = Vec::new();
+    let mut started = false;
+    let changes = watcher::watcher(api, config).modify(|object| object.managed_fields_mut().clear());
+    let mut changes = std::pin::pin!(changes.default_backoff());
+    loop {
+        match changes.try_next().await {
+            // The first list is one table; what a broken watch lists again is shown as changes.
+            Ok(Some(Event::InitApply(object))) if !started => first.push(object),
+            Ok(Some(Event::InitDone)) if !started => {
+                started = true;
+                output::put(&view.show(&first)?)?;
+            }
+            Ok(Some(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object))) => {
+                output::put(&view.show(&[object])?)?;
+            }
+            Ok(Some(Event::Init | Event::InitDone)) => {}
+            Ok(None) => return Ok(()),
+            Err(error) => wait::pass_over(session, doing, error)?,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PlainList<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta,
+    items: &'a [DynamicObject],
+}
+
+/// What has been shown, so that rows of a watch line up.
+struct View {
+    kind: Kind,
+    format: Option<ListFormat>,
+    columns: Columns,
+    table: Option<Table>,
+}
+
+impl View {
+    fn new(options: &GetOptions) -> Self {
+        let columns = Columns {
+            namespace: options.all_namespaces,
+            wide: options.output == Some(ListFormat::Wide),
+        };
+        Self {
+            kind: options.kind,
+            format: options.output,
+            columns,
+            table: None,
+        }
+    }
+
+    fn show(&mut self, objects: &[DynamicObject]) -> Result<String, Error> {
+        match self.format {
+            Some(ListFormat::Json) => objects.iter().map(output::to_json).collect(),
+            Some(ListFormat::Yaml) => objects
+                .iter()
+                .map(|object| Ok(format!("---\n{}", output::to_yaml(object)?)))
+                .collect(),
+            Some(ListFormat::Name) => Ok(objects.iter().map(|object| self.name(object)).collect()),
+            Some(ListFormat::Wide) | None => self.show_rows(objects),
+        }
+    }
+
+    fn name(&self, object: &DynamicObject) -> String {
+        let (kind, group) = match self.kind {
+            Kind::Clusters => (Cluster::kind(&()), Cluster::group(&())),
+            Kind::Tenants => (Tenant::kind(&()), Tenant::group(&())),
+        };
+        format!("{}.{group}/{}\n", kind.to_lowercase(), object.name_any())
+    }
+
+    fn show_rows(&mut self, objects: &[DynamicObject]) -> Result<String, Error> {
+        let now = Timestamp::now();
+        let columns = self.columns;
+        let fresh = self.table.is_none();
+        let table = self.table.get_or_insert_with(|| match self.kind {
+            Kind::Clusters => cluster_table(columns),
+            Kind::Tenants => tenant_table(columns),
+        });
+        table.clear();
+        for object in objects {
+            let value = serde_json::to_value(object)?;
+            table.push(match self.kind {
+                Kind::Clusters => cluster_row(&serde_json::from_value(value)?, columns, now),
+                Kind::Tenants => tenant_row(&serde_json::from_value(value)?, columns, now),
+            });
+        }
+        Ok(if fresh { table.to_text() } else { table.rows_to_text() })
+    }
+}

@@ -1,0 +1,51 @@
+//! `kubeconfig`: prints a Cluster's kubeconfig or merges it into the person's own.
+
+use k8s_openapi::api::core::v1::Secret;
+use yoke_api::Cluster;
+use yoke_api::names::KUBECONFIG_KEY;
+
+use crate::arguments::KubeconfigOptions;
+use crate::session::Session;
+use crate::{Error, kubeconfig_file, output, wait};
+
+/// Fetches the kubeconfig that the Cluster's status points to.
+pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -> Result<(), Error> {
+    let name = &options.name;
+    if !options.wait.is_zero() {
+        wait::wait_until_ready(session, name, options.wait).await?;
+    }
+    let cluster = session
+        .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
+        .await?;
+    let secret = cluster
+        .status
+        .and_then(|status| status.kubeconfig_ref)
+        .map(|secret| secret.name);
+    let secret = secret.ok_or_else(|| Error::NoClusterKubeconfig {
+        name: name.clone(),
+        namespace: session.namespace.clone(),
+    })?;
+    let doing = format!("getting Secret {secret}");
+    let value = session.ask(&doing, session.api::<Secret>().get(&secret)).await?.data;
+    let value = value
+        .and_then(|mut data| data.remove(KUBECONFIG_KEY))
+        .and_then(|value| String::from_utf8(value.0).ok());
+    let text = value.ok_or(Error::SecretWrong(secret))?;
+    if !options.merge {
+        return output::put(&text);
+    }
+    let context = options
+        .context_name
+        .clone()
+        .unwrap_or_else(|| format!("{}/{name}", session.namespace));
+    let path = kubeconfig_file::find()?;
+    let merged = kubeconfig_file::add(&path, &text, &context).await?;
+    output::say(&format!("added context {context} to {}", path.display()));
+    if let Some(before) = merged.previous_context.filter(|before| *before != context) {
+        output::say(&format!(
+            "it is now the current one; back with: kubectl config use-context {before}"
+        ));
+    }
+    output::say("next: kubectl get namespaces");
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Adds one kubeconfig to another. Pure.
+//!
+//! The existing file is treated as a tree of values, not as a type: what this plugin does not know stays as it is. Of the
+//! added one, only its current context with that context's cluster and user is taken, all three under the new name. An
+//! entry of that name is replaced only if it is of the same cluster, so that nothing of the person's own is lost.
+
+use serde_json::{Map, Value};
+
+/// The two cannot be merged.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// The existing file is not YAML.
+    #[error("it is not YAML")]
+    Unreadable(#[source] Box<serde_saphyr::Error>),
+    /// The existing file is something else.
+    #[error("it is not a kubeconfig: {0}")]
+    NotKubeconfig(&'static str),
+    /// The added kubeconfig is not one.
+    #[error("the Cluster's kubeconfig is wrong: {0}")]
+    AddedWrong(String),
+    /// The name is in use.
+    #[error("it has a {kind} {name:?} of another cluster")]
+    Taken {
+        /// Which list has it.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The result cannot be written.
+    #[error("cannot write YAML")]
+    Unwritable(#[source] Box<serde_saphyr::SerializeError>),
+}
+
+/// What came of a merge.
+#[derive(Debug)]
+pub(crate) struct Merged {
+    /// The new text of the file.
+    pub(crate) text: String,
+    /// The context that was the current one.
+    pub(crate) previous_context: Option<String>,
+}
+
+/// Adds the current context of `added` to `existing` under `name` and makes it the current one.
+pub(crate) fn merge(existing: &str, added: &str, name: &str) -> Result<Merged, MergeError> {
+    let mut tree = read_existing(existing)?;
+    let [cluster, user, context] = read_added(added, name)?;
+    let previous_context = tree
+        .get("current-context")
+        .and_then(Value::as_str)
+        .filter(|name| !name.is_empty());
+    let previous_context = previous_context.map(str::to_owned);
+    // A user and a context of the name are ours if its cluster is; without such a cluster they are somebody else's.
+    let ours = entry(&tree, "clusters", name).map(|present| same_cluster(present, &cluster));
+    for (list, kind, field, value) in [
+        ("clusters", "cluster", "cluster", cluster),
+        ("users", "user", "user", user),
+        ("contexts", "context", "context", context),
+    ] {
+        if entry(&tree, list, name).is_some() && ours != Some(true) {
+            return Err(MergeError::Taken {
+                kind,
+                name: name.to_owned(),
+            });
+        }
+        put(&mut tree, list, name, field, value)?;
+    }
+    tree.insert("current-context".into(), name.into());
+    tree.entry("apiVersion").or_insert_with(|| "v1".into());
+    tree.entry("kind").or_insert_with(|| "Config".into());
+    let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
+    let text = serde_saphyr::to_string_with_options(&tree, options)
+        .map_err(|error| MergeError::Unwritable(Box::new(error)))?;
+    Ok(Merged { text, previous_context })
+}
+
+fn read_existing(text: &str) -> Result<Map<String, Value>, MergeError> {
+    if text.trim().is_empty() {
+        return Ok(Map::new());
+    }
+    let tree: Value = serde_saphyr::from_str(text).map_err(|error| MergeError::Unreadable(Box::new(error)))?;
+    let tree = match tree {
+        Value::Object(tree) => tree,
+        Value::Null => Map::new(),
+        _ => return Err(MergeError::NotKubeconfig("it is not a mapping")),
+    };
+    match tree.get("kind").and_then(Value::as_str) {
+        None | Some("" | "Config") => Ok(tree),
+        Some(_) => Err(MergeError::NotKubeconfig("its kind is not Config")),
+    }
+}
+
+/// The cluster, the user and the context, the latter pointing to `name`.
+fn read_added(text: &str, name: &str) -> Result<[Value; 3], MergeError> {
+    let tree: Map<String, Value> =
+        serde_saphyr::from_str(text).map_err(|error| MergeError::AddedWrong(error.to_string()))?;
+    let missing = |what: &str| MergeError::AddedWrong(format!("it has no {what}"));
+    let current = tree
+        .get("current-context")
+        .and_then(Value::as_str)
+        .ok_or_else(|| missing("current context"))?;
+    let part = |list: &str, field: &str, name: &str| {
+        entry(&tree, list, name)
+            .and_then(|entry| entry.get(field))
+            .cloned()
+            .ok_or_else(|| missing(field))
+    };
+    let mut context = part("contexts", "context", current)?;
+    let target = |field: &str| context.get(field).and_then(Value::as_str).ok_or_else(|| missing(field));
+    let (cluster, user) = (
+        part("clusters", "cluster", target("cluster")?)?,
+        part("users", "user", target("user")?)?,
+    );
+    let fields = context.as_object_mut().ok_or_else(|| missing("context"))?;
+    fields.insert("cluster".into(), name.into());
+    fields.insert("user".into(), name.into());
+    Ok([cluster, user, context])
+}
+
+fn entry<'a>(tree: &'a Map<String, Value>, list: &str, name: &str) -> Option<&'a Value> {
+    tree.get(list)?
+        .as_array()?
+        .iter()
+        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))
+}
+
+/// Whether an entry speaks of the cluster: addresses may change, its public name does not.
+fn same_cluster(entry: &Value, cluster: &Value) -> bool {
+    let present = entry.get("cluster");
+    let field = |name: &str| (present.and_then(|present| present.get(name)), cluster.get(name));
+    match field("tls-server-name") {
+        (None, None) => {
+            let (present, added) = field("server");
+            present == added
+        }
+        (present, added) => present == added,
+    }
+}
+
+fn put(
+    tree: &mut Map<String, Value>,
+    list: &'static str,
+    name: &str,
+    field: &str,
+    value: Value,
+) -> Result<(), MergeError> {
+    let entries = tree.entry(list).or_insert_with(|| Value::Array(Vec::new()));
+    if entries.is_null() {
+        *entries = Value::Array(Vec::new());
+    }
+    let entries = entries
+        .as_array_mut()
+        .ok_or(MergeError::NotKubeconfig("a list in it is something else"))?;
+    match entries
+        .iter_mut()
+        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))
+    {
+        Some(Value::Object(entry)) => {
+            entry.insert(field.to_owned(), value);
+        }
+        _ => {
+            let fields = [("name".to_owned(), Value::from(name)), (field.to_owned(), value)];
+            entries.push(Value::Object(fields.into_iter().collect()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

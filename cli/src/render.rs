@@ -1,0 +1,184 @@
+//! Clusters and Tenants as rows of a table, with the columns that the CRDs give kubectl. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
+use yoke_api::cluster::Phase;
+use yoke_api::{Cluster, ConditionType, Tenant};
+
+use crate::table::Table;
+
+/// Which columns to show.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Columns {
+    pub(crate) namespace: bool,
+    pub(crate) wide: bool,
+}
+
+/// An empty table of Clusters.
+pub(crate) fn cluster_table(columns: Columns) -> Table {
+    head(
+        columns,
+        &["NAME", "VERSION", "PHASE", "READY", "ENDPOINT", "NODES", "AGE"],
+        &["KUBECONFIG", "CA-EXPIRES", "MESSAGE"],
+    )
+}
+
+/// One Cluster's row.
+pub(crate) fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -> Vec<String> {
+    let status = cluster.status.clone().unwrap_or_default();
+    let ready = find(&status.conditions, ConditionType::Ready);
+    let mut row = leading(cluster.namespace(), columns);
+    row.extend([
+        cluster.name_any(),
+        status.version.unwrap_or_default(),
+        status
+            .phase
+            .map(|phase| phase_text(phase).to_owned())
+            .unwrap_or_default(),
+        ready.map(|ready| ready.status.clone()).unwrap_or_default(),
+        status.endpoint.map(|endpoint| endpoint.url).unwrap_or_default(),
+        status.nodes.map(|nodes| nodes.to_string()).unwrap_or_default(),
+        age_of(cluster.creation_timestamp(), now),
+    ]);
+    if columns.wide {
+        row.extend([
+            status.kubeconfig_ref.map(|secret| secret.name).unwrap_or_default(),
+            status
+                .pki
+                .and_then(|pki| pki.current)
+                .map(|ca| span(now, ca.not_after.0))
+                .unwrap_or_default(),
+            ready.map(|ready| ready.message.clone()).unwrap_or_default(),
+        ]);
+    }
+    row
+}
+
+/// An empty table of Tenants.
+pub(crate) fn tenant_table(columns: Columns) -> Table {
+    head(
+        Columns {
+            namespace: false,
+            ..columns
+        },
+        &["NAME", "READY", "CLUSTERS", "AGE"],
+        &["SUBJECTS", "MESSAGE"],
+    )
+}
+
+/// One Tenant's row.
+pub(crate) fn tenant_row(tenant: &Tenant, columns: Columns, now: Timestamp) -> Vec<String> {
+    let status = tenant.status.clone().unwrap_or_default();
+    let ready = find(&status.conditions, ConditionType::Ready);
+    let mut row = vec![
+        tenant.name_any(),
+        ready.map(|ready| ready.status.clone()).unwrap_or_default(),
+        status.clusters.map(|clusters| clusters.to_string()).unwrap_or_default(),
+        age_of(tenant.creation_timestamp(), now),
+    ];
+    if columns.wide {
+        let subjects: Vec<_> = tenant
+            .spec
+            .subjects
+            .iter()
+            .map(|subject| subject.name.as_str())
+            .collect();
+        row.extend([
+            subjects.join(","),
+            ready.map(|ready| ready.message.clone()).unwrap_or_default(),
+        ]);
+    }
+    row
+}
+
+/// The conditions, the one that sums them up first.
+pub(crate) fn condition_table(conditions: &[Condition], now: Timestamp) -> Table {
+    let mut table = Table::new(["CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"]);
+    let mut ordered: Vec<_> = conditions.iter().collect();
+    ordered.sort_by_key(|condition| {
+        (
+            condition.type_ != ConditionType::Ready.as_str(),
+            condition.type_.clone(),
+        )
+    });
+    for condition in ordered {
+        table.push(vec![
+            condition.type_.clone(),
+            condition.status.clone(),
+            span(condition.last_transition_time.0, now),
+            condition.reason.clone(),
+            condition.message.clone(),
+        ]);
+    }
+    table
+}
+
+/// The condition of one type.
+pub(crate) fn find(conditions: &[Condition], wanted: ConditionType) -> Option<&Condition> {
+    conditions.iter().find(|condition| condition.type_ == wanted.as_str())
+}
+
+/// The phase's name in the API.
+pub(crate) fn phase_text(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Refused => "Refused",
+        Phase::Provisioning => "Provisioning",
+        Phase::Running => "Running",
+        Phase::Updating => "Updating",
+        Phase::Unavailable => "Unavailable",
+        Phase::Asleep => "Asleep",
+        Phase::Deleting => "Deleting",
+    }
+}
+
+/// Time since `then`, in kubectl's rough form; nothing if there is no `then`.
+pub(crate) fn age_of(then: Option<Time>, now: Timestamp) -> String {
+    then.map(|Time(then)| span(then, now)).unwrap_or_default()
+}
+
+/// The time from one instant to another as kubectl writes an age: two units while the first is small, then one.
+pub(crate) fn span(from: Timestamp, to: Timestamp) -> String {
+    let seconds = to.as_second().saturating_sub(from.as_second());
+    if seconds < 0 {
+        return "passed".to_owned();
+    }
+    let (minutes, hours, days, years) = (seconds / 60, seconds / 3600, seconds / 86_400, seconds / (365 * 86_400));
+    let two = |big: i64, big_unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{big}{big_unit}"),
+        small => format!("{big}{big_unit}{small}{small_unit}"),
+    };
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..600 => two(minutes, "m", seconds % 60, "s"),
+        600..10_800 => format!("{minutes}m"),
+        10_800..28_800 => two(hours, "h", minutes % 60, "m"),
+        28_800..172_800 => format!("{hours}h"),
+        172_800..691_200 => two(days, "d", hours % 24, "h"),
+        691_200..63_072_000 => format!("{days}d"),
+        _ => format!("{years}y"),
+    }
+}
+
+fn head(columns: Columns, always: &[&str], wide: &[&str]) -> Table {
+    let mut head = Vec::new();
+    if columns.namespace {
+        head.push("NAMESPACE".to_owned());
+    }
+    head.extend(always.iter().map(|&cell| cell.to_owned()));
+    if columns.wide {
+        head.extend(wide.iter().map(|&cell| cell.to_owned()));
+    }
+    Table::from_head(head)
+}
+
+fn leading(namespace: Option<String>, columns: Columns) -> Vec<String> {
+    if columns.namespace {
+        vec![namespace.unwrap_or_default()]
+    } else {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests;
