@@ -18,8 +18,9 @@ pub const HOST: &str = "host";
 /// The group, below the clone's, of all pods.
 pub const PODS: &str = "pods";
 
-const KILL_ROUNDS: u32 = 100;
-const KILL_PAUSE: Duration = Duration::from_millis(100);
+/// What is killed, or emptied, takes a moment to be gone.
+const ROUNDS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
@@ -88,21 +89,28 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Kills every process in the clone's groups and removes the groups.
-    pub async fn remove(&self) -> Result<()> {
-        for _ in 0..KILL_ROUNDS {
+    /// Kills every process in the clone's groups, and returns how many there were.
+    pub async fn kill_all(&self) -> usize {
+        let mut seen = HashSet::new();
+        for _ in 0..ROUNDS {
             let pids = self.members();
             if pids.is_empty() {
                 break;
             }
-            for pid in pids {
+            for pid in &pids {
                 // A process that ended since it was read is what is wanted.
-                let _ = rustix::process::kill_process(pid, Signal::KILL);
+                let _ = rustix::process::kill_process(*pid, Signal::KILL);
             }
-            tokio::time::sleep(KILL_PAUSE).await;
+            seen.extend(pids);
+            tokio::time::sleep(PAUSE).await;
         }
+        seen.len()
+    }
+
+    /// Removes the groups, which must be empty.
+    pub async fn remove(&self) -> Result<()> {
         let mut left = Vec::new();
-        for _ in 0..KILL_ROUNDS {
+        for _ in 0..ROUNDS {
             left = self
                 .groups()
                 .into_iter()
@@ -111,7 +119,7 @@ impl Cgroups {
             if left.is_empty() {
                 return Ok(());
             }
-            tokio::time::sleep(KILL_PAUSE).await;
+            tokio::time::sleep(PAUSE).await;
         }
         bail!("control groups that cannot be removed: {left:?}")
     }

@@ -13,20 +13,26 @@ use clap::{Parser, Subcommand};
 
 use crate::host_cluster::HostStore;
 use crate::layout::Layout;
+use crate::recipes::rust::Profile;
 use crate::steps::Step;
+use crate::supervisor::Request;
 
 pub mod cgroups;
 pub mod command;
 pub mod credentials;
+pub mod down;
+pub mod environment;
 pub mod host_cluster;
 pub mod images;
 pub mod kubectl;
 pub mod layout;
 pub mod network;
 pub mod recipes;
+pub mod status;
 pub mod steps;
 pub mod supervisor;
 pub mod up;
+pub mod yoke;
 
 /// Yoke's development stack.
 #[derive(Debug, Parser)]
@@ -49,6 +55,23 @@ enum Verb {
         /// Leave out a step; what it makes must be there already.
         #[arg(long)]
         skip: Vec<Step>,
+        /// How this workspace's binaries are built.
+        #[arg(long, env = "YOKE_PROFILE", default_value = "dev")]
+        profile: Profile,
+    },
+    /// Stop and remove everything but the build cache.
+    Down,
+    /// Show how every component is; exit 1 when one does not work.
+    Status,
+    /// Print the pid of a supervised process.
+    Pid {
+        /// Its name, as `status` shows it.
+        name: String,
+    },
+    /// Stop and start a supervised process.
+    Restart {
+        /// Its name, as `status` shows it.
+        name: String,
     },
     /// Keep processes running (started by `up`).
     #[command(hide = true)]
@@ -80,15 +103,41 @@ pub fn main() -> ExitCode {
 async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
     let layout = Layout::discover()?;
     match verb {
-        // The failed step has been shown already.
         Verb::Up {
             host_store,
             until,
             skip,
-        } => Ok(match up::up(&layout, host_store, steps::plan(until, &skip)).await {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        }),
+            profile,
+        } => {
+            let options = up::Options {
+                store: host_store,
+                profile,
+                plan: steps::plan(until, &skip),
+            };
+            // The failed step has been shown already.
+            let done = up::up(&layout, options).await.is_ok();
+            Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::Down => down::down(&layout).await.map(|()| ExitCode::SUCCESS),
+        Verb::Status => {
+            let well = status::status(&layout).await?;
+            Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::Pid { name } => {
+            let services = supervisor::client::processes(&layout)
+                .await
+                .context("the supervisor does not answer")?;
+            let service = services.into_iter().find(|service| service.name == name);
+            let pid = service
+                .and_then(|service| service.pid)
+                .with_context(|| format!("{name} does not run"))?;
+            steps::say(&pid.to_string());
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Restart { name } => {
+            supervisor::client::ask(&layout, &Request::Restart(name)).await?;
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Supervise { unguarded: false } => supervisor::daemon::guard(&layout).await.map(|()| ExitCode::SUCCESS),
         Verb::Supervise { unguarded: true } => supervisor::daemon::run(layout).await.map(|()| ExitCode::SUCCESS),
     }

@@ -59,11 +59,14 @@ pub enum Request {
     Forget(String),
     /// Stop and start a service.
     Restart(String),
-    /// Report every service, probed now.
-    Status,
+    /// Report every service.
+    Status {
+        /// Whether to ask each one whether it works; without it only processes are looked at.
+        probe: bool,
+    },
     /// End, leaving the processes to the next daemon.
     HandOver,
-    /// Stop every service, the newest first, and end.
+    /// Stop every service at once, by force after two seconds, and end.
     Shutdown,
 }
 

@@ -7,32 +7,52 @@ use anyhow::{Context, Result};
 
 use crate::cgroups::Cgroups;
 use crate::credentials;
+use crate::environment;
 use crate::host_cluster::services::Services;
 use crate::host_cluster::{self, HostStore, NODE_NAME, manifests};
 use crate::images::Images;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
-use crate::recipes::{self, Made, debian, go, rust};
+use crate::recipes::rust::{self, Profile};
+use crate::recipes::{self, Made, debian, go};
 use crate::steps::{self, Progress, Reporter, Step};
 use crate::supervisor::Service;
 use crate::supervisor::client;
+use crate::yoke;
 
 const PROCESS_LIMIT: Duration = Duration::from_secs(90);
 const ROLLOUT_LIMIT: Duration = Duration::from_secs(180);
 
-/// Brings the stack up by these steps.
-pub async fn up(layout: &Layout, store: HostStore, plan: Vec<Step>) -> Result<()> {
-    let mut reporter = Reporter::new(plan.len());
+/// What is asked of `make up`.
+#[derive(Debug)]
+pub struct Options {
+    /// What keeps the host API's state.
+    pub store: HostStore,
+    /// How this workspace is built.
+    pub profile: Profile,
+    /// The steps.
+    pub plan: Vec<Step>,
+}
+
+/// Brings the stack up.
+pub async fn up(layout: &Layout, options: Options) -> Result<()> {
+    let mut reporter = Reporter::new(options.plan.len());
+    let Options { store, profile, plan } = options;
     let mut stack = Stack {
         layout,
         store,
+        profile,
         network: None,
+        namespaces: None,
     };
     for step in plan {
         steps::show(&mut reporter, step, |progress| stack.perform(step, progress)).await?;
     }
     steps::say(&format!("\nup in {}", reporter.elapsed()));
+    if let Some(namespaces) = &stack.namespaces {
+        steps::say(&build_farewell(layout, namespaces));
+    }
     Ok(())
 }
 
@@ -40,7 +60,10 @@ pub async fn up(layout: &Layout, store: HostStore, plan: Vec<Step>) -> Result<()
 struct Stack<'a> {
     layout: &'a Layout,
     store: HostStore,
+    profile: Profile,
     network: Option<Network>,
+    /// What the demo cluster answered.
+    namespaces: Option<String>,
 }
 
 impl Stack<'_> {
@@ -58,12 +81,13 @@ impl Stack<'_> {
             }),
             Step::Binaries => self.make_binaries(&progress).await,
             Step::Workspace => {
-                let changed = rust::make(self.layout).await?;
+                let changed = rust::make(self.layout, self.profile).await?;
                 Ok(format!("{changed} of {} changed", rust::BINARIES.len()))
             }
             Step::Network => {
                 let network = Network::choose(self.layout).await?;
                 network.apply().await?;
+                environment::write(self.layout, &network)?;
                 let note = format!(
                     "node {} pods {} in {}",
                     network.node_ip(),
@@ -89,8 +113,12 @@ impl Stack<'_> {
                 self.deploy(manifest, "kube-system", "coredns").await
             }
             Step::CertManager => self.start_cert_manager().await,
-            Step::Yoke => Ok(String::new()),
-            Step::Demo => Ok(String::new()),
+            Step::Yoke => self.install_yoke(&progress).await,
+            Step::Demo => {
+                let (took, namespaces) = yoke::make_demo(self.layout).await?;
+                self.namespaces = Some(namespaces);
+                Ok(format!("Ready after {:.1}s", took.as_secs_f64()))
+            }
         }
     }
 
@@ -124,6 +152,8 @@ impl Stack<'_> {
         if recipes::envoy(self.layout).await.context("fetching Envoy")? == Made::Built {
             built.push("envoy");
         }
+        let ctr = host_cluster::find_program("ctr").context("ctr is not installed")?;
+        recipes::link(&ctr, &self.layout.binary("ctr"))?;
         Ok(if built.is_empty() {
             "all from the cache".to_owned()
         } else {
@@ -216,10 +246,41 @@ impl Stack<'_> {
             .await
     }
 
+    async fn install_yoke(&self, progress: &Progress) -> Result<String> {
+        progress.at("images");
+        let (names, loaded) = Images::open(self.layout).load_own().await?;
+        progress.at("chart");
+        yoke::install(self.layout, self.network()?, &names).await?;
+        Ok(format!("{loaded} images changed"))
+    }
+
     async fn deploy(&self, manifest: String, namespace: &str, deployment: &str) -> Result<String> {
         let kubectl = self.kubectl();
         kubectl.apply(manifest).await?;
         kubectl.wait_rollout(namespace, deployment, ROLLOUT_LIMIT).await?;
         Ok(String::new())
     }
+}
+
+/// The three things to paste.
+fn build_farewell(layout: &Layout, namespaces: &str) -> String {
+    let kubeconfig = layout.demo_kubeconfig();
+    let bin = layout.bin();
+    format!(
+        "\n1. The kubeconfig of the tenant cluster `demo`:\n\n     {kubeconfig}\n\n\
+         2. Its namespaces, through the ingress:\n\n     {bin}/kubectl --kubeconfig {kubeconfig} get namespaces\n\n{output}\n\n\
+         3. Next: a tenant and a cluster of your own:\n\n     \
+         source {env}\n     export KUBECONFIG={host}\n     \
+         kubectl yoke create tenant first\n     kubectl yoke create cluster one -n first --wait\n",
+        kubeconfig = kubeconfig.display(),
+        bin = bin.display(),
+        output = namespaces
+            .trim_end()
+            .lines()
+            .map(|line| format!("     {line}"))
+            .collect::<Vec<_>>()
+            .join("\n"),
+        env = layout.env_file().display(),
+        host = layout.host_kubeconfig().display(),
+    )
 }

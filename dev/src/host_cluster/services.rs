@@ -32,7 +32,7 @@ impl Services<'_> {
     pub fn nats(&self) -> Result<Service> {
         let config = nats::file(self.layout, nats::CONFIG);
         let probe = http(&format!("127.0.0.1:{}", nats::MONITOR_PORT), "/healthz");
-        self.service("nats", "nats-server", flag("-c", &config), probe, &[&config])
+        self.service("nats-server", "nats-server", flag("-c", &config), probe, &[&config])
     }
 
     /// The store of the host API.

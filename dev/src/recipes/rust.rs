@@ -16,9 +16,22 @@ pub const BINARIES: &[(&str, &str)] = &[
     ("yoke-cli", "kubectl-yoke"),
 ];
 
+/// How this workspace is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Profile {
+    /// Fast to build.
+    Dev,
+    /// Fast to run, for measurements.
+    Release,
+}
+
 /// Builds all of them in one run of cargo and copies those that changed into `.dev/bin`. Returns how many changed.
-pub async fn make(layout: &Layout) -> Result<usize> {
-    let mut command = Command::new("cargo").args(["build", "--locked", "--bins"]);
+pub async fn make(layout: &Layout, profile: Profile) -> Result<usize> {
+    let (name, folder) = match profile {
+        Profile::Dev => ("dev", "debug"),
+        Profile::Release => ("release", "release"),
+    };
+    let mut command = Command::new("cargo").args(["build", "--bins", "--profile", name]);
     for (package, _) in BINARIES {
         command = command.args(["--package", package]);
     }
@@ -27,7 +40,7 @@ pub async fn make(layout: &Layout) -> Result<usize> {
         .run()
         .await
         .context("building this workspace's binaries")?;
-    install(layout, BINARIES.iter().map(|(_, binary)| *binary))
+    install(layout, folder, BINARIES.iter().map(|(_, binary)| *binary))
 }
 
 /// Copies this very program, as which the supervisor runs. True when it changed.
@@ -42,12 +55,12 @@ pub fn install_self(layout: &Layout) -> Result<bool> {
     Ok(true)
 }
 
-fn install<'a>(layout: &Layout, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
+fn install<'a>(layout: &Layout, folder: &str, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| layout.root().join("target"), Into::into);
     fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
     let mut changed = 0;
     for binary in binaries {
-        let (built, installed) = (target.join("debug").join(binary), layout.binary(binary));
+        let (built, installed) = (target.join(folder).join(binary), layout.binary(binary));
         if !same_file(&built, &installed) {
             // A copy: cargo may write to its own file while a process runs from this one.
             copy(&built, &installed).with_context(|| format!("installing {binary}"))?;

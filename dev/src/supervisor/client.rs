@@ -45,7 +45,16 @@ pub async fn ask(layout: &Layout, request: &Request) -> Result<Reply> {
 
 /// Every service the daemon keeps, probed now; nothing when no daemon runs.
 pub async fn status(layout: &Layout) -> Option<Vec<ServiceStatus>> {
-    match ask(layout, &Request::Status).await {
+    ask_status(layout, true).await
+}
+
+/// Every service the daemon keeps, not probed; nothing when no daemon runs.
+pub async fn processes(layout: &Layout) -> Option<Vec<ServiceStatus>> {
+    ask_status(layout, false).await
+}
+
+async fn ask_status(layout: &Layout, probe: bool) -> Option<Vec<ServiceStatus>> {
+    match ask(layout, &Request::Status { probe }).await {
         Ok(Reply::Status(services)) => Some(services),
         _ => None,
     }
@@ -53,7 +62,7 @@ pub async fn status(layout: &Layout) -> Option<Vec<ServiceStatus>> {
 
 /// Starts the daemon in the node's namespace; one of another build hands over to it.
 pub async fn start_daemon(layout: &Layout, network: &Network, replace: bool) -> Result<()> {
-    let running = status(layout).await.is_some();
+    let running = processes(layout).await.is_some();
     if running && !replace {
         return Ok(());
     }
@@ -74,7 +83,7 @@ pub async fn start_daemon(layout: &Layout, network: &Network, replace: bool) -> 
         .await
         .context("starting the supervisor")?;
     let deadline = Instant::now() + START_LIMIT;
-    while status(layout).await.is_none() {
+    while processes(layout).await.is_none() {
         if Instant::now() > deadline {
             bail!(
                 "the supervisor does not answer\n{}",

@@ -10,12 +10,14 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::keeper::{Keeper, State};
+use super::keeper::{Keeper, STOP_LIMIT, State};
 use super::{Reply, Request, Service, ServiceStatus};
 use crate::cgroups::Cgroups;
 use crate::layout::Layout;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// What is shut down is removed next: nothing is lost by not waiting for kube-apiserver's watches.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 /// Ended daemons are replaced after this; a daemon that cannot start at all does not take the machine with it.
 const GUARD_PAUSE: Duration = Duration::from_millis(300);
 
@@ -122,7 +124,7 @@ impl Daemon {
                 }
                 None => Ok(Reply::Refused(format!("no service is called {name}"))),
             },
-            Request::Status => Ok(Reply::Status(self.status().await)),
+            Request::Status { probe } => Ok(Reply::Status(self.status(probe).await)),
             Request::HandOver => {
                 for keeper in self.keepers.drain(..) {
                     keeper.leave().await;
@@ -130,8 +132,13 @@ impl Daemon {
                 return (Reply::Done, After::End);
             }
             Request::Shutdown => {
-                for keeper in self.keepers.drain(..).rev() {
-                    keeper.stop().await;
+                let stops: Vec<_> = self
+                    .keepers
+                    .drain(..)
+                    .map(|keeper| tokio::spawn(keeper.stop(SHUTDOWN_LIMIT)))
+                    .collect();
+                for stop in stops {
+                    let _ = stop.await;
                 }
                 return (Reply::Done, After::End);
             }
@@ -159,7 +166,7 @@ impl Daemon {
         match at {
             None => self.spawn(service),
             Some(at) => {
-                self.keepers.remove(at).stop().await;
+                self.keepers.remove(at).stop(STOP_LIMIT).await;
                 self.spawn(service);
                 let keeper = self.keepers.pop().context("a keeper was just added")?;
                 self.keepers.insert(at, keeper);
@@ -172,7 +179,7 @@ impl Daemon {
         let Some(at) = self.keepers.iter().position(|keeper| keeper.service.name == name) else {
             return Ok(Reply::Done);
         };
-        self.keepers.remove(at).stop().await;
+        self.keepers.remove(at).stop(STOP_LIMIT).await;
         for entry in fs::read_dir(services_dir(&self.layout))
             .context("reading the services to keep")?
             .flatten()
@@ -184,10 +191,10 @@ impl Daemon {
         Ok(Reply::Done)
     }
 
-    async fn status(&self) -> Vec<ServiceStatus> {
+    async fn status(&self, probe: bool) -> Vec<ServiceStatus> {
         let probes = self.keepers.iter().map(|keeper| {
-            let probe = keeper.service.probe.clone();
-            tokio::spawn(async move { probe.ask().await })
+            let ask = keeper.service.probe.clone();
+            tokio::spawn(async move { if probe { ask.ask().await } else { None } })
         });
         let probes: Vec<_> = probes.collect();
         let mut services = Vec::new();

@@ -12,6 +12,8 @@ use super::process::Process;
 
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(3);
+/// How long a process may take to end of itself.
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// A process that ran this long is not in a crash loop.
 const STEADY: Duration = Duration::from_secs(10);
 /// Orders are few, and each is answered before the next is sent.
@@ -28,7 +30,8 @@ pub(super) struct State {
 
 #[derive(Debug)]
 enum Order {
-    Stop(oneshot::Sender<()>),
+    /// Stop the process, within this time, and end.
+    Stop(Duration, oneshot::Sender<()>),
     Restart(oneshot::Sender<()>),
     /// End without touching the process.
     Leave,
@@ -66,11 +69,11 @@ impl Keeper {
         self.state.borrow().clone()
     }
 
-    /// Stops the process and ends the keeper.
-    pub(super) async fn stop(self) {
+    /// Stops the process, by force after `limit`, and ends the keeper.
+    pub(super) async fn stop(self, limit: Duration) {
         let (done, wait) = oneshot::channel();
         // An error is a keeper that has ended already.
-        let _ = self.orders.send(Order::Stop(done)).await;
+        let _ = self.orders.send(Order::Stop(limit, done)).await;
         let _ = wait.await;
         let _ = self.task.await;
     }
@@ -94,7 +97,7 @@ async fn keep(service: Service, files: Files, mut orders: mpsc::Receiver<Order>,
     if adopted.as_ref().is_some_and(|process| process.service() != &service)
         && let Some(process) = adopted.take()
     {
-        process.stop().await;
+        process.stop(STOP_LIMIT).await;
     }
     let mut pause = PAUSE_MIN;
     loop {
@@ -115,13 +118,13 @@ async fn keep(service: Service, files: Files, mut orders: mpsc::Receiver<Order>,
                 match order {
                     Err(end) => end,
                     Ok(Some(Order::Restart(done))) => {
-                        process.stop().await;
+                        process.stop(STOP_LIMIT).await;
                         asked = true;
                         let _ = done.send(());
                         "restarted on request".to_owned()
                     }
-                    Ok(Some(Order::Stop(done))) => {
-                        process.stop().await;
+                    Ok(Some(Order::Stop(limit, done))) => {
+                        process.stop(limit).await;
                         let _ = std::fs::remove_file(&files.record);
                         let _ = done.send(());
                         return;
@@ -143,7 +146,7 @@ async fn keep(service: Service, files: Files, mut orders: mpsc::Receiver<Order>,
             () = waiting => {}
             order = orders.recv() => match order {
                 Some(Order::Restart(done)) => drop(done.send(())),
-                Some(Order::Stop(done)) => {
+                Some(Order::Stop(_, done)) => {
                     let _ = done.send(());
                     return;
                 }
@@ -191,7 +194,7 @@ mod tests {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         let second = until(&mut keeper, |state| state.pid.is_some_and(|pid| pid != first)).await;
         assert_eq!(second.restarts, 1);
-        keeper.stop().await;
+        keeper.stop(STOP_LIMIT).await;
     }
 
     #[tokio::test]
@@ -207,7 +210,7 @@ mod tests {
         // Another command under the same name replaces it.
         let mut other = Keeper::spawn(service(&["sleep", "61"]), files().0, files().1);
         assert_ne!(until(&mut other, |state| state.pid.is_some()).await.pid, pid);
-        other.stop().await;
+        other.stop(STOP_LIMIT).await;
     }
 
     #[tokio::test]
@@ -220,6 +223,6 @@ mod tests {
         );
         let state = until(&mut keeper, |state| state.last_end.is_some()).await;
         assert!(state.last_end.unwrap().contains("starting /nowhere/x"));
-        keeper.stop().await;
+        keeper.stop(STOP_LIMIT).await;
     }
 }

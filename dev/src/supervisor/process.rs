@@ -15,7 +15,6 @@ use super::Service;
 /// A log longer than this is put aside when its process starts.
 const LOG_LIMIT: u64 = 32 << 20;
 const ADOPTED_POLL: Duration = Duration::from_millis(250);
-const STOP_LIMIT: Duration = Duration::from_secs(15);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A process as it is written down. The start time (in clock ticks since boot) tells it from another one that got its
@@ -101,10 +100,10 @@ impl Process {
         "ended".to_owned()
     }
 
-    /// Asks the process to end, and makes it.
-    pub(super) async fn stop(mut self) {
+    /// Asks the process to end, and makes it when it has not within `limit`.
+    pub(super) async fn stop(mut self, limit: Duration) {
         self.signal(Signal::TERM);
-        if tokio::time::timeout(STOP_LIMIT, self.wait()).await.is_err() {
+        if tokio::time::timeout(limit, self.wait()).await.is_err() {
             self.signal(Signal::KILL);
             self.wait().await;
         }
@@ -172,7 +171,7 @@ mod tests {
         let process = Process::start(&sleeper("60"), &log, &record).unwrap();
         let adopted = Process::adopt(&record).unwrap();
         assert_eq!(adopted.pid(), process.pid());
-        process.stop().await;
+        process.stop(Duration::from_secs(5)).await;
         assert!(Process::adopt(&record).is_none());
     }
 }

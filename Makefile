@@ -1,0 +1,64 @@
+# Yoke's commands. What they do is in the crates `dev` (the development stack), `e2e` and `xtask`.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
+
+# $(call timed,NAME,COMMAND): runs a step of a check and prints how long it took.
+define timed
+	@echo "== $(1)"; begun=$$(date +%s.%N); $(2); \
+	printf '== %s took %.1f s\n' "$(1)" "$$(echo "$$(date +%s.%N) $$begun" | awk '{print $$1 - $$2}')"
+endef
+
+.PHONY: help
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# What the stack needs first: the rest is checked and said by yoke-dev itself.
+.PHONY: yoke-dev
+yoke-dev:
+	@command -v $(CARGO) >/dev/null || { echo "Rust 1.95 or newer is needed and no cargo is on the PATH; see https://rustup.rs" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "a C linker is needed to build Rust: apt-get install gcc libc6-dev" >&2; exit 1; }
+	@$(CARGO) build --quiet --package yoke-dev
+
+.PHONY: up
+up: yoke-dev ## Build what is missing and start the development stack, with a demo cluster on it
+	@$(DEV) up
+
+.PHONY: down
+down: yoke-dev ## Stop the development stack and remove all of it but the build cache
+	@$(DEV) down
+
+.PHONY: status
+status: yoke-dev ## Show how every component is
+	@$(DEV) status
+
+.PHONY: fmt
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+.PHONY: lint
+lint: ## Check the format, the lints and what no compiler checks
+	$(call timed,format,$(CARGO) fmt --all --check)
+	$(call timed,lints,$(CARGO) clippy --workspace --all-targets -- -D warnings)
+	$(call timed,xtask,$(CARGO) xtask check)
+
+# The end-to-end tests change one machine, so they run one after the other.
+.PHONY: test
+test: lint ## Run every test, on the running stack too
+	$(call timed,unit and crate tests,$(CARGO) test --workspace --exclude yoke-e2e)
+	$(call timed,stack,$(MAKE) --no-print-directory up)
+	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e -- --test-threads=1)
+
+.PHONY: test-slow
+test-slow: ## Run the tests that take long
+	$(call timed,stack,$(MAKE) --no-print-directory up)
+	$(call timed,slow end-to-end tests,$(CARGO) test --package yoke-e2e --features slow -- --test-threads=1)
+
+.PHONY: bench
+bench: yoke-dev ## Measure, on a stack built for speed
+	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)
+	$(call timed,measurements,$(CARGO) run --release --package yoke-e2e --bin yoke-bench)

@@ -1,0 +1,67 @@
+//! `.dev/env`: what a person or a test needs to know of the running stack, as shell exports.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use crate::credentials::nats;
+use crate::layout::Layout;
+use crate::network::Network;
+use crate::yoke::{BASE_DOMAIN, INGRESS_PORT};
+
+/// Writes the file.
+pub fn write(layout: &Layout, network: &Network) -> Result<()> {
+    fs::write(layout.env_file(), build(layout, network)).context("writing .dev/env")
+}
+
+fn build(layout: &Layout, network: &Network) -> String {
+    let node = network.node_ip();
+    let bin = layout.bin().display().to_string();
+    let exports = [
+        ("YOKE_INGRESS", format!("{node}:{INGRESS_PORT}")),
+        ("YOKE_BASE_DOMAIN", BASE_DOMAIN.to_owned()),
+        ("YOKE_NODE_IP", node.to_string()),
+        ("YOKE_NETNS", layout.stack_name()),
+        ("YOKE_BIN", bin.clone()),
+        ("YOKE_HOST_KUBECONFIG", layout.host_kubeconfig().display().to_string()),
+        ("YOKE_DEMO_KUBECONFIG", layout.demo_kubeconfig().display().to_string()),
+        ("NATS_URL", format!("tls://{node}:{}", nats::PORT)),
+        ("NATS_CA", nats::file(layout, nats::CA).display().to_string()),
+        ("NATS_CREDS", nats::file(layout, nats::HOST_CREDS).display().to_string()),
+        (
+            "NATS_SYSTEM_CREDS",
+            nats::file(layout, nats::SYSTEM_CREDS).display().to_string(),
+        ),
+        ("CONTAINERD_ADDRESS", layout.containerd_socket().display().to_string()),
+    ];
+    let mut text = "# Written by `make up`: source it.\n".to_owned();
+    for (name, value) in exports {
+        text.push_str(&format!("export {name}={}\n", quote(&value)));
+    }
+    // Once, however often it is sourced.
+    text.push_str(&format!(
+        "case \":$PATH:\" in *:\"$YOKE_BIN\":*) ;; *) export PATH=\"{bin}:$PATH\" ;; esac\n"
+    ));
+    text
+}
+
+/// A value as the shell reads it back. Plain ones stay plain, for readers that are not shells.
+fn quote(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._:-+@%,".contains(c);
+    if value.chars().all(plain) {
+        value.to_owned()
+    } else {
+        format!("'{}'", value.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_shell_would_split_is_quoted() {
+        assert_eq!(quote("tls://100.64.0.2:4222"), "tls://100.64.0.2:4222");
+        assert_eq!(quote("/home/my clone/it's"), r"'/home/my clone/it'\''s'");
+    }
+}

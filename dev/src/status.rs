@@ -1,0 +1,200 @@
+//! `make status`: every component, asked now.
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use crate::command::Command;
+use crate::kubectl::Kubectl;
+use crate::layout::Layout;
+use crate::steps::say;
+use crate::supervisor::client;
+
+/// One line of the table.
+struct Line {
+    name: String,
+    problem: Option<String>,
+    detail: String,
+}
+
+#[derive(Deserialize)]
+struct List {
+    items: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    metadata: Metadata,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Deserialize, Default)]
+struct Status {
+    #[serde(default)]
+    conditions: Vec<Condition>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    #[serde(default)]
+    message: String,
+}
+
+/// Prints how every component is; true when all work.
+pub async fn status(layout: &Layout) -> Result<bool> {
+    let Some(services) = client::status(layout).await else {
+        say("the stack is down (its supervisor does not answer): `make up` starts it");
+        return Ok(false);
+    };
+    let mut lines: Vec<Line> = services
+        .into_iter()
+        .map(|service| {
+            let pid = service.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+            let log = service
+                .problem
+                .as_ref()
+                .map_or_else(String::new, |_| format!(", log {}", service.log.display()));
+            let detail = format!("pid {pid}, {} restarts{log}", service.restarts);
+            Line {
+                name: service.name,
+                problem: service.problem,
+                detail,
+            }
+        })
+        .collect();
+    lines.extend(objects(layout, "nodes", "Ready").await);
+    lines.extend(objects(layout, "deployments", "Available").await);
+    lines.extend(objects(layout, "clusters.yoke.drzzl.io", "Ready").await);
+    if layout.demo_kubeconfig().exists() {
+        lines.push(ingress(layout).await);
+    }
+    let width = lines.iter().map(|line| line.name.len()).max().unwrap_or_default();
+    for line in &lines {
+        let (mark, problem) = match &line.problem {
+            None => ("ok  ", String::new()),
+            Some(problem) => ("DOWN", format!("  {problem}")),
+        };
+        say(format!("{mark}  {:width$}  {}{problem}", line.name, line.detail).trim_end());
+    }
+    Ok(lines.iter().all(|line| line.problem.is_none()))
+}
+
+/// The objects of one kind, each with its condition.
+async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
+    let kubectl = Kubectl::new(layout);
+    let args = [
+        "get",
+        kind,
+        "--all-namespaces",
+        "--output=json",
+        "--request-timeout=5s",
+        "--ignore-not-found",
+    ];
+    let list = match kubectl.command(&args).output().await {
+        Ok(output) if output.trim().is_empty() => return Vec::new(),
+        Ok(output) => serde_json::from_str::<List>(&output).map_err(|error| error.to_string()),
+        // Before the chart is installed there are no Clusters.
+        Err(error) if error.to_string().contains("the server doesn't have a resource type") => return Vec::new(),
+        Err(error) => Err(error.to_string()),
+    };
+    match list {
+        Ok(list) => list
+            .items
+            .into_iter()
+            .map(|item| judge(kind, item, condition))
+            .collect(),
+        Err(problem) => {
+            let problem = problem.lines().last().unwrap_or_default().trim().to_owned();
+            vec![Line {
+                name: kind.to_owned(),
+                problem: Some(problem),
+                detail: String::new(),
+            }]
+        }
+    }
+}
+
+/// A Cluster that is asleep is as it should be.
+fn judge(kind: &str, item: Item, condition: &str) -> Line {
+    let singular = kind.split('.').next().unwrap_or(kind).trim_end_matches('s');
+    let name = [item.metadata.namespace.as_str(), &item.metadata.name]
+        .iter()
+        .filter(|part| !part.is_empty())
+        .copied()
+        .collect::<Vec<_>>();
+    let holds = |kind: &str| item.status.conditions.iter().find(|found| found.kind == kind);
+    let asleep = holds("Asleep").is_some_and(|found| found.status == "True");
+    let problem = match holds(condition) {
+        Some(found) if found.status == "True" || asleep => None,
+        Some(found) => Some(format!("{condition}={}: {}", found.status, found.message)),
+        None => Some(format!("{condition} is not reported")),
+    };
+    let detail = if asleep { "asleep".to_owned() } else { String::new() };
+    Line {
+        name: format!("{singular} {}", name.join("/")),
+        problem,
+        detail,
+    }
+}
+
+async fn ingress(layout: &Layout) -> Line {
+    let answer = Command::new(layout.binary("kubectl"))
+        .arg("--kubeconfig")
+        .arg(layout.demo_kubeconfig())
+        .args(["--request-timeout=5s", "get", "--raw", "/readyz"])
+        .output()
+        .await;
+    let problem = answer
+        .err()
+        .map(|error| error.to_string().lines().last().unwrap_or_default().trim().to_owned());
+    Line {
+        name: "demo through the ingress".to_owned(),
+        problem,
+        detail: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(conditions: &str) -> Item {
+        serde_json::from_str(&format!(
+            r#"{{"metadata":{{"name":"a","namespace":"n"}},"status":{{"conditions":{conditions}}}}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_condition_that_holds_is_health() {
+        let table = [
+            ("holds", r#"[{"type":"Ready","status":"True"}]"#, None),
+            (
+                "does not",
+                r#"[{"type":"Ready","status":"False","message":"m"}]"#,
+                Some("Ready=False: m"),
+            ),
+            ("unreported", "[]", Some("Ready is not reported")),
+            (
+                "asleep",
+                r#"[{"type":"Ready","status":"False"},{"type":"Asleep","status":"True"}]"#,
+                None,
+            ),
+        ];
+        for (rule, conditions, expected) in table {
+            let line = judge("clusters.yoke.drzzl.io", item(conditions), "Ready");
+            assert_eq!(line.problem.as_deref(), expected, "{rule}");
+            assert_eq!(line.name, "cluster n/a");
+        }
+    }
+}

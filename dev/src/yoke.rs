@@ -1,0 +1,261 @@
+//! Yoke on the host cluster: its chart and the values for it, and the demo tenant.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use data_encoding::BASE64;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::command::Command;
+use crate::credentials::nats;
+use crate::host_cluster::{API_PORT, KUBERNETES_VERSION};
+use crate::images;
+use crate::kubectl::Kubectl;
+use crate::layout::Layout;
+use crate::network::Network;
+
+/// The namespace of Yoke's own processes.
+pub const NAMESPACE: &str = "yoke-system";
+/// The domain of every tenant cluster's public name.
+pub const BASE_DOMAIN: &str = "yoke.test";
+/// The port of the ingress.
+pub const INGRESS_PORT: u16 = 443;
+/// The name of the tenant, and of its cluster, that `make up` makes.
+pub const DEMO: &str = "demo";
+const PKI_NAMESPACE: &str = "yoke-pki";
+const RELEASE: &str = "yoke";
+const READY_LIMIT: Duration = Duration::from_secs(180);
+const POLL: Duration = Duration::from_millis(300);
+
+/// Installs the chart with these images (by binary), or upgrades it. The values stay in `.dev/yoke-values.yaml`.
+pub async fn install(layout: &Layout, network: &Network, images: &BTreeMap<&'static str, String>) -> Result<()> {
+    let kubectl = Kubectl::new(layout);
+    kubectl
+        .apply(build_prerequisites(layout)?)
+        .await
+        .context("making Yoke's namespaces and Secret")?;
+    let crds = layout.root().join("crds");
+    let mut manifest = String::new();
+    for entry in fs::read_dir(&crds)
+        .with_context(|| format!("reading {}", crds.display()))?
+        .flatten()
+    {
+        let path = entry.path();
+        manifest.push_str(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?);
+        manifest.push_str("\n---\n");
+    }
+    kubectl.apply(manifest).await.context("installing Yoke's CRDs")?;
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd/clusters.yoke.drzzl.io",
+        "--timeout=2s",
+    ];
+    kubectl
+        .until("Yoke's CRDs being served", &established, READY_LIMIT)
+        .await?;
+
+    let values = values_file(layout);
+    fs::write(&values, format!("{:#}\n", build_values(network.node_ip(), images)))
+        .context("writing the chart's values")?;
+    Command::new(layout.binary("helm"))
+        .args(["upgrade", "--install", RELEASE])
+        .arg(layout.root().join("charts/yoke"))
+        .args(["--namespace", NAMESPACE, "--values"])
+        .arg(&values)
+        .env("KUBECONFIG", layout.host_kubeconfig())
+        .env("HELM_CACHE_HOME", layout.dev().join("helm/cache"))
+        .env("HELM_CONFIG_HOME", layout.dev().join("helm/config"))
+        .env("HELM_DATA_HOME", layout.dev().join("helm/data"))
+        .run()
+        .await
+        .context("installing the chart")?;
+
+    let names = kubectl
+        .command(&[
+            "--namespace",
+            NAMESPACE,
+            "get",
+            "deployments",
+            "--output=jsonpath={.items[*].metadata.name}",
+        ])
+        .output()
+        .await?;
+    for name in names.split_whitespace() {
+        kubectl.wait_rollout(NAMESPACE, name, READY_LIMIT).await?;
+    }
+    Ok(())
+}
+
+/// Makes the demo tenant and cluster and waits until the API answers through the ingress. Returns how long it took until
+/// the Cluster was Ready, and what `kubectl get namespaces` printed.
+pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
+    let kubectl = Kubectl::new(layout);
+    let begun = Instant::now();
+    kubectl
+        .apply(
+            json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}}).to_string(),
+        )
+        .await?;
+    // The tenant's namespace is the operator's to make; until then nothing can be put into it.
+    kubectl
+        .until(
+            "the tenant's namespace appearing",
+            &["get", "namespace", DEMO],
+            READY_LIMIT,
+        )
+        .await?;
+    let cluster = json!({
+        "apiVersion": "yoke.drzzl.io/v1alpha1",
+        "kind": "Cluster",
+        "metadata": {"name": DEMO, "namespace": DEMO},
+        "spec": {},
+    });
+    kubectl
+        .apply(cluster.to_string())
+        .await
+        .context("making the demo cluster")?;
+    let timeout = format!("--timeout={}s", READY_LIMIT.as_secs());
+    let cluster = format!("cluster.yoke.drzzl.io/{DEMO}");
+    let wait = ["--namespace", DEMO, "wait", "--for=condition=Ready", &cluster, &timeout];
+    if let Err(error) = kubectl.command(&wait).run().await {
+        let conditions =
+            "--output=jsonpath={range .status.conditions[*]}  {.type}={.status} {.reason}: {.message}{'\\n'}{end}";
+        let why = kubectl
+            .command(&["--namespace", DEMO, "get", &cluster, conditions])
+            .output()
+            .await;
+        return Err(error).context(format!(
+            "the demo cluster is not Ready\n{}",
+            why.unwrap_or_default().trim_end()
+        ));
+    }
+    let took = begun.elapsed();
+    let secret = format!("{DEMO}-kubeconfig");
+    let encoded = kubectl
+        .command(&[
+            "--namespace",
+            DEMO,
+            "get",
+            "secret",
+            &secret,
+            "--output=jsonpath={.data.value}",
+        ])
+        .output()
+        .await
+        .context("reading the demo cluster's kubeconfig")?;
+    let kubeconfig = BASE64
+        .decode(encoded.trim().as_bytes())
+        .context("decoding the demo cluster's kubeconfig")?;
+    let kubeconfig = String::from_utf8(kubeconfig).context("decoding the demo cluster's kubeconfig")?;
+    crate::credentials::write_secret(&layout.demo_kubeconfig(), &kubeconfig)?;
+    Ok((took, demo_namespaces(layout).await?))
+}
+
+/// `kubectl get namespaces` as the tenant, through the ingress.
+async fn demo_namespaces(layout: &Layout) -> Result<String> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let answer = Command::new(layout.binary("kubectl"))
+            .arg("--kubeconfig")
+            .arg(layout.demo_kubeconfig())
+            .args(["--request-timeout=5s", "get", "namespaces"])
+            .output()
+            .await;
+        match answer {
+            Ok(namespaces) => return Ok(namespaces),
+            Err(error) if Instant::now() > deadline => return Err(error).context("asking the demo cluster"),
+            Err(_) => tokio::time::sleep(POLL).await,
+        }
+    }
+}
+
+/// The values that were given to the chart, an example for other hosts too.
+pub fn values_file(layout: &Layout) -> PathBuf {
+    layout.dev().join("yoke-values.yaml")
+}
+
+fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>) -> Value {
+    let image = |binary: &str| images.get(binary).cloned().unwrap_or_default();
+    let host = format!("{node}/32");
+    json!({
+        "namespaces": {"create": false},
+        "crds": {"enabled": false},
+        "baseDomain": BASE_DOMAIN,
+        "images": {
+            "operator": image("yoke-operator"),
+            "ingressXds": image("yoke-ingress-xds"),
+            "kineNats": image("kine-nats"),
+            "envoy": images::ENVOY,
+            "pullPolicy": "IfNotPresent",
+        },
+        "versions": [{
+            "version": KUBERNETES_VERSION,
+            "default": true,
+            "images": {
+                "kubeAPIServer": format!("registry.k8s.io/kube-apiserver:v{KUBERNETES_VERSION}"),
+                "kubeControllerManager": format!("registry.k8s.io/kube-controller-manager:v{KUBERNETES_VERSION}"),
+                "kubeScheduler": format!("registry.k8s.io/kube-scheduler:v{KUBERNETES_VERSION}"),
+            },
+        }],
+        "nats": {
+            "urls": [format!("tls://{node}:{}", nats::PORT)],
+            "cidrs": [host],
+            "port": nats::PORT,
+            "secretName": "yoke-nats",
+            "replicas": 1,
+        },
+        "hostAPI": {"cidrs": [host], "port": API_PORT},
+        "ingress": {
+            "address": node,
+            "port": INGRESS_PORT,
+            // Local keeps the clients' addresses, by which the gate limits.
+            "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
+            "replicas": 1,
+        },
+        "operator": {"replicas": 1, "logLevel": "info"},
+        "ingressXds": {"replicas": 1, "logLevel": "info"},
+    })
+}
+
+/// The namespaces, and what Yoke is given of NATS: a key that signs accounts, and a user that pushes them.
+fn build_prerequisites(layout: &Layout) -> Result<String> {
+    let read = |name: &str| {
+        let path = nats::file(layout, name);
+        fs::read(&path)
+            .map(|bytes| BASE64.encode(&bytes))
+            .with_context(|| format!("reading {}", path.display()))
+    };
+    let namespace = |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "yoke-nats", "namespace": NAMESPACE},
+        "data": {
+            "operator-signing.nk": read(nats::OPERATOR_SIGNING_SEED)?,
+            "system.creds": read(nats::SYSTEM_CREDS)?,
+            "ca.crt": read(nats::CA)?,
+        },
+    });
+    let objects = [namespace(NAMESPACE), namespace(PKI_NAMESPACE), secret];
+    Ok(objects.map(|object| object.to_string()).join("\n---\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chart_gets_the_images_that_were_built_and_the_node_as_every_address() {
+        let images = BTreeMap::from([("kine-nats", "docker.io/yoke/kine-nats:dev-1".to_owned())]);
+        let values = build_values(Ipv4Addr::new(100, 64, 0, 2), &images);
+        assert_eq!(values["images"]["kineNats"], "docker.io/yoke/kine-nats:dev-1");
+        assert_eq!(values["nats"]["urls"], json!(["tls://100.64.0.2:4222"]));
+        assert_eq!(values["ingress"]["service"]["externalIPs"], json!(["100.64.0.2"]));
+    }
+}
