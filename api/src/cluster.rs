@@ -28,7 +28,7 @@ use crate::names::ClusterId;
     printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Kubeconfig", type_ = "string", json_path = ".status.kubeconfigRef.name", priority = 1),
-    printcolumn(name = "CA-Expires", type_ = "date", json_path = ".status.pki.current.notAfter", priority = 1),
+    printcolumn(name = "CA-Expires", type_ = "string", json_path = ".status.pki.current.notAfter", priority = 1),
     printcolumn(
         name = "Message",
         type_ = "string",

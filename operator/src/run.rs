@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures::channel::mpsc::Receiver;
 use futures::{StreamExt as _, stream};
 use kube::Client;
 use kube::runtime::Controller;
@@ -83,71 +84,54 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         caches,
     });
     supervisor.spawn("nats", watch_nats(Arc::clone(&context), connected, drain.clone()));
-    start_controllers(&mut supervisor, &context, triggered, synced);
+    supervisor.spawn("controllers", run_controllers(context, triggered, synced, drain));
     supervisor.run().await?;
     Ok(())
 }
 
-fn start_controllers(supervisor: &mut Supervisor, context: &Arc<Context>, triggered: Triggered, synced: Check) {
-    let drain = supervisor.drain();
-    let clusters = run_clusters(Arc::clone(context), triggered.clusters, synced, drain.clone());
-    let tenants = run_tenants(Arc::clone(context), triggered.tenants, drain);
-    supervisor.spawn("clusters", clusters);
-    supervisor.spawn("tenants", tenants);
-}
-
 /// Controllers start when the watches hold their first lists: what is missing is told from what is not known yet.
-async fn wait_for_caches(context: &Context, drain: &Drain) -> Result<bool, cache::SyncError> {
-    match drain.until_started(context.caches.wait()).await {
-        Some(result) => result.map(|()| true),
-        None => Ok(false),
-    }
-}
-
-async fn run_clusters(
+///
+/// The waiting is done once for both: of several that wait for one store, kube 5.0 wakes only the last.
+async fn run_controllers(
     context: Arc<Context>,
-    triggers: futures::channel::mpsc::Receiver<ObjectRef<Cluster>>,
+    triggered: Triggered,
     synced: Check,
     drain: Drain,
 ) -> Result<(), cache::SyncError> {
-    if !wait_for_caches(&context, &drain).await? {
-        return Ok(());
+    match drain.until_started(context.caches.wait()).await {
+        Some(result) => result?,
+        None => return Ok(()),
     }
     synced.set_ready();
-    let stop = drain.clone();
-    Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.clone())
-        .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
-        .reconcile_on(triggers)
-        .graceful_shutdown_on(async move { stop.started().await })
-        .run(cluster::reconcile, cluster::on_error, context)
-        .for_each(async |_| ())
-        .await;
+    let clusters = run_clusters(Arc::clone(&context), triggered.clusters, drain.clone());
+    let tenants = run_tenants(context, triggered.tenants, drain);
+    tokio::join!(clusters, tenants);
     Ok(())
 }
 
-async fn run_tenants(
-    context: Arc<Context>,
-    triggers: futures::channel::mpsc::Receiver<ObjectRef<Tenant>>,
-    drain: Drain,
-) -> Result<(), cache::SyncError> {
-    let mut reconnected = context.nats.connected();
-    reconnected.mark_unchanged();
-    let stop = drain.clone();
-    if !wait_for_caches(&context, &drain).await? {
-        return Ok(());
-    }
+async fn run_clusters(context: Arc<Context>, triggers: Receiver<ObjectRef<Cluster>>, drain: Drain) {
+    Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.clone())
+        .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
+        .reconcile_on(triggers)
+        .graceful_shutdown_on(async move { drain.started().await })
+        .run(cluster::reconcile, cluster::on_error, context)
+        .for_each(async |_| ())
+        .await;
+}
+
+async fn run_tenants(context: Arc<Context>, triggers: Receiver<ObjectRef<Tenant>>, drain: Drain) {
+    let reconnected = stream::unfold(context.nats.connected(), async |mut connected| {
+        connected.changed().await.ok()?;
+        Some(((), connected))
+    });
     Controller::for_shared_stream(stream::pending::<Arc<Tenant>>(), context.caches.tenants.clone())
         .with_config(ControllerConfig::default().concurrency(TENANTS_AT_ONCE))
         .reconcile_on(triggers)
-        .reconcile_all_on(stream::unfold(reconnected, async |mut reconnected| {
-            reconnected.changed().await.ok()?;
-            Some(((), reconnected))
-        }))
-        .graceful_shutdown_on(async move { stop.started().await })
+        .reconcile_all_on(reconnected)
+        .graceful_shutdown_on(async move { drain.started().await })
         .run(tenant::reconcile, tenant::on_error, context)
         .for_each(async |_| ())
         .await;
-    Ok(())
 }
 
 /// Keeps `/readyz` in step with the connection to NATS, and forgets what was seen there when it comes back.

@@ -79,11 +79,12 @@ pub enum NatsError {
 impl NatsError {
     /// Whether a limit of the account or the server forbids it, which trying again does not change.
     pub fn is_limit(&self) -> bool {
-        // Account storage, no server with room, number of streams, server storage, no size given: nats-server 2.15.
+        // Account storage, no server with room, number of streams, server storage, no
+        // JetStream for want of it, no size given: nats-server 2.15.
         matches!(
             self,
             Self::JetStream {
-                code: 10002 | 10023 | 10027 | 10047 | 10113,
+                code: 10002 | 10023 | 10027 | 10039 | 10047 | 10113,
                 ..
             }
         )

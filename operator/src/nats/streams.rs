@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::context::RequestErrorKind;
 use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{Config, DeleteStatus, DiscardPolicy, Info, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, Context};
@@ -14,6 +15,8 @@ use super::server::{Nats, NatsError};
 
 /// `stream not found` of nats-server.
 const NOT_FOUND: u64 = 10059;
+/// `JetStream not enabled for account` of nats-server, which it says by silence too.
+const NO_JETSTREAM: u64 = 10039;
 // A store's own fence finds repetitions; the server need not remember message ids for long.
 const DUPLICATE_WINDOW: Duration = Duration::from_secs(1);
 
@@ -162,6 +165,13 @@ impl Provisioner {
                 what,
                 code: error.error_code().0,
                 source: error.into(),
+            }),
+            // The server takes an account whose limits it has no room for, and gives it no JetStream.
+            Err(error) if error.kind() == RequestErrorKind::NoResponders => Err(NatsError::JetStream {
+                what,
+                code: NO_JETSTREAM,
+                source: "the account has no JetStream; its limits may exceed what the server's max_file_store leaves"
+                    .into(),
             }),
             Err(error) => Err(NatsError::JetStream {
                 what,

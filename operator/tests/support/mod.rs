@@ -118,7 +118,7 @@ fn write_files(dir: &Path) -> PathBuf {
     let configuration = format!(
         "listen: \"127.0.0.1:-1\"\nserver_name: a\nports_file_dir: \"{dir_text}\"\nlog_file: \"{dir_text}/log\"\nmax_payload: 8MB\n\
          tls {{ cert_file: \"{dir_text}/server.crt\", key_file: \"{dir_text}/server.key\" }}\n\
-         jetstream {{ store_dir: \"{dir_text}/data\", max_file_store: 64GB }}\n\
+         jetstream {{ store_dir: \"{dir_text}/data\", max_file_store: 1TB }}\n\
          operator: \"{operator_jwt}\"\nsystem_account: {system}\n\
          resolver {{ type: full, dir: \"{dir_text}/jwt\", allow_delete: true, interval: \"2m\" }}\n\
          resolver_preload {{ {system}: \"{system_jwt}\" }}\n"
