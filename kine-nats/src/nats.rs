@@ -9,6 +9,14 @@ use tokio::time::sleep;
 /// A record holds a request of 1.5 MiB and what shares its batch.
 const MIN_PAYLOAD: usize = 2 << 20;
 
+/// Quick at first, so that a restarted server is found at once; slow when it lasts, so that refusals do not fill logs.
+fn reconnect_delay(attempts: usize) -> Duration {
+    match attempts {
+        0..100 => Duration::from_millis((attempts as u64 * 20).min(300)),
+        _ => Duration::from_secs(2),
+    }
+}
+
 /// Connects, and waits for the first answer for as long as it takes.
 pub(crate) async fn connect(args: &Args) -> anyhow::Result<Client> {
     let mut options = ConnectOptions::new()
@@ -17,7 +25,7 @@ pub(crate) async fn connect(args: &Args) -> anyhow::Result<Client> {
         .retry_on_initial_connect()
         .ping_interval(Duration::from_secs(5))
         .connection_timeout(Duration::from_secs(3))
-        .reconnect_delay_callback(|attempts| Duration::from_millis((attempts as u64 * 20).min(500)))
+        .reconnect_delay_callback(reconnect_delay)
         .event_callback(|event| async move {
             match event {
                 Event::Connected => tracing::info!("Connected to NATS"),

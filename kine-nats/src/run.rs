@@ -150,6 +150,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
     let limit = info.limit.unwrap_or(u64::MAX);
     let cadence = Cadence {
         bytes: args.snapshot_bytes.unwrap_or((limit / 4).min(RESERVE)),
+        most: limit / 3,
         records: 50_000,
         age: Duration::from_secs(600),
     };

@@ -114,7 +114,10 @@ pub(crate) trait Background: Send + 'static {
 /// When a snapshot is due.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cadence {
+    /// Log bytes; the size of the last snapshot when that is larger, so that a large store is not written over and over.
     pub(crate) bytes: u64,
+    /// Log bytes after which one is due in any case.
+    pub(crate) most: u64,
     pub(crate) records: u64,
     pub(crate) age: Duration,
 }
@@ -138,6 +141,8 @@ pub(crate) struct Writer<L, B> {
     cadence: Cadence,
     unsaved: Unsaved,
     trim_due: bool,
+    /// Bytes of the last snapshot.
+    snapshot_size: u64,
     job: Option<JoinHandle<Result<u64, anyhow::Error>>>,
 }
 
@@ -195,6 +200,7 @@ impl<L: Log, B: Background> Writer<L, B> {
             cadence,
             unsaved,
             trim_due: true,
+            snapshot_size: 0,
             job: None,
         }
     }
@@ -377,7 +383,8 @@ impl<L: Log, B: Background> Writer<L, B> {
     fn snapshot_due(&self) -> bool {
         let unsaved = &self.unsaved;
         let old = unsaved.changed && clock::now() > unsaved.since + self.cadence.age;
-        unsaved.urgent || unsaved.bytes >= self.cadence.bytes || unsaved.records >= self.cadence.records || old
+        let bytes = self.snapshot_size.min(self.cadence.most).max(self.cadence.bytes);
+        unsaved.urgent || unsaved.bytes >= bytes || unsaved.records >= self.cadence.records || old
     }
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log; leases
@@ -414,6 +421,7 @@ impl<L: Log, B: Background> Writer<L, B> {
         match result {
             Ok(Ok(0)) => {}
             Ok(Ok(bytes)) => {
+                self.snapshot_size = bytes;
                 self.store.metrics.snapshots.inc();
                 tracing::info!(bytes, "A snapshot is stored");
             }

@@ -65,6 +65,7 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
     store.extend_lease(sent + LEASE_USED);
     let forever = Cadence {
         bytes: u64::MAX,
+        most: u64::MAX,
         records: u64::MAX,
         age: Duration::from_secs(9999),
     };
