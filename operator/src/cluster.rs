@@ -183,6 +183,10 @@ fn judge<'a>(
     let around = Surroundings {
         config: &context.config,
         tenant: tenant.as_deref(),
+        namespace_is_tenants: tenant.as_deref().is_some_and(|tenant| {
+            let namespace = context.caches.namespaces.get(&ObjectRef::new(&identity.tenant));
+            namespace.is_some_and(|namespace| crate::tenant::build::is_owned(&namespace, tenant))
+        }),
         clusters: &context.caches.clusters.state(),
         running: running_version(cluster),
     };

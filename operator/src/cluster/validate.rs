@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use yoke_api::cluster::{Cluster, ExtraArg};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
@@ -29,6 +30,8 @@ pub struct Surroundings<'c, 'o> {
     pub config: &'c Config,
     /// The Tenant, if there is one.
     pub tenant: Option<&'o Tenant>,
+    /// Whether the Cluster's namespace is the one that the operator made for the Tenant.
+    pub namespace_is_tenants: bool,
     /// All Clusters of the host, this one included.
     pub clusters: &'o [Arc<Cluster>],
     /// The version that runs, if any.
@@ -109,7 +112,11 @@ fn check_name(name: &str) -> Result<(), Refusal> {
 
 fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Result<&'o Tenant, Refusal> {
     match around.tenant {
-        Some(tenant) if tenant.metadata.deletion_timestamp.is_none() => Ok(tenant),
+        Some(tenant) if tenant.metadata.deletion_timestamp.is_none() && around.namespace_is_tenants => Ok(tenant),
+        Some(tenant) if tenant.metadata.deletion_timestamp.is_none() => refuse(
+            Reason::TenantMissing,
+            format!("Namespace {0} is not that of Tenant {0}.", identity.tenant),
+        ),
         Some(_) => refuse(
             Reason::TenantMissing,
             format!("Tenant {} is being deleted.", identity.tenant),
@@ -124,15 +131,13 @@ fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Resul
     }
 }
 
-/// Whether another Cluster comes before this one: the older, then the one whose name sorts first.
+/// Who comes first where two want the same: the older, then the one whose name sorts first.
+fn rank(cluster: &Cluster) -> (Option<Timestamp>, Option<String>, String) {
+    let made = cluster.creation_timestamp().map(|time| time.0);
+    (made, cluster.namespace(), cluster.name_any())
+}
+
 fn precedes(other: &Cluster, cluster: &Cluster) -> bool {
-    let rank = |cluster: &Cluster| {
-        (
-            cluster.creation_timestamp().map(|time| time.0),
-            cluster.namespace(),
-            cluster.name_any(),
-        )
-    };
     other.uid() != cluster.uid() && rank(other) < rank(cluster)
 }
 
@@ -318,31 +323,36 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
     let bytes_of = |cluster: &Cluster| quantity::to_bytes(&cluster.spec.storage.quota);
     let own =
         bytes_of(cluster).or_else(|error| refuse(Reason::QuotaExceeded, format!("spec.storage.quota: {error}.")))?;
-    let before: Vec<_> = around
+    let quota = &tenant.spec.quota;
+    let allowed = usize::try_from(quota.clusters).unwrap_or(0);
+    let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
+    let mut older: Vec<_> = around
         .clusters
         .iter()
         .filter(|other| other.namespace() == cluster.namespace() && precedes(other, cluster))
         .collect();
-    let quota = &tenant.spec.quota;
-    let allowed = usize::try_from(quota.clusters).unwrap_or(0);
-    if before.len() >= allowed {
+    older.sort_by_key(|other| rank(other));
+    // Only those that fit count: one that is refused for its size takes nothing from the others.
+    let (mut count, mut used) = (0, 0_i64);
+    for bytes in older.into_iter().filter_map(|other| bytes_of(other).ok()) {
+        if count < allowed && used.saturating_add(bytes) <= storage {
+            count += 1;
+            used += bytes;
+        }
+    }
+    if count >= allowed {
         return refuse(
             Reason::QuotaExceeded,
-            format!(
-                "The Tenant may have {allowed} Clusters and has {} older ones.",
-                before.len()
-            ),
+            format!("The Tenant may have {allowed} Clusters and has {count} older ones."),
         );
     }
-    let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
-    let used: i64 = before.iter().filter_map(|other| bytes_of(other).ok()).sum();
     if used.saturating_add(own) > storage {
         return refuse(
             Reason::QuotaExceeded,
             format!(
                 "The Tenant's Clusters may store {} in all; older ones leave {} bytes, and this one asks for {own}.",
                 quota.storage.0,
-                (storage - used).max(0)
+                storage - used
             ),
         );
     }
