@@ -140,10 +140,9 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
     }
     let clusters = context.caches.clusters_of(&tenant.name_any());
     let (role, binding) = (build::build_role(tenant, &clusters), build::build_role_binding(tenant));
-    tokio::try_join!(
-        context.tenants.apply(&context.caches.roles, &role),
-        context.tenants.apply(&context.caches.role_bindings, &binding),
-    )?;
+    // In turn: a binding is only taken if its Role is known, and says no more than the operator may.
+    context.tenants.apply(&context.caches.roles, &role).await?;
+    context.tenants.apply(&context.caches.role_bindings, &binding).await?;
     match ensure_account(context, tenant).await? {
         Some(secret) => {
             outcome.account = Some(push_account(context, tenant, &secret).await?);

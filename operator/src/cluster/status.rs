@@ -19,12 +19,7 @@ const HISTORY_LENGTH: usize = 10;
 const START_TIME: SignedDuration = SignedDuration::from_secs(60);
 
 /// The types of conditions whose changes are told by events.
-pub const TOLD: [ConditionType; 4] = [
-    ConditionType::Accepted,
-    ConditionType::Ready,
-    ConditionType::StoreReady,
-    ConditionType::Asleep,
-];
+pub const TOLD: [ConditionType; 3] = [ConditionType::Accepted, ConditionType::Ready, ConditionType::StoreReady];
 
 /// What one reconciliation found and did.
 #[derive(Clone, Debug)]
