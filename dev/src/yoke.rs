@@ -99,7 +99,8 @@ pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
     let begun = Instant::now();
     kubectl
         .apply(
-            json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}}).to_string(),
+            json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": {}})
+                .to_string(),
         )
         .await?;
     // The tenant's namespace is the operator's to make; until then nothing can be put into it.
