@@ -8,6 +8,8 @@
 mod apply;
 pub mod build;
 mod delete;
+#[cfg(test)]
+mod fixtures;
 pub mod gate;
 pub mod identity;
 mod observe;
@@ -141,7 +143,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
         return Ok(Action::await_change());
     };
-    let observed = observe::observe(&context.caches, &identity);
+    let observed = observe::observe(&context.caches, &cluster, &identity);
     let verdict = judge(context, &cluster, &identity, &observed);
     let outcome = match &verdict {
         Err(refusal) => {

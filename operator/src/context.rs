@@ -61,6 +61,8 @@ pub struct Seen {
     pub base: Option<(String, Instant)>,
     /// Nodes that were counted.
     pub nodes: Option<(i32, Instant)>,
+    /// When its API was first asked, and whether it has answered since, by the way of a kubeconfig.
+    pub asked: Option<(Instant, bool)>,
     /// Reconciliations that failed since the last that did not.
     pub failures: u32,
 }

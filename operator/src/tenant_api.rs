@@ -37,6 +37,9 @@ pub enum TenantApiError {
         #[source]
         source: Box<kube::Error>,
     },
+    /// It runs, and one of its parts is not ready.
+    #[error("the API server is not ready yet")]
+    NotReady,
     /// A request took too long.
     #[error("the tenant's API did not answer within {REQUEST_LIMIT:?}")]
     Limit,
@@ -148,7 +151,15 @@ impl TenantApi {
         let request = http::Request::get("/readyz")
             .body(Vec::new())
             .map_err(|error| TenantApiError::Client(error.into()))?;
-        limited("/readyz", self.client.request_text(request)).await.map(|_| ())
+        match limited("/readyz", self.client.request_text(request)).await {
+            Ok(_) => Ok(()),
+            Err(TenantApiError::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 500) =>
+            {
+                tracing::debug!(answer = %source, "API server is not ready");
+                Err(TenantApiError::NotReady)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Version that the server says it is.

@@ -20,6 +20,8 @@ use crate::conditions::State;
 use crate::context::Context;
 use crate::nats::streams::StreamsPlan;
 
+/// How long what a predecessor found out is believed, while the operator itself reaches nothing.
+const DOORS_OPEN: Duration = Duration::from_secs(10);
 const NODES_EVERY: Duration = Duration::from_secs(30);
 
 /// What was done and found.
@@ -286,6 +288,19 @@ async fn look_at_api(
     };
     let id = &blueprint.identity.id;
     let answer = probe::look(context, blueprint, pod, &inside).await;
+    let works = answer.inside.is_ok() && answer.outside.is_ok();
+    let mut began = Instant::now();
+    let mut answered = works;
+    context.note(id, |seen| {
+        let (since, before) = seen.asked.unwrap_or((began, false));
+        seen.asked = Some((since, before || works));
+        (began, answered) = (since, before || works);
+    });
+    // An operator that has just started may not be let through yet: the doors open by its pod's address.
+    if !answered && observed.is_trusted && began.elapsed() < DOORS_OPEN {
+        (applied.inside, applied.outside) = (Ok(()), Ok(()));
+        return;
+    }
     applied.inside = answer.inside;
     applied.outside = answer.outside;
     if applied.inside.is_err() || applied.outside.is_err() {

@@ -32,3 +32,7 @@ pub struct Blueprint<'a> {
     /// The host's configuration.
     pub config: &'a Config,
 }
+
+#[cfg(test)]
+#[path = "build/tests.rs"]
+mod tests;

@@ -43,7 +43,7 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     let Some(identity) = Identity::of(cluster, &context.config.base_domain) else {
         return release(context, cluster, None).await;
     };
-    let observed = observe::observe(&context.caches, &identity);
+    let observed = observe::observe(&context.caches, cluster, &identity);
     // What has this identity may belong to another Cluster, whose it was first.
     if !owns(context, cluster, &identity, &observed) {
         return release(context, cluster, Some(&identity)).await;

@@ -152,3 +152,7 @@ fn describe_pending(pod: &Pod) -> String {
         None => "The control plane's pod is being started.".into(),
     }
 }
+
+#[cfg(test)]
+#[path = "gate/tests.rs"]
+mod tests;

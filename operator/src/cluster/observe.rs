@@ -5,8 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
 use kube::runtime::reflector::ObjectRef;
-use yoke_api::labels;
 use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::{Cluster, ConditionType, labels};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
@@ -14,6 +14,7 @@ use super::build::stateful_set;
 use super::identity::Identity;
 use super::store::data_of;
 use crate::cache::Caches;
+use crate::conditions;
 
 /// What there is of one Cluster.
 #[derive(Debug)]
@@ -28,12 +29,22 @@ pub(super) struct Observed {
     pub(super) service: Option<Arc<Service>>,
     /// The CA that signs, if it is issued.
     pub(super) authority: Option<ParsedCertificate>,
+    /// Whether the Cluster was Ready, and the kubelet finds that its pod still is.
+    pub(super) is_trusted: bool,
 }
 
-pub(super) fn observe(caches: &Caches, identity: &Identity) -> Observed {
+pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
     let hosted = identity.hosted().to_string();
     let id = identity.id.as_str();
+    let set = caches
+        .stateful_sets
+        .get(&ObjectRef::new(stateful_set::NAME).within(&hosted));
+    let status = set.as_deref().and_then(|set| set.status.as_ref());
+    let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
+    let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
     Observed {
+        is_trusted: status.and_then(|status| status.ready_replicas) == Some(1)
+            && ready.is_some_and(|ready| ready.status == "True"),
         namespace: caches.namespaces.get(&ObjectRef::new(&hosted)),
         stateful_set: caches
             .stateful_sets

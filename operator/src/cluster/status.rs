@@ -386,3 +386,7 @@ fn sentence(text: &str) -> String {
     let stop = if text.ends_with('.') { "" } else { "." };
     format!("{first}{}{stop}", chars.as_str())
 }
+
+#[cfg(test)]
+#[path = "status/tests.rs"]
+mod tests;

@@ -422,3 +422,7 @@ fn refuse_plan(error: &PlanError) -> Refusal {
         message: format!("Certificates: {error}."),
     }
 }
+
+#[cfg(test)]
+#[path = "validate/tests.rs"]
+mod tests;

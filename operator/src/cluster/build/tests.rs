@@ -1,0 +1,218 @@
+//! Golden files, `testdata/build/<case>/in.yaml` to `out.<object>.yaml`; `UPDATE=1` writes them anew. And what must hold of
+//! every Secret, whatever was issued.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use yoke_api::Cluster;
+use yoke_pki::plan::{AuthorityRole, LeafRole};
+use yoke_pki::service_account::ServiceAccountKey;
+
+use super::secrets::{Data, Sources};
+use super::*;
+use crate::cluster::fixtures::{around, cluster, config, identity, tenant};
+use crate::cluster::validate;
+
+fn cases() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/build");
+    let mut cases: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    cases.sort();
+    cases
+}
+
+fn compare<T: Serialize>(case: &Path, object: &str, value: &T) {
+    let path = case.join(format!("out.{object}.yaml"));
+    let text = serde_saphyr::to_string(value).unwrap();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
+}
+
+#[test]
+fn objects_are_those_of_the_golden_files() {
+    let cases = cases();
+    assert!(cases.len() >= 2);
+    for case in cases {
+        let text = std::fs::read_to_string(case.join("in.yaml")).unwrap();
+        let cluster: Cluster = serde_saphyr::from_str(&text).unwrap();
+        let (config, mut tenant) = (config(), tenant());
+        tenant.spec.allowed_classes = vec!["single".into(), "replicated".into()];
+        let identity = identity(&cluster);
+        let accepted = validate::validate(&cluster, &identity, &around(&config, &tenant, &[])).unwrap();
+        let blueprint = Blueprint {
+            identity: &identity,
+            accepted: &accepted,
+            spec: &cluster.spec,
+            config: &config,
+        };
+        let start = stateful_set::Start {
+            incarnation: 3,
+            digest: "0123456789abcdef".into(),
+            replicas: i32::from(cluster.spec.state == yoke_api::cluster::DesiredState::Running),
+        };
+        compare(
+            &case,
+            "statefulset",
+            &stateful_set::build_stateful_set(&blueprint, &start),
+        );
+        compare(&case, "networkpolicy", &hosted::build_network_policy(&blueprint));
+        compare(&case, "service", &hosted::build_service(&identity));
+        compare(&case, "namespace", &hosted::build_namespace(&identity));
+        compare(&case, "configmap", &hosted::build_api_server_files(&blueprint));
+    }
+}
+
+struct Authority {
+    params: rcgen::CertificateParams,
+    key: rcgen::KeyPair,
+    certificate: String,
+}
+
+fn authority(name: &str, parent: Option<&Authority>) -> Authority {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let certificate = match parent {
+        Some(parent) => params.signed_by(&key, &rcgen::Issuer::from_params(&parent.params, &parent.key)),
+        None => params.self_signed(&key),
+    };
+    Authority {
+        certificate: certificate.unwrap().pem(),
+        params,
+        key,
+    }
+}
+
+/// What cert-manager would have issued: Secrets by name, the root, and the private keys of the CAs.
+fn issue(accepted: &Accepted<'_>) -> (BTreeMap<String, Data>, String, Vec<String>) {
+    let root = authority("root", None);
+    let by_role: BTreeMap<_, _> = AuthorityRole::ALL
+        .into_iter()
+        .map(|role| {
+            let parent = (role == AuthorityRole::Cluster).then_some(&root);
+            (role, authority(&format!("{role:?}"), parent))
+        })
+        .collect();
+    let data = |certificate: String, key: String| {
+        Data::from([
+            ("tls.crt".to_owned(), certificate.into_bytes()),
+            ("tls.key".to_owned(), key.into_bytes()),
+        ])
+    };
+    let mut secrets = BTreeMap::new();
+    for planned in &accepted.plan.authorities {
+        let issued = &by_role[&planned.role];
+        secrets.insert(
+            planned.name.clone(),
+            data(issued.certificate.clone(), issued.key.serialize_pem()),
+        );
+    }
+    for planned in &accepted.plan.leaves {
+        let issuer = &by_role[&planned.role.authority()];
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec!["a.example".into()])
+            .unwrap()
+            .signed_by(&key, &rcgen::Issuer::from_params(&issuer.params, &issuer.key))
+            .unwrap();
+        let chain = format!("{}{}", leaf.pem(), issuer.certificate);
+        secrets.insert(planned.name.clone(), data(chain, key.serialize_pem()));
+    }
+    let keys = by_role
+        .values()
+        .chain([&root])
+        .map(|authority| authority.key.serialize_pem());
+    (secrets, root.certificate.clone(), keys.collect())
+}
+
+fn read(accepted: &Accepted<'_>, secrets: &BTreeMap<String, Data>, root: &str) -> Result<Materials, Vec<String>> {
+    let key = ServiceAccountKey::generate().unwrap();
+    let sources = Sources {
+        secret: |name: &str| secrets.get(name).cloned(),
+        root,
+        service_account: key.private_pem(),
+        store_credentials: "creds",
+        nats_ca: "ca",
+    };
+    Materials::read(&accepted.plan, &sources).unwrap()
+}
+
+#[test]
+fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
+    let (config, tenant, cluster) = (config(), tenant(), cluster("a"));
+    let identity = identity(&cluster);
+    let accepted = validate::validate(&cluster, &identity, &around(&config, &tenant, &[])).unwrap();
+    let blueprint = Blueprint {
+        identity: &identity,
+        accepted: &accepted,
+        spec: &cluster.spec,
+        config: &config,
+    };
+    let (secrets, root, keys) = issue(&accepted);
+    let materials = read(&accepted, &secrets, &root).unwrap();
+    let hosted = secrets::build_component_secrets(&blueprint, &materials).unwrap();
+    let texts: Vec<_> = hosted
+        .iter()
+        .flat_map(|secret| secret.data.iter().flatten())
+        .map(|(name, value)| (name.as_str(), String::from_utf8(value.0.clone()).unwrap()))
+        .collect();
+    for key in &keys {
+        assert!(!texts.iter().any(|(_, text)| text.contains(key.trim())));
+    }
+    let body = |pem: &str| pem.lines().nth(1).unwrap().to_owned();
+    let client_ca = &texts.iter().find(|(name, _)| *name == "client-ca.crt").unwrap().1;
+    assert!(!client_ca.contains(&body(&root)));
+    assert!(materials.root_ca.contains(&body(&root)));
+    // The operator's and the tenant's leaves stay out of the hosted namespace.
+    for role in [LeafRole::Operator, LeafRole::Admin] {
+        let key = &materials.leaf(role).key;
+        assert!(!texts.iter().any(|(_, text)| text.contains(key.trim())), "{role:?}");
+    }
+    let kubeconfig = secrets::build_kubeconfig(&blueprint, &materials).unwrap();
+    let text = String::from_utf8(kubeconfig.data.unwrap()["value"].0.clone()).unwrap();
+    let parsed = yoke_pki::Kubeconfig::from_yaml(&text).unwrap();
+    assert_eq!(parsed.server, "https://100.64.0.2:443");
+    assert_eq!(parsed.tls_server_name.as_deref(), Some("a-bcdfghjk.yoke.test"));
+    assert_eq!(kubeconfig.metadata.namespace.as_deref(), Some("demo"));
+    let told = hosted::build_ingress(&blueprint, &materials);
+    let told: yoke_api::ingress::IngressConfig = serde_json::from_str(&told.data.unwrap()["ingress.json"]).unwrap();
+    assert_eq!(
+        told.audiences,
+        ["https://a-bcdfghjk.yoke.test", "https://kubernetes.default.svc"]
+    );
+    assert_eq!(told.client_ca, materials.client_ca);
+}
+
+#[test]
+fn missing_and_mismatched_leaves_are_told() {
+    let (config, tenant, cluster) = (config(), tenant(), cluster("a"));
+    let identity = identity(&cluster);
+    let accepted = validate::validate(&cluster, &identity, &around(&config, &tenant, &[])).unwrap();
+    let (mut secrets, root, _) = issue(&accepted);
+    secrets.remove("bcdfghjk24-admin");
+    assert_eq!(read(&accepted, &secrets, &root).unwrap_err(), ["bcdfghjk24-admin"]);
+    let (mut secrets, root, _) = issue(&accepted);
+    let other = secrets["bcdfghjk24-admin"]["tls.key"].clone();
+    secrets
+        .get_mut("bcdfghjk24-operator")
+        .unwrap()
+        .insert("tls.key".into(), other);
+    let key = ServiceAccountKey::generate().unwrap();
+    let sources = Sources {
+        secret: |name: &str| secrets.get(name).cloned(),
+        root: &root,
+        service_account: key.private_pem(),
+        store_credentials: "",
+        nats_ca: "",
+    };
+    assert!(matches!(
+        Materials::read(&accepted.plan, &sources),
+        Err(secrets::MaterialError::Mismatch(name)) if name == "bcdfghjk24-operator"
+    ));
+}

@@ -1,0 +1,80 @@
+//! Clusters and Tenants for tests.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::cluster::{ClusterSpec, ExtraArg};
+use yoke_api::tenant::TenantSpec;
+use yoke_api::{Cluster, Tenant};
+
+use super::identity::Identity;
+use super::validate::Surroundings;
+use crate::config::Config;
+
+pub(super) const ID: &str = "bcdfghjk24";
+
+/// The example configuration.
+pub(super) fn config() -> Config {
+    Config::parse(include_str!("../../testdata/config.yaml")).expect("the example is valid")
+}
+
+/// A Cluster in the namespace of [`tenant`], with the identity [`ID`], made at second 100.
+pub(super) fn cluster(name: &str) -> Cluster {
+    let mut cluster = Cluster::new(name, ClusterSpec::default());
+    cluster.metadata.namespace = Some("demo".into());
+    cluster.metadata.uid = Some(format!("uid-{name}"));
+    cluster.metadata.generation = Some(1);
+    cluster.spec.id = Some(ID.into());
+    made_at(cluster, 100)
+}
+
+/// The Cluster as if made at another time.
+pub(super) fn made_at(mut cluster: Cluster, second: i64) -> Cluster {
+    cluster.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).expect("in range")));
+    cluster
+}
+
+/// The Cluster after a change of its spec.
+pub(super) fn with(mut cluster: Cluster, change: impl FnOnce(&mut ClusterSpec)) -> Cluster {
+    change(&mut cluster.spec);
+    cluster
+}
+
+/// The Tenant `demo`.
+pub(super) fn tenant() -> Tenant {
+    let mut tenant = Tenant::new("demo", TenantSpec::default());
+    tenant.spec.quota.clusters = 2;
+    tenant.spec.quota.storage = Quantity("1Gi".into());
+    tenant.spec.allowed_domains = vec!["example.org".into()];
+    tenant
+}
+
+/// Where a Cluster stands among others.
+pub(super) fn around<'c, 'o>(
+    config: &'c Config,
+    tenant: &'o Tenant,
+    clusters: &'o [Arc<Cluster>],
+) -> Surroundings<'c, 'o> {
+    Surroundings {
+        config,
+        tenant: Some(tenant),
+        namespace_is_tenants: true,
+        clusters,
+        running: None,
+    }
+}
+
+/// The identity of a Cluster.
+pub(super) fn identity(cluster: &Cluster) -> Identity {
+    Identity::of(cluster, "yoke.test").expect("it has one")
+}
+
+/// An argument.
+pub(super) fn argument(name: &str, value: &str) -> ExtraArg {
+    ExtraArg {
+        name: name.into(),
+        value: value.into(),
+    }
+}

@@ -1,0 +1,140 @@
+use std::sync::Arc;
+
+use super::*;
+
+fn set(replicas: i32) -> StatefulSet {
+    serde_json::from_value(serde_json::json!({
+        "spec": {"replicas": replicas, "selector": {}, "serviceName": "a",
+            "template": {"metadata": {"annotations": {"yoke.drzzl.io/incarnation": "7"}}}},
+    }))
+    .unwrap()
+}
+
+fn pod(statuses: serde_json::Value) -> Arc<Pod> {
+    let pod = serde_json::json!({
+        "metadata": {"uid": "p", "annotations": {
+            "yoke.drzzl.io/version": "v1.35.4", "yoke.drzzl.io/config-digest": "d"}},
+        "status": {"containerStatuses": statuses},
+    });
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+fn container(name: &str, state: serde_json::Value, restarts: i32) -> serde_json::Value {
+    serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": restarts, "state": state,
+        "lastState": {"terminated": {"exitCode": 1, "finishedAt": "2026-11-21T00:00:00Z"}}})
+}
+
+fn running() -> serde_json::Value {
+    serde_json::json!({"running": {"startedAt": "2026-11-21T00:00:00Z"}})
+}
+
+fn waiting(reason: &str) -> serde_json::Value {
+    serde_json::json!({"waiting": {"reason": reason}})
+}
+
+#[test]
+fn state_follows_set_and_pods() {
+    let template = Template {
+        version: "v1.35.4".into(),
+        digest: "d".into(),
+    };
+    let started = "2026-11-21T00:00:00Z".parse().unwrap();
+    let up = pod(serde_json::json!([container("kube-apiserver", running(), 0)]));
+    let back_off = pod(serde_json::json!([container(
+        "kube-apiserver",
+        waiting("CrashLoopBackOff"),
+        3
+    )]));
+    let young = pod(serde_json::json!([container(
+        "kube-apiserver",
+        waiting("PodInitializing"),
+        0
+    )]));
+    for (rule, set, pods, expected) in [
+        ("nothing", None, vec![], ControlPlane::Absent),
+        ("asleep", Some(set(0)), vec![], ControlPlane::Asleep),
+        (
+            "going to sleep",
+            Some(set(0)),
+            vec![up.clone()],
+            ControlPlane::GoingToSleep,
+        ),
+        (
+            "no pod yet",
+            Some(set(1)),
+            vec![],
+            ControlPlane::Pending("The control plane's pod is being made.".into()),
+        ),
+        (
+            "starting",
+            Some(set(1)),
+            vec![young],
+            ControlPlane::Pending("Container kube-apiserver is not started yet (PodInitializing).".into()),
+        ),
+        (
+            "back-off",
+            Some(set(1)),
+            vec![back_off],
+            ControlPlane::Failing {
+                container: "kube-apiserver".into(),
+                why: "exit code 1".into(),
+            },
+        ),
+        (
+            "running",
+            Some(set(1)),
+            vec![up],
+            ControlPlane::Running {
+                pod: "p".into(),
+                started,
+                current: true,
+            },
+        ),
+    ] {
+        assert_eq!(
+            plan_control_plane(set.as_ref(), &pods, Some(&template)),
+            expected,
+            "{rule}"
+        );
+    }
+}
+
+#[test]
+fn pod_of_another_version_is_not_current() {
+    let up = [pod(serde_json::json!([container("kube-apiserver", running(), 0)]))];
+    for (version, digest, expected) in [("v1.35.4", "d", true), ("v1.35.5", "d", false), ("v1.35.4", "e", false)] {
+        let template = Template {
+            version: version.into(),
+            digest: digest.into(),
+        };
+        let ControlPlane::Running { current, .. } = plan_control_plane(Some(&set(1)), &up, Some(&template)) else {
+            unreachable!("it runs");
+        };
+        assert_eq!(current, expected, "{version} {digest}");
+    }
+}
+
+#[test]
+fn long_back_off_is_cut_short() {
+    let stuck = [pod(serde_json::json!([container(
+        "kube-apiserver",
+        waiting("CrashLoopBackOff"),
+        4
+    )]))];
+    for (now, expected) in [("2026-11-21T00:00:19Z", false), ("2026-11-21T00:00:21Z", true)] {
+        assert_eq!(
+            plan_replacement(&stuck, now.parse().unwrap()).is_some(),
+            expected,
+            "{now}"
+        );
+    }
+    let up = [pod(serde_json::json!([container("kube-apiserver", running(), 4)]))];
+    assert!(plan_replacement(&up, "2026-11-22T00:00:00Z".parse().unwrap()).is_none());
+}
+
+#[test]
+fn incarnation_never_falls() {
+    assert_eq!(plan_incarnation(None, 0), 1);
+    assert_eq!(plan_incarnation(Some(&set(1)), 0), 7);
+    assert_eq!(plan_incarnation(Some(&set(1)), 9), 9);
+}

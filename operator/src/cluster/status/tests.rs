@@ -1,0 +1,206 @@
+use super::*;
+use crate::cluster::fixtures::{cluster, config, identity};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn outcome() -> Outcome {
+    Outcome {
+        accepted: Ok(()),
+        paused: false,
+        asleep: false,
+        version: Some("v1.35.4".into()),
+        store: State::yes(Reason::AsExpected, "There."),
+        account: Some("A".into()),
+        bytes: Some(1),
+        certificates: State::yes(Reason::AsExpected, "Issued."),
+        ca_not_after: Some(at(1_000_000)),
+        control_plane: ControlPlane::Running {
+            pod: "p".into(),
+            started: at(1000),
+            current: true,
+        },
+        inside: Ok(()),
+        outside: Ok(()),
+        published: true,
+        nodes: Some(0),
+        failure: None,
+    }
+}
+
+fn plan(before: Option<ClusterStatus>, outcome: &Outcome, now: i64) -> ClusterStatus {
+    let mut cluster = cluster("a");
+    cluster.status = before;
+    plan_status(&cluster, &identity(&cluster), &config(), outcome, at(now)).0
+}
+
+fn ready(status: &ClusterStatus) -> (&str, &str) {
+    let ready = conditions::find(&status.conditions, ConditionType::Ready).unwrap();
+    (&ready.status, &ready.reason)
+}
+
+#[test]
+fn ready_and_phase_follow_what_was_found() {
+    let refused = Refusal {
+        reason: Reason::UnknownVersion,
+        message: "x".into(),
+    };
+    let pending = ControlPlane::Pending("x".into());
+    let cases: Vec<(&str, Outcome, Phase, (&str, &str))> = vec![
+        ("works", outcome(), Phase::Running, ("True", "AsExpected")),
+        (
+            "inside only",
+            Outcome {
+                outside: Err("x".into()),
+                ..outcome()
+            },
+            Phase::Provisioning,
+            ("False", "IngressPending"),
+        ),
+        (
+            "not inside",
+            Outcome {
+                inside: Err("x".into()),
+                outside: Err("x".into()),
+                ..outcome()
+            },
+            Phase::Provisioning,
+            ("False", "APIServerNotReady"),
+        ),
+        (
+            "no pod",
+            Outcome {
+                inside: Err("x".into()),
+                outside: Err("x".into()),
+                control_plane: pending,
+                ..outcome()
+            },
+            Phase::Provisioning,
+            ("False", "PodPending"),
+        ),
+        (
+            "store missing",
+            Outcome {
+                inside: Err("x".into()),
+                outside: Err("x".into()),
+                control_plane: ControlPlane::Absent,
+                store: State::no(Reason::StoreUnavailable, "x"),
+                ..outcome()
+            },
+            Phase::Provisioning,
+            ("False", "StoreUnavailable"),
+        ),
+        (
+            "asleep",
+            Outcome {
+                asleep: true,
+                control_plane: ControlPlane::Asleep,
+                inside: Err("x".into()),
+                ..outcome()
+            },
+            Phase::Asleep,
+            ("False", "AsleepByRequest"),
+        ),
+        (
+            "refused at first",
+            Outcome {
+                accepted: Err(refused.clone()),
+                control_plane: ControlPlane::Absent,
+                inside: Err("x".into()),
+                outside: Err("x".into()),
+                version: None,
+                ..outcome()
+            },
+            Phase::Refused,
+            ("False", "UnknownVersion"),
+        ),
+    ];
+    for (rule, outcome, phase, expected) in cases {
+        let status = plan(None, &outcome, 1001);
+        assert_eq!((status.phase, ready(&status)), (Some(phase), expected), "{rule}");
+    }
+    // What is refused later leaves what runs.
+    let before = plan(None, &outcome(), 1001);
+    let status = plan(
+        Some(before),
+        &Outcome {
+            accepted: Err(refused),
+            version: None,
+            ..outcome()
+        },
+        1002,
+    );
+    assert_eq!(
+        (status.phase, ready(&status)),
+        (Some(Phase::Running), ("True", "AsExpected"))
+    );
+    let accepted = conditions::find(&status.conditions, ConditionType::Accepted).unwrap();
+    assert_eq!(
+        (accepted.status.as_str(), accepted.reason.as_str()),
+        ("False", "UnknownVersion")
+    );
+}
+
+#[test]
+fn unchanged_outcome_is_the_same_status() {
+    let first = plan(None, &outcome(), 1001);
+    let second = plan(Some(first.clone()), &outcome(), 2000);
+    assert!(is_same(&first, &second));
+}
+
+#[test]
+fn history_tells_versions_that_ran() {
+    let first = plan(None, &outcome(), 1001);
+    assert_eq!(first.version.as_deref(), Some("v1.35.4"));
+    let old_pod = ControlPlane::Running {
+        pod: "p".into(),
+        started: at(1000),
+        current: false,
+    };
+    let begun = Outcome {
+        version: Some("v1.35.5".into()),
+        control_plane: old_pod,
+        ..outcome()
+    };
+    let second = plan(Some(first), &begun, 2000);
+    assert_eq!(second.phase, Some(Phase::Updating));
+    assert_eq!(second.version.as_deref(), Some("v1.35.4"));
+    assert_eq!((second.history.len(), second.history[0].completed.clone()), (2, None));
+    let done = Outcome {
+        version: Some("v1.35.5".into()),
+        ..outcome()
+    };
+    let third = plan(Some(second), &done, 3000);
+    assert_eq!(
+        (third.phase, third.version.as_deref()),
+        (Some(Phase::Running), Some("v1.35.5"))
+    );
+    assert_eq!(third.history[0].completed, Some(Time(at(3000))));
+    assert_eq!(third.history[1].version, "v1.35.4");
+}
+
+#[test]
+fn silence_after_the_start_time_is_unavailable() {
+    let ran = plan(None, &outcome(), 1001);
+    let silent = Outcome {
+        inside: Err("x".into()),
+        outside: Err("x".into()),
+        ..outcome()
+    };
+    assert_eq!(plan(Some(ran.clone()), &silent, 1030).phase, Some(Phase::Provisioning));
+    assert_eq!(plan(Some(ran), &silent, 1061).phase, Some(Phase::Unavailable));
+}
+
+#[test]
+fn endpoint_shows_the_port_that_is_not_common() {
+    let mut config = config();
+    let cluster = cluster("a");
+    let endpoint = build_endpoint(&identity(&cluster), &config);
+    assert_eq!(endpoint.url, "https://a-bcdfghjk.yoke.test");
+    assert_eq!(endpoint.address, "https://100.64.0.2:443");
+    config.ingress.port = 8443;
+    let endpoint = build_endpoint(&identity(&cluster), &config);
+    assert_eq!(endpoint.url, "https://a-bcdfghjk.yoke.test:8443");
+    assert_eq!(endpoint.issuer, "https://a-bcdfghjk.yoke.test");
+}

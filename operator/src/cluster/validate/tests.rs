@@ -1,0 +1,288 @@
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::*;
+use crate::cluster::fixtures::{argument, around, cluster, config, identity, made_at, tenant, with};
+
+fn reason(cluster: &Cluster, around: &Surroundings<'_, '_>) -> Option<Reason> {
+    validate(cluster, &identity(cluster), around)
+        .err()
+        .map(|refusal| refusal.reason)
+}
+
+#[test]
+fn default_cluster_is_accepted() {
+    let (config, tenant, cluster) = (config(), tenant(), cluster("a"));
+    let accepted = validate(&cluster, &identity(&cluster), &around(&config, &tenant, &[])).unwrap();
+    assert_eq!(accepted.version.to_string(), "v1.35.4");
+    assert_eq!(accepted.class.name, "single");
+    assert_eq!(accepted.quota, 256 << 20);
+    assert_eq!(accepted.plan.leaves.len(), 7);
+}
+
+#[test]
+fn specs_are_refused_for_their_reason() {
+    let (config, tenant) = (config(), tenant());
+    type Change = fn(&mut yoke_api::ClusterSpec);
+    let rows: [(&str, Change, Option<Reason>); 18] = [
+        (
+            "another offered version",
+            |spec| spec.version = Some("1.35.5".into()),
+            None,
+        ),
+        (
+            "unknown version",
+            |spec| spec.version = Some("v1.36.0".into()),
+            Some(Reason::UnknownVersion),
+        ),
+        (
+            "no version",
+            |spec| spec.version = Some("latest".into()),
+            Some(Reason::UnknownVersion),
+        ),
+        (
+            "class not given to the Tenant",
+            |spec| spec.class = Some("replicated".into()),
+            Some(Reason::UnknownClass),
+        ),
+        (
+            "class that is not there",
+            |spec| spec.class = Some("gold".into()),
+            Some(Reason::UnknownClass),
+        ),
+        ("default class by name", |spec| spec.class = Some("single".into()), None),
+        (
+            "service range",
+            |spec| spec.network.service_cidr = "10.0.0.0/16".into(),
+            Some(Reason::NetworkNotOffered),
+        ),
+        (
+            "cluster domain",
+            |spec| spec.network.cluster_domain = "a.local".into(),
+            Some(Reason::NetworkNotOffered),
+        ),
+        (
+            "pods over services",
+            |spec| spec.network.pod_cidr = "10.96.0.0/12".into(),
+            Some(Reason::NetworkNotOffered),
+        ),
+        (
+            "pod range with host bits",
+            |spec| spec.network.pod_cidr = "10.244.0.1/16".into(),
+            Some(Reason::NetworkNotOffered),
+        ),
+        (
+            "quota of the Tenant",
+            |spec| spec.storage.quota = Quantity("2Gi".into()),
+            Some(Reason::QuotaExceeded),
+        ),
+        (
+            "quota that is no size",
+            |spec| spec.storage.quota = Quantity("many".into()),
+            Some(Reason::QuotaExceeded),
+        ),
+        (
+            "own host name",
+            |spec| spec.endpoint.extra_sans = vec!["api.example.org".into()],
+            None,
+        ),
+        (
+            "foreign host name",
+            |spec| spec.endpoint.extra_sans = vec!["api.example.com".into()],
+            Some(Reason::HostnameNotAllowed),
+        ),
+        (
+            "host name under the base domain",
+            |spec| spec.endpoint.extra_sans = vec!["b-zzzzzzzz.yoke.test".into()],
+            Some(Reason::HostnameNotAllowed),
+        ),
+        (
+            "host name that clusters use inside",
+            |spec| spec.endpoint.extra_sans = vec!["kubernetes.example.org".into()],
+            Some(Reason::HostnameNotAllowed),
+        ),
+        (
+            "address as host name",
+            |spec| spec.endpoint.extra_sans = vec!["10.96.0.1".into()],
+            Some(Reason::HostnameNotAllowed),
+        ),
+        (
+            "lifetimes",
+            |spec| spec.pki.ca_overlap = "8760h".into(),
+            Some(Reason::LifetimeInvalid),
+        ),
+    ];
+    for (rule, change, expected) in rows {
+        let cluster = with(cluster("a"), change);
+        assert_eq!(reason(&cluster, &around(&config, &tenant, &[])), expected, "{rule}");
+    }
+}
+
+#[test]
+fn names_are_checked() {
+    let (config, tenant) = (config(), tenant());
+    for (name, good) in [
+        ("a", true),
+        ("a-1", true),
+        ("1a", false),
+        ("a.b", false),
+        (&"n".repeat(41), false),
+    ] {
+        let refused = reason(&cluster(name), &around(&config, &tenant, &[]));
+        assert_eq!(refused, (!good).then_some(Reason::NameInvalid), "{name}");
+    }
+}
+
+#[test]
+fn arguments_are_those_of_the_list() {
+    let (config, tenant) = (config(), tenant());
+    for (rule, arguments, good) in [
+        ("allowed", vec![argument("event-ttl", "2h")], true),
+        ("not allowed", vec![argument("etcd-servers", "http://10.0.0.1")], false),
+        (
+            "OIDC without client",
+            vec![argument("oidc-issuer-url", "https://id.example")],
+            false,
+        ),
+        (
+            "OIDC without TLS",
+            vec![
+                argument("oidc-issuer-url", "http://id.example"),
+                argument("oidc-client-id", "a"),
+            ],
+            false,
+        ),
+        (
+            "OIDC",
+            vec![
+                argument("oidc-issuer-url", "https://id.example"),
+                argument("oidc-client-id", "a"),
+            ],
+            true,
+        ),
+    ] {
+        let cluster = with(cluster("a"), |spec| spec.extra_args.api_server = arguments);
+        let refused = reason(&cluster, &around(&config, &tenant, &[]));
+        assert_eq!(refused, (!good).then_some(Reason::ArgumentNotAllowed), "{rule}");
+    }
+}
+
+#[test]
+fn tenant_must_own_the_namespace() {
+    let (config, tenant) = (config(), tenant());
+    let cluster = cluster("a");
+    let mut surroundings = around(&config, &tenant, &[]);
+    surroundings.namespace_is_tenants = false;
+    assert_eq!(reason(&cluster, &surroundings), Some(Reason::TenantMissing));
+    surroundings.tenant = None;
+    assert_eq!(reason(&cluster, &surroundings), Some(Reason::TenantMissing));
+}
+
+#[test]
+fn version_changes_follow_the_skew_policy() {
+    let (config, tenant) = (config(), tenant());
+    for (running, wanted, expected) in [
+        ("v1.35.4", Some("v1.35.5"), None),
+        ("v1.35.5", Some("v1.35.4"), None),
+        ("v1.36.0", Some("v1.35.5"), Some(Reason::VersionChangeRefused)),
+        ("v1.35.5", None, None),
+        ("v1.35.3", None, Some(Reason::UnknownVersion)),
+    ] {
+        let cluster = with(cluster("a"), |spec| spec.version = wanted.map(str::to_owned));
+        let mut surroundings = around(&config, &tenant, &[]);
+        surroundings.running = Some(running.parse().unwrap());
+        assert_eq!(reason(&cluster, &surroundings), expected, "{running} to {wanted:?}");
+    }
+    // What runs stays where no version is asked for, whatever the host's default becomes.
+    let cluster = cluster("a");
+    let mut surroundings = around(&config, &tenant, &[]);
+    surroundings.running = Some("v1.35.5".parse().unwrap());
+    let accepted = validate(&cluster, &identity(&cluster), &surroundings).unwrap();
+    assert_eq!(accepted.version.to_string(), "v1.35.5");
+}
+
+#[test]
+fn the_older_comes_first() {
+    let (config, tenant) = (config(), tenant());
+    let other_id = |cluster, id: &str| with(cluster, |spec| spec.id = Some(id.into()));
+    let named = |cluster| {
+        with(cluster, |spec| {
+            spec.endpoint.extra_sans = vec!["api.example.org".into()]
+        })
+    };
+    for (rule, other, mine, expected) in [
+        (
+            "same identity",
+            cluster("b"),
+            cluster("a"),
+            Some(Reason::IdentityConflict),
+        ),
+        (
+            "same host name",
+            other_id(named(cluster("b")), "zzzzzzzzz2"),
+            named(cluster("a")),
+            Some(Reason::HostnameConflict),
+        ),
+        (
+            "another identity",
+            other_id(cluster("b"), "zzzzzzzzz2"),
+            cluster("a"),
+            None,
+        ),
+    ] {
+        let older = [Arc::new(made_at(other.clone(), 50))];
+        assert_eq!(
+            reason(&mine, &around(&config, &tenant, &older)),
+            expected,
+            "{rule}, older"
+        );
+        let younger = [Arc::new(made_at(other, 150))];
+        assert_eq!(
+            reason(&mine, &around(&config, &tenant, &younger)),
+            None,
+            "{rule}, younger"
+        );
+    }
+}
+
+#[test]
+fn clusters_that_do_not_fit_take_nothing_from_others() {
+    let (config, tenant) = (config(), tenant());
+    let sized = |name: &str, id: &str, second, quota: &str| {
+        Arc::new(with(made_at(cluster(name), second), |spec| {
+            spec.id = Some(id.into());
+            spec.storage.quota = Quantity(quota.into());
+        }))
+    };
+    let mine = cluster("a");
+    for (rule, others, expected) in [
+        ("one older", vec![sized("b", "zzzzzzzzz2", 1, "768Mi")], None),
+        (
+            "no room left",
+            vec![sized("b", "zzzzzzzzz2", 1, "769Mi")],
+            Some(Reason::QuotaExceeded),
+        ),
+        (
+            "the oldest is refused itself",
+            vec![
+                sized("b", "zzzzzzzzz2", 1, "100Gi"),
+                sized("c", "zzzzzzzzz4", 2, "256Mi"),
+            ],
+            None,
+        ),
+        (
+            "number",
+            vec![sized("b", "zzzzzzzzz2", 1, "1Mi"), sized("c", "zzzzzzzzz4", 2, "1Mi")],
+            Some(Reason::QuotaExceeded),
+        ),
+        (
+            "younger ones do not count",
+            vec![
+                sized("b", "zzzzzzzzz2", 200, "768Mi"),
+                sized("c", "zzzzzzzzz4", 201, "768Mi"),
+            ],
+            None,
+        ),
+    ] {
+        assert_eq!(reason(&mine, &around(&config, &tenant, &others)), expected, "{rule}");
+    }
+}
