@@ -10,6 +10,8 @@ use tokio::process;
 
 /// How many of a failed command's last lines are shown.
 const TAIL_LINES: usize = 15;
+/// How much of a line a table shows.
+const LINE_LENGTH: usize = 160;
 
 /// A command that did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +43,20 @@ pub enum CommandError {
         /// The limit that ran out.
         limit: Duration,
     },
+}
+
+impl CommandError {
+    /// The failure in one line: the last of what the command said, cut short.
+    pub fn to_line(&self) -> String {
+        let text = self.to_string();
+        let last = text
+            .lines()
+            .last()
+            .unwrap_or_default()
+            .trim_start_matches([' ', '|'])
+            .trim_end();
+        last.chars().take(LINE_LENGTH).collect()
+    }
 }
 
 /// A command being built; a thin layer over [`process::Command`].
@@ -192,6 +208,7 @@ mod tests {
             .run()
             .await
             .unwrap_err();
+        assert_eq!(error.to_line(), "wrong");
         let CommandError::Failed { command, tail, .. } = error else {
             panic!("{error}")
         };

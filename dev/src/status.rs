@@ -105,7 +105,7 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
         Ok(output) => serde_json::from_str::<List>(&output).map_err(|error| error.to_string()),
         // Before the chart is installed there are no Clusters.
         Err(error) if error.to_string().contains("the server doesn't have a resource type") => return Vec::new(),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error.to_line()),
     };
     match list {
         Ok(list) => list
@@ -114,7 +114,6 @@ async fn objects(layout: &Layout, kind: &str, condition: &str) -> Vec<Line> {
             .map(|item| judge(kind, item, condition))
             .collect(),
         Err(problem) => {
-            let problem = problem.lines().last().unwrap_or_default().trim().to_owned();
             vec![Line {
                 name: kind.to_owned(),
                 problem: Some(problem),
@@ -154,9 +153,7 @@ async fn ingress(layout: &Layout) -> Line {
         .args(["--request-timeout=5s", "get", "--raw", "/readyz"])
         .output()
         .await;
-    let problem = answer
-        .err()
-        .map(|error| error.to_string().lines().last().unwrap_or_default().trim().to_owned());
+    let problem = answer.err().map(|error| error.to_line());
     Line {
         name: "demo through the ingress".to_owned(),
         problem,

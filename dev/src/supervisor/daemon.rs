@@ -35,6 +35,7 @@ enum After {
 /// Runs a daemon, and another one when that is killed, until one ends of itself.
 pub async fn guard(layout: &Layout) -> Result<()> {
     let program = std::env::current_exe().context("finding the supervisor's own binary")?;
+    Cgroups::discover(&layout.stack_name())?.join_host(std::process::id())?;
     loop {
         let status = tokio::process::Command::new(&program)
             .args(["supervise", "--unguarded"])

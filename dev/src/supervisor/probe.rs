@@ -24,7 +24,7 @@ impl Probe {
                 let (program, args) = command.split_first()?;
                 match Command::new(program).args(args).limit(LIMIT).run().await {
                     Ok(()) => None,
-                    Err(error) => Some(error.to_string().lines().last().unwrap_or_default().trim().to_owned()),
+                    Err(error) => Some(error.to_line()),
                 }
             }
         }
