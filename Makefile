@@ -7,6 +7,9 @@ SHELL := bash
 CARGO ?= cargo
 DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
 
+# Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
+export CARGO_BUILD_BUILD_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke/rust
+
 # $(call timed,NAME,COMMAND): runs a step of a check and prints how long it took.
 define timed
 	@echo "== $(1)"; begun=$$(date +%s.%N); $(2); \

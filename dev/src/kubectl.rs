@@ -56,7 +56,10 @@ impl<'a> Kubectl<'a> {
             let events = ["--namespace", namespace, "get", "events", "--sort-by=.lastTimestamp"];
             let events = self.command(&events).output().await.unwrap_or_default();
             let events = crate::command::tail(&events, 8);
-            return Err(error).context(format!("{}\n{events}", pods.unwrap_or_default().trim_end()));
+            let logs = ["--namespace", namespace, "logs", &name, "--all-containers", "--tail=8"];
+            let logs = self.command(&logs).output().await.unwrap_or_default();
+            let logs = crate::command::tail(&logs, 8);
+            return Err(error).context(format!("{}\n{events}\n{logs}", pods.unwrap_or_default().trim_end()));
         }
         Ok(())
     }

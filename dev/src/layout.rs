@@ -4,6 +4,7 @@
 //! name of a clone (a hash of its path) is in the name of whatever has to live outside the folder: network namespace,
 //! cgroups, links, CNI network.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -137,6 +138,17 @@ impl Layout {
     /// Shell exports for people and tests, a fixed output.
     pub fn env_file(&self) -> PathBuf {
         self.dev().join("env")
+    }
+
+    /// Takes the clone for one `up` or `down` at a time; given back when the file is closed.
+    pub fn lock(&self) -> Result<File> {
+        std::fs::create_dir_all(self.dev()).context("making .dev")?;
+        let path = self.dev().join("lock");
+        let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
+        if file.try_lock().is_err() {
+            bail!("another `make up` or `make down` of this clone is running");
+        }
+        Ok(file)
     }
 
     /// Name of the network namespace, the top cgroup and the CNI network.

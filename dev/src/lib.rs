@@ -109,6 +109,7 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             skip,
             profile,
         } => {
+            let _lock = layout.lock()?;
             let options = up::Options {
                 store: host_store,
                 profile,
@@ -118,7 +119,10 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             let done = up::up(&layout, options).await.is_ok();
             Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Verb::Down => down::down(&layout).await.map(|()| ExitCode::SUCCESS),
+        Verb::Down => {
+            let _lock = layout.lock()?;
+            down::down(&layout).await.map(|()| ExitCode::SUCCESS)
+        }
         Verb::Status => {
             let well = status::status(&layout).await?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })

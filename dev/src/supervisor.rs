@@ -36,6 +36,13 @@ pub struct Service {
     pub stamp: String,
 }
 
+impl Service {
+    /// Whether a process that was started for `other` serves for this one: how it is probed makes no difference to it.
+    fn same_process(&self, other: &Self) -> bool {
+        (&self.name, &self.command, &self.env, &self.stamp) == (&other.name, &other.command, &other.env, &other.stamp)
+    }
+}
+
 /// How to tell that a service works.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Probe {

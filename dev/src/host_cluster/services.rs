@@ -28,10 +28,14 @@ pub struct Services<'a> {
 }
 
 impl Services<'_> {
-    /// nats-server.
+    /// nats-server. Its health without `js-server-only` looks at every account, and waits two seconds for each one that
+    /// was deleted.
     pub fn nats(&self) -> Result<Service> {
         let config = nats::file(self.layout, nats::CONFIG);
-        let probe = http(&format!("127.0.0.1:{}", nats::MONITOR_PORT), "/healthz");
+        let probe = http(
+            &format!("127.0.0.1:{}", nats::MONITOR_PORT),
+            "/healthz?js-server-only=true",
+        );
         self.service("nats-server", "nats-server", flag("-c", &config), probe, &[&config])
     }
 

@@ -166,6 +166,7 @@ impl Daemon {
         fs::rename(&partial, &file).context("recording a service")?;
         match at {
             None => self.spawn(service),
+            Some(at) if self.keepers[at].service.same_process(&service) => self.keepers[at].service = service,
             Some(at) => {
                 self.keepers.remove(at).stop(STOP_LIMIT).await;
                 self.spawn(service);

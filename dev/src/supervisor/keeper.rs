@@ -94,7 +94,9 @@ impl Keeper {
 
 async fn keep(service: Service, files: Files, mut orders: mpsc::Receiver<Order>, state: watch::Sender<State>) {
     let mut adopted = Process::adopt(&files.record);
-    if adopted.as_ref().is_some_and(|process| process.service() != &service)
+    if adopted
+        .as_ref()
+        .is_some_and(|process| !process.service().same_process(&service))
         && let Some(process) = adopted.take()
     {
         process.stop(STOP_LIMIT).await;
