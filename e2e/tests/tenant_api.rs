@@ -1,7 +1,9 @@
 //! A tenant uses a cluster of their own through the one ingress address, with a stock kubectl.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
-use yoke_e2e::{Stack, TenantFixture};
+use yoke_e2e::{Stack, TenantFixture, wait_until};
 
 #[tokio::test]
 async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
@@ -20,16 +22,18 @@ async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
         "the kubeconfig does not dial the ingress"
     );
 
-    let namespaces = stack
-        .kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"])
-        .await?
-        .ok()?;
-    for expected in ["namespace/default", "namespace/kube-system", "serviceaccount/default"] {
-        ensure!(
-            namespaces.lines().any(|line| line == expected),
-            "{expected} is missing in {namespaces}"
-        );
-    }
+    // The API is Ready before the controllers have made the first service accounts.
+    wait_until("the first service account", Duration::from_secs(30), || async {
+        let objects = stack
+            .kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"])
+            .await?
+            .ok()?;
+        let expected = ["namespace/default", "namespace/kube-system", "serviceaccount/default"];
+        Ok(expected
+            .iter()
+            .all(|expected| objects.lines().any(|line| line == *expected)))
+    })
+    .await?;
 
     stack
         .kubectl(&kubeconfig, &["create", "configmap", "c", "--from-literal=k=v"])
@@ -112,13 +116,13 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
         )
         .await?
         .ok()?;
-    yoke_e2e::wait_until("two pods to be made", std::time::Duration::from_secs(60), || async {
+    wait_until("two pods to be made", Duration::from_secs(60), || async {
         let pods = stack.kubectl(&kubeconfig, &["get", "pods", "-o", "name"]).await?.ok()?;
         Ok(pods.lines().count() == 2)
     })
     .await?;
     // No node: the scheduler must have looked at them and said so.
-    yoke_e2e::wait_until("the scheduler to speak", std::time::Duration::from_secs(60), || async {
+    wait_until("the scheduler to speak", Duration::from_secs(60), || async {
         let reasons = [
             "get",
             "pods",
@@ -136,9 +140,9 @@ async fn controllers_of_the_control_plane_work() -> Result<()> {
         .kubectl(&kubeconfig, &["delete", "deployment", "d", "--wait=false"])
         .await?
         .ok()?;
-    yoke_e2e::wait_until(
+    wait_until(
         "the garbage collector to remove the pods",
-        std::time::Duration::from_secs(60),
+        Duration::from_secs(60),
         || async {
             Ok(stack
                 .kubectl(&kubeconfig, &["get", "pods", "-o", "name"])
