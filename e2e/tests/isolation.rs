@@ -9,7 +9,7 @@ use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use yoke_api::tenant::{SubjectKind, TenantSubject};
 use yoke_api::{Cluster, TenantSpec};
 use yoke_e2e::network::{self, Door, From, knock};
-use yoke_e2e::{Stack, TenantFixture, wait_until};
+use yoke_e2e::{Stack, TenantFixture, wait_for, wait_until};
 
 fn hosted_namespace(cluster: &Cluster) -> Result<String> {
     Ok(format!("yoke-{}", cluster.spec.id.as_deref().context("no identity")?))
@@ -42,7 +42,14 @@ async fn credentials_of_one_tenant_are_nothing_to_another() -> Result<()> {
     );
 
     // A service-account token of B to A.
-    let token = stack.kubectl(&b_config, &["create", "token", "default"]).await?.ok()?;
+    let token = wait_for("B's first service account", Duration::from_secs(30), || async {
+        stack
+            .kubectl(&b_config, &["create", "token", "default"])
+            .await?
+            .ok()
+            .map(Some)
+    })
+    .await?;
     let token = format!("--token={}", token.trim());
     let url = format!("--server=https://{}", stack.ingress()?);
     let empty = tempfile::NamedTempFile::new()?;
@@ -296,7 +303,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
         ("create", "issuers.cert-manager.io", own, false),
         ("create", "rolebindings.rbac.authorization.k8s.io", own, false),
         ("create", "serviceaccounts", own, false),
-        ("patch", "clusters.yoke.drzzl.io/status", own, false),
+        ("patch", "clusters.yoke.drzzl.io --subresource=status", own, false),
         ("get", "secrets", &hosted, false),
         ("get", "pods", &hosted, false),
         ("get", "clusters.yoke.drzzl.io", "default", false),
@@ -307,7 +314,9 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
         ("list", "namespaces", own, false),
         ("list", "nodes", own, false),
     ] {
-        let arguments = ["auth", "can-i", verb, resource, "-n", namespace, "--as=alice@a.example"];
+        let mut arguments = vec!["auth", "can-i", verb];
+        arguments.extend(resource.split(' '));
+        arguments.extend(["-n", namespace, "--as=alice@a.example"]);
         let output = stack.host_kubectl(&arguments).await?;
         let answer = output.stdout.trim() == "yes";
         ensure!(
