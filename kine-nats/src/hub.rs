@@ -38,6 +38,12 @@ impl Mark {
         }
     }
 
+    /// Sets the mark to a revision that is older than any commit could have set, and wakes the stream.
+    pub(crate) fn rewind(&self, revision: i64) {
+        self.from.store(revision, Ordering::Release);
+        self.stream.notify_one();
+    }
+
     /// Takes the mark; 0 when there is none.
     pub(crate) fn take(&self) -> i64 {
         self.from.swap(0, Ordering::AcqRel)

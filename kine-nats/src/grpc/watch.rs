@@ -212,6 +212,11 @@ impl Stream {
             fragment: request.fragment,
             active: false,
         };
+        if next <= visible {
+            watch.mark.rewind(next);
+        }
+        // Held by the stream before anything is awaited: a client that goes takes its registration with it.
+        self.watches.insert(id, watch);
         let header = Some(self.store.header(visible));
         self.answers
             .send(Ok(pb::WatchResponse {
@@ -222,13 +227,11 @@ impl Stream {
             }))
             .await?;
         if next < compacted {
-            self.store.hub.unregister(&watch.registration);
+            if let Some(watch) = self.watches.remove(&id) {
+                self.store.hub.unregister(&watch.registration);
+            }
             return self.send_compacted(id, visible, compacted).await;
         }
-        if next <= visible {
-            watch.mark.set(next);
-        }
-        self.watches.insert(id, watch);
         Ok(())
     }
 
@@ -474,3 +477,6 @@ fn split(events: Vec<Bytes>) -> Vec<Vec<Bytes>> {
     }
     pieces
 }
+
+#[cfg(test)]
+mod tests;
