@@ -44,7 +44,8 @@ fmt: ## Format the code
 	$(CARGO) fmt --all
 
 .PHONY: lint
-lint: ## Check the format, the lints and what no compiler checks
+lint: yoke-dev ## Check the format, the lints and what no compiler checks
+	$(call timed,helm,$(DEV) build helm)
 	$(call timed,format,$(CARGO) fmt --all --check)
 	$(call timed,lints,$(CARGO) clippy --workspace --all-targets -- -D warnings)
 	$(call timed,xtask,$(CARGO) xtask check)

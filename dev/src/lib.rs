@@ -13,6 +13,7 @@ use clap::{Parser, Subcommand};
 
 use crate::host_cluster::HostStore;
 use crate::layout::Layout;
+use crate::recipes::go;
 use crate::recipes::rust::Profile;
 use crate::steps::Step;
 use crate::supervisor::Request;
@@ -58,6 +59,11 @@ enum Verb {
         /// How this workspace's binaries are built.
         #[arg(long, env = "YOKE_PROFILE", default_value = "dev")]
         profile: Profile,
+    },
+    /// Build one Go module's binaries into `.dev/bin`.
+    Build {
+        /// Its folder below `dev/go`.
+        module: String,
     },
     /// Stop and remove everything but the build cache.
     Down,
@@ -118,6 +124,11 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             // The failed step has been shown already.
             let done = up::up(&layout, options).await.is_ok();
             Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::Build { module } => {
+            let recipe = go::RECIPES.iter().find(|recipe| recipe.module == module);
+            let recipe = recipe.with_context(|| format!("there is no module {module}"))?;
+            recipe.make(&layout).await.map(|_| ExitCode::SUCCESS)
         }
         Verb::Down => {
             let _lock = layout.lock()?;
