@@ -17,6 +17,9 @@ const PACKAGES: &[(&str, &str)] = &[
     ("nsenter", "util-linux"),
     ("mount", "mount"),
     ("python3", "python3"),
+    // For the tests: a TLS client that shows what it was given, and kill(1).
+    ("openssl", "openssl"),
+    ("kill", "procps"),
 ];
 
 /// The oldest Go that builds the modules.
