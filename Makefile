@@ -6,6 +6,9 @@ SHELL := bash
 
 CARGO ?= cargo
 DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
+BIN := $(CURDIR)/.dev/bin
+# What the test of a change of version moves a cluster between; the stack's own release is the newer one.
+SLOW_VERSIONS := 1.35.3 1.35.4
 
 # Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
 export CARGO_BUILD_BUILD_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke/rust
@@ -39,13 +42,17 @@ down: yoke-dev ## Stop the development stack and remove all of it but the build 
 status: yoke-dev ## Show how every component is
 	@$(DEV) status
 
+# Programs that the stack and the tests of single crates need: nats-server, Envoy, helm and the others.
+.PHONY: tools
+tools: yoke-dev ## Build the programs of others into .dev/bin
+	$(call timed,tools,$(DEV) up --until binaries)
+
 .PHONY: fmt
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
 .PHONY: lint
-lint: yoke-dev ## Check the format, the lints and what no compiler checks
-	$(call timed,helm,$(DEV) build helm)
+lint: tools ## Check the format, the lints and what no compiler checks
 	$(call timed,format,$(CARGO) fmt --all --check)
 	$(call timed,lints,$(CARGO) clippy --workspace --all-targets -- -D warnings)
 	$(call timed,xtask,$(CARGO) xtask check)
@@ -53,14 +60,15 @@ lint: yoke-dev ## Check the format, the lints and what no compiler checks
 # The end-to-end tests change one machine, so they run one after the other.
 .PHONY: test
 test: lint ## Run every test, on the running stack too
-	$(call timed,unit and crate tests,$(CARGO) test --workspace --exclude yoke-e2e)
+	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e)
 	$(call timed,stack,$(MAKE) --no-print-directory up)
 	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e -- --test-threads=1)
 
 .PHONY: test-slow
 test-slow: ## Run the tests that take long
-	$(call timed,stack,$(MAKE) --no-print-directory up)
-	$(call timed,slow end-to-end tests,$(CARGO) test --package yoke-e2e --features slow -- --test-threads=1)
+	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
+	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
+	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh)
 
 .PHONY: bench
 bench: yoke-dev ## Measure, on a stack built for speed

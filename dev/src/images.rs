@@ -14,6 +14,7 @@ use crate::command::Command;
 use crate::host_cluster::find_program;
 use crate::images::oci::ImageFile;
 use crate::layout::Layout;
+use crate::releases::{self, Releases};
 
 pub mod oci;
 
@@ -29,19 +30,13 @@ pub const ECHO: &str = "docker.io/yoke/echo:dev";
 const BIN: &str = "usr/local/bin";
 const TAG_DIGITS: usize = 12;
 
-/// Images of binaries that others release: name, binary.
+/// Images of binaries that others release, but for control planes: name, binary.
 const RELEASED: &[(&str, &str)] = &[
     (crate::host_cluster::PAUSE_IMAGE, "pause"),
     (COREDNS, "coredns"),
     (CERT_MANAGER, "cert-manager-controller"),
     (ECHO, "echo"),
     (ENVOY, "envoy"),
-    ("registry.k8s.io/kube-apiserver:v1.35.4", "kube-apiserver"),
-    (
-        "registry.k8s.io/kube-controller-manager:v1.35.4",
-        "kube-controller-manager",
-    ),
-    ("registry.k8s.io/kube-scheduler:v1.35.4", "kube-scheduler"),
 ];
 
 /// Images of this workspace's binaries: repository, binary. Each gets the tag `dev` and one that names its content, so
@@ -84,10 +79,17 @@ impl<'a> Images<'a> {
     }
 
     /// Loads the images of released binaries. Returns how many were loaded.
-    pub async fn load_released(&mut self) -> Result<usize> {
+    pub async fn load_released(&mut self, releases: &Releases) -> Result<usize> {
         let mut loaded = 0;
         for (name, binary) in RELEASED {
-            loaded += usize::from(self.load(binary, |_| vec![(*name).to_owned()]).await?);
+            loaded += usize::from(self.load(binary, binary, |_| vec![(*name).to_owned()]).await?);
+        }
+        for release in releases.all() {
+            for program in releases::PROGRAMS {
+                let binary = releases::to_binary(program, release);
+                let names = |_: &str| vec![releases::to_image(program, release)];
+                loaded += usize::from(self.load(&binary, program, names).await?);
+            }
         }
         Ok(loaded)
     }
@@ -100,7 +102,7 @@ impl<'a> Images<'a> {
             let tagged = |layer: &str| format!("{repository}:dev-{}", &layer[..TAG_DIGITS]);
             // The name that says the content comes last: once it is there, both are.
             loaded += usize::from(
-                self.load(binary, |layer| vec![format!("{repository}:dev"), tagged(layer)])
+                self.load(binary, binary, |layer| vec![format!("{repository}:dev"), tagged(layer)])
                     .await?,
             );
             let known = self
@@ -112,8 +114,9 @@ impl<'a> Images<'a> {
         Ok((names, loaded))
     }
 
-    /// Loads one binary's image under the names that `names` gives for its layer's digest. True when it was not there.
-    async fn load(&mut self, binary: &str, names: impl Fn(&str) -> Vec<String>) -> Result<bool> {
+    /// Loads the image of one binary, which is called `program` in it, under the names that `names` gives for its
+    /// layer's digest. True when it was not there.
+    async fn load(&mut self, binary: &str, program: &str, names: impl Fn(&str) -> Vec<String>) -> Result<bool> {
         let path = self.layout.binary(binary);
         let libraries = shared_libraries(&path).await?;
         let stamp = stamp(std::iter::once(&path).chain(&libraries))?;
@@ -127,10 +130,10 @@ impl<'a> Images<'a> {
         {
             return Ok(false);
         }
-        let files = files_of(binary, &path, &libraries)?;
+        let files = files_of(program, &path, &libraries)?;
         let (image, layer) = tokio::task::spawn_blocking({
-            let binary = binary.to_owned();
-            move || oci::Image::build(&files, &binary).map(|image| (image.clone(), image.layer_digest().to_owned()))
+            let program = program.to_owned();
+            move || oci::Image::build(&files, &program).map(|image| (image.clone(), image.layer_digest().to_owned()))
         })
         .await
         .context("building an image")?

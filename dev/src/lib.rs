@@ -15,6 +15,7 @@ use crate::host_cluster::HostStore;
 use crate::layout::Layout;
 use crate::recipes::go;
 use crate::recipes::rust::Profile;
+use crate::releases::Releases;
 use crate::steps::Step;
 use crate::supervisor::Request;
 
@@ -29,6 +30,7 @@ pub mod kubectl;
 pub mod layout;
 pub mod network;
 pub mod recipes;
+pub mod releases;
 pub mod status;
 pub mod steps;
 pub mod supervisor;
@@ -59,6 +61,9 @@ enum Verb {
         /// How this workspace's binaries are built.
         #[arg(long, env = "YOKE_PROFILE", default_value = "dev")]
         profile: Profile,
+        /// Releases of Kubernetes that tenants can have beside the host's own, with blanks between them.
+        #[arg(long, env = "YOKE_VERSIONS", default_value = "")]
+        versions: Releases,
     },
     /// Build one Go module's binaries into `.dev/bin`.
     Build {
@@ -114,11 +119,13 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             until,
             skip,
             profile,
+            versions,
         } => {
             let _lock = layout.lock()?;
             let options = up::Options {
                 store: host_store,
                 profile,
+                releases: versions,
                 plan: steps::plan(until, &skip),
             };
             // The failed step has been shown already.

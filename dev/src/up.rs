@@ -16,6 +16,7 @@ use crate::layout::Layout;
 use crate::network::Network;
 use crate::recipes::rust::{self, Profile};
 use crate::recipes::{self, Made, debian, go};
+use crate::releases::Releases;
 use crate::steps::{self, Progress, Reporter, Step};
 use crate::supervisor::Service;
 use crate::supervisor::client;
@@ -31,6 +32,8 @@ pub struct Options {
     pub store: HostStore,
     /// How this workspace is built.
     pub profile: Profile,
+    /// The releases of Kubernetes that tenants can have.
+    pub releases: Releases,
     /// The steps.
     pub plan: Vec<Step>,
 }
@@ -38,11 +41,17 @@ pub struct Options {
 /// Brings the stack up.
 pub async fn up(layout: &Layout, options: Options) -> Result<()> {
     let mut reporter = Reporter::new(options.plan.len());
-    let Options { store, profile, plan } = options;
+    let Options {
+        store,
+        profile,
+        releases,
+        plan,
+    } = options;
     let mut stack = Stack {
         layout,
         store,
         profile,
+        releases,
         network: None,
         namespaces: None,
     };
@@ -61,6 +70,7 @@ struct Stack<'a> {
     layout: &'a Layout,
     store: HostStore,
     profile: Profile,
+    releases: Releases,
     network: Option<Network>,
     /// What the demo cluster answered.
     namespaces: Option<String>,
@@ -142,7 +152,7 @@ impl Stack<'_> {
     async fn make_binaries(&self, progress: &Progress) -> Result<String> {
         let mut built = Vec::new();
         let etcd = (self.store == HostStore::Etcd).then_some(&go::ETCD);
-        for recipe in go::RECIPES.iter().chain(etcd) {
+        for recipe in go::RECIPES.iter().chain(self.releases.recipes()).chain(etcd) {
             progress.at(recipe.module);
             if recipe.make(self.layout).await? == Made::Built {
                 built.push(recipe.module);
@@ -194,7 +204,7 @@ impl Stack<'_> {
     }
 
     async fn load_images(&self) -> Result<String> {
-        let loaded = Images::open(self.layout).load_released().await?;
+        let loaded = Images::open(self.layout).load_released(&self.releases).await?;
         Ok(format!("{loaded} loaded"))
     }
 
@@ -250,7 +260,7 @@ impl Stack<'_> {
         progress.at("images");
         let (names, loaded) = Images::open(self.layout).load_own().await?;
         progress.at("chart");
-        yoke::install(self.layout, self.network()?, &names).await?;
+        yoke::install(self.layout, self.network()?, &names, &self.releases).await?;
         Ok(format!("{loaded} images changed"))
     }
 

@@ -18,6 +18,7 @@ use crate::images;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
+use crate::releases::{self, Releases};
 
 /// The namespace of Yoke's own processes.
 pub const NAMESPACE: &str = "yoke-system";
@@ -33,7 +34,12 @@ const READY_LIMIT: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(300);
 
 /// Installs the chart with these images (by binary), or upgrades it. The values stay in `.dev/yoke-values.yaml`.
-pub async fn install(layout: &Layout, network: &Network, images: &BTreeMap<&'static str, String>) -> Result<()> {
+pub async fn install(
+    layout: &Layout,
+    network: &Network,
+    images: &BTreeMap<&'static str, String>,
+    releases: &Releases,
+) -> Result<()> {
     let kubectl = Kubectl::new(layout);
     kubectl
         .apply(build_prerequisites(layout)?)
@@ -61,8 +67,8 @@ pub async fn install(layout: &Layout, network: &Network, images: &BTreeMap<&'sta
         .await?;
 
     let values = values_file(layout);
-    fs::write(&values, format!("{:#}\n", build_values(network.node_ip(), images)))
-        .context("writing the chart's values")?;
+    let content = build_values(network.node_ip(), images, releases);
+    fs::write(&values, format!("{content:#}\n")).context("writing the chart's values")?;
     Command::new(layout.binary("helm"))
         .args(["upgrade", "--install", RELEASE])
         .arg(layout.root().join("charts/yoke"))
@@ -181,7 +187,7 @@ pub fn values_file(layout: &Layout) -> PathBuf {
     layout.dev().join("yoke-values.yaml")
 }
 
-fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>) -> Value {
+fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>, releases: &Releases) -> Value {
     let image = |binary: &str| images.get(binary).cloned().unwrap_or_default();
     let host = format!("{node}/32");
     json!({
@@ -195,15 +201,7 @@ fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>) -> Valu
             "envoy": images::ENVOY,
             "pullPolicy": "IfNotPresent",
         },
-        "versions": [{
-            "version": KUBERNETES_VERSION,
-            "default": true,
-            "images": {
-                "kubeAPIServer": format!("registry.k8s.io/kube-apiserver:v{KUBERNETES_VERSION}"),
-                "kubeControllerManager": format!("registry.k8s.io/kube-controller-manager:v{KUBERNETES_VERSION}"),
-                "kubeScheduler": format!("registry.k8s.io/kube-scheduler:v{KUBERNETES_VERSION}"),
-            },
-        }],
+        "versions": releases.all().map(build_version).collect::<Vec<_>>(),
         "nats": {
             "urls": [format!("tls://{node}:{}", nats::PORT)],
             "cidrs": [host],
@@ -221,6 +219,21 @@ fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>) -> Valu
         },
         "operator": {"replicas": 1, "logLevel": "info"},
         "ingressXds": {"replicas": 1, "logLevel": "info"},
+    })
+}
+
+/// An entry of the catalogue.
+fn build_version(release: &str) -> Value {
+    let [api_server, controller_manager, scheduler] =
+        releases::PROGRAMS.map(|program| releases::to_image(program, release));
+    json!({
+        "version": release,
+        "default": release == KUBERNETES_VERSION,
+        "images": {
+            "kubeAPIServer": api_server,
+            "kubeControllerManager": controller_manager,
+            "kubeScheduler": scheduler,
+        },
     })
 }
 
@@ -254,9 +267,20 @@ mod tests {
     #[test]
     fn the_chart_gets_the_images_that_were_built_and_the_node_as_every_address() {
         let images = BTreeMap::from([("kine-nats", "docker.io/yoke/kine-nats:dev-1".to_owned())]);
-        let values = build_values(Ipv4Addr::new(100, 64, 0, 2), &images);
+        let values = build_values(Ipv4Addr::new(100, 64, 0, 2), &images, &"1.35.3".parse().unwrap());
         assert_eq!(values["images"]["kineNats"], "docker.io/yoke/kine-nats:dev-1");
         assert_eq!(values["nats"]["urls"], json!(["tls://100.64.0.2:4222"]));
         assert_eq!(values["ingress"]["service"]["externalIPs"], json!(["100.64.0.2"]));
+        assert_eq!(values["versions"][0]["default"], true);
+        let older = json!({
+            "version": "1.35.3",
+            "default": false,
+            "images": {
+                "kubeAPIServer": "registry.k8s.io/kube-apiserver:v1.35.3",
+                "kubeControllerManager": "registry.k8s.io/kube-controller-manager:v1.35.3",
+                "kubeScheduler": "registry.k8s.io/kube-scheduler:v1.35.3",
+            },
+        });
+        assert_eq!(values["versions"][1], older);
     }
 }

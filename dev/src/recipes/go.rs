@@ -18,7 +18,8 @@ pub struct Recipe {
     pub module: &'static str,
     /// Packages, and the name of each one's binary.
     pub binaries: &'static [(&'static str, &'static str)],
-    kubernetes: bool,
+    /// The release of Kubernetes that it is of, which its binaries are told.
+    kubernetes: Option<&'static str>,
 }
 
 /// Every module that is built. etcd is left out unless it is asked for.
@@ -26,7 +27,7 @@ pub const RECIPES: &[Recipe] = &[
     Recipe {
         module: "workloads",
         binaries: &[("./pause", "pause"), ("./echo", "echo")],
-        kubernetes: false,
+        kubernetes: None,
     },
     Recipe {
         module: "kubernetes",
@@ -41,12 +42,12 @@ pub const RECIPES: &[Recipe] = &[
             ("k8s.io/kubernetes/cmd/kube-proxy", "kube-proxy"),
             ("k8s.io/kubernetes/cmd/kubectl", "kubectl"),
         ],
-        kubernetes: true,
+        kubernetes: Some(KUBERNETES_VERSION),
     },
     Recipe {
         module: "nats-server",
         binaries: &[("github.com/nats-io/nats-server/v2", "nats-server")],
-        kubernetes: false,
+        kubernetes: None,
     },
     Recipe {
         module: "cni-plugins",
@@ -62,29 +63,43 @@ pub const RECIPES: &[Recipe] = &[
             ),
             ("github.com/containernetworking/plugins/plugins/meta/portmap", "portmap"),
         ],
-        kubernetes: false,
+        kubernetes: None,
     },
     Recipe {
         module: "kube-router",
         binaries: &[("github.com/cloudnativelabs/kube-router/cmd/kube-router", "kube-router")],
-        kubernetes: false,
+        kubernetes: None,
     },
     Recipe {
         module: "coredns",
         binaries: &[(".", "coredns")],
-        kubernetes: false,
+        kubernetes: None,
     },
     Recipe {
         module: "cert-manager",
         binaries: &[(".", "cert-manager-controller")],
-        kubernetes: false,
+        kubernetes: None,
     },
     Recipe {
         module: "helm",
         binaries: &[("helm.sh/helm/v4/cmd/helm", "helm")],
-        kubernetes: false,
+        kubernetes: None,
     },
 ];
+
+/// Control planes of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
+const CONTROL_PLANES: &[Recipe] = &[Recipe {
+    module: "kubernetes-1.35.3",
+    binaries: &[
+        ("k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver-1.35.3"),
+        (
+            "k8s.io/kubernetes/cmd/kube-controller-manager",
+            "kube-controller-manager-1.35.3",
+        ),
+        ("k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler-1.35.3"),
+    ],
+    kubernetes: Some("1.35.3"),
+}];
 
 /// etcd, for `HOST_STORE=etcd`.
 pub const ETCD: Recipe = Recipe {
@@ -93,7 +108,7 @@ pub const ETCD: Recipe = Recipe {
         ("go.etcd.io/etcd/server/v3", "etcd"),
         ("go.etcd.io/etcd/etcdctl/v3", "etcdctl"),
     ],
-    kubernetes: false,
+    kubernetes: None,
 };
 
 impl Recipe {
@@ -104,7 +119,7 @@ impl Recipe {
             .args(["env", "GOVERSION", "GOOS", "GOARCH"])
             .env("GOTOOLCHAIN", "local");
         let version = version.output().await?;
-        let flags = self.linker_flags();
+        let flags = self.to_linker_flags();
         let mut inputs = vec![
             version.into_bytes(),
             flags.clone().into_bytes(),
@@ -137,13 +152,13 @@ impl Recipe {
     }
 
     /// Clients cannot parse the version of a Kubernetes binary that was not told one.
-    fn linker_flags(&self) -> String {
+    fn to_linker_flags(&self) -> String {
         let mut flags = "-s -w".to_owned();
-        if self.kubernetes {
-            let mut parts = KUBERNETES_VERSION.split('.');
+        if let Some(version) = self.kubernetes {
+            let mut parts = version.split('.');
             let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
             for (name, value) in [
-                ("gitVersion", format!("v{KUBERNETES_VERSION}")),
+                ("gitVersion", format!("v{version}")),
                 ("gitMajor", major.to_owned()),
                 ("gitMinor", minor.to_owned()),
                 ("gitTreeState", "clean".to_owned()),
@@ -155,6 +170,16 @@ impl Recipe {
         }
         flags
     }
+}
+
+/// The control plane of a release other than the host's.
+pub fn find_control_plane(release: &str) -> Option<&'static Recipe> {
+    CONTROL_PLANES.iter().find(|recipe| recipe.kubernetes == Some(release))
+}
+
+/// The releases other than the host's that can be built.
+pub fn other_releases() -> impl Iterator<Item = &'static str> {
+    CONTROL_PLANES.iter().filter_map(|recipe| recipe.kubernetes)
 }
 
 /// The folder of a module that one of ours requires, for files that are not Go.
@@ -194,16 +219,19 @@ mod tests {
     #[test]
     fn kubernetes_is_told_its_version() {
         let kubernetes = RECIPES.iter().find(|recipe| recipe.module == "kubernetes").unwrap();
-        let flags = kubernetes.linker_flags();
+        let flags = kubernetes.to_linker_flags();
         assert!(flags.contains("version.gitVersion=v1.35.4 "), "{flags}");
         assert!(flags.contains("version.gitMinor=35 "), "{flags}");
-        assert_eq!(ETCD.linker_flags(), "-s -w");
+        let flags = find_control_plane("1.35.3").unwrap().to_linker_flags();
+        assert!(flags.contains("version.gitVersion=v1.35.3 "), "{flags}");
+        assert_eq!(ETCD.to_linker_flags(), "-s -w");
     }
 
     #[test]
     fn every_binary_is_made_by_one_recipe() {
         let mut names: Vec<_> = RECIPES
             .iter()
+            .chain(CONTROL_PLANES)
             .chain([&ETCD])
             .flat_map(|recipe| recipe.binaries)
             .map(|(_, binary)| binary)

@@ -1,0 +1,10 @@
+//go:build tools
+
+// Package kubernetes pins a tenant's control plane of an older release, for tests that change a cluster's version.
+package kubernetes
+
+import (
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
+	_ "k8s.io/kubernetes/cmd/kube-scheduler"
+)

@@ -1,0 +1,90 @@
+//! Pure: the releases of Kubernetes that tenants can be given, and the images of their control planes.
+
+use std::str::FromStr;
+
+use crate::host_cluster::KUBERNETES_VERSION;
+use crate::recipes::go;
+
+/// The programs of a control plane.
+pub const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+
+/// The releases of a stack's catalogue: the host's own, and the others that were asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Releases(Vec<&'static str>);
+
+impl Releases {
+    /// All of them, the host's own first.
+    pub fn all(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(KUBERNETES_VERSION).chain(self.0.iter().copied())
+    }
+
+    /// What has to be built for those that are not the host's own.
+    pub fn recipes(&self) -> impl Iterator<Item = &'static go::Recipe> {
+        self.0.iter().filter_map(|release| go::find_control_plane(release))
+    }
+}
+
+impl FromStr for Releases {
+    type Err = String;
+
+    /// Reads releases with blanks between them, such as `1.35.3 1.35.4`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut others = Vec::new();
+        for name in text.split_whitespace().filter(|name| *name != KUBERNETES_VERSION) {
+            let Some(release) = go::other_releases().find(|release| *release == name) else {
+                let known: Vec<_> = go::other_releases().chain([KUBERNETES_VERSION]).collect();
+                return Err(format!("{name:?} is not one of {}", known.join(", ")));
+            };
+            if !others.contains(&release) {
+                others.push(release);
+            }
+        }
+        Ok(Self(others))
+    }
+}
+
+/// The name of a program's image.
+pub fn to_image(program: &str, release: &str) -> String {
+    format!("registry.k8s.io/{program}:v{release}")
+}
+
+/// The name of a program's file in `.dev/bin`: the host's own has no release in it.
+pub fn to_binary(program: &str, release: &str) -> String {
+    if release == KUBERNETES_VERSION {
+        program.to_owned()
+    } else {
+        format!("{program}-{release}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_s_own_release_is_always_there_and_once() {
+        for text in ["", "1.35.4", " 1.35.4 1.35.4 "] {
+            let releases: Releases = text.parse().unwrap();
+            assert_eq!(releases.all().collect::<Vec<_>>(), ["1.35.4"], "{text:?}");
+        }
+        for text in ["1.35.3", "1.35.3 1.35.4", "1.35.4 1.35.3 1.35.3"] {
+            let releases: Releases = text.parse().unwrap();
+            assert_eq!(releases.all().collect::<Vec<_>>(), ["1.35.4", "1.35.3"], "{text:?}");
+        }
+        assert_eq!(
+            "1.35.3 1.2.3".parse::<Releases>().unwrap_err(),
+            "\"1.2.3\" is not one of 1.35.3, 1.35.4"
+        );
+    }
+
+    #[test]
+    fn a_recipe_makes_the_file_of_every_program() {
+        let releases: Releases = "1.35.3".parse().unwrap();
+        let made: Vec<&str> = releases
+            .recipes()
+            .flat_map(|recipe| recipe.binaries)
+            .map(|(_, binary)| *binary)
+            .collect();
+        assert_eq!(made, PROGRAMS.map(|program| to_binary(program, "1.35.3")));
+    }
+}
