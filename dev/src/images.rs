@@ -1,7 +1,7 @@
 //! Container images, made without an engine or a registry: one binary, the shared libraries that it names, nothing else.
 //! They are loaded straight into containerd under the names that a registry would serve them by.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::command::Command;
 use crate::host_cluster::find_program;
 use crate::images::oci::ImageFile;
+use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::releases::{self, Releases};
 
@@ -162,6 +163,51 @@ pub fn ctr(layout: &Layout) -> Result<Command> {
         .args(["--namespace", "k8s.io"]))
 }
 
+/// Removes the images of this workspace's binaries that were built earlier and that nothing in the host cluster names any
+/// more. Returns how many.
+pub async fn prune(layout: &Layout) -> Result<usize> {
+    // What will be made into a pod counts as much as a pod: an image cannot be pulled again.
+    let kinds = "pods,deployments,statefulsets";
+    let args = ["get", kinds, "--all-namespaces", "--output=jsonpath={..image}"];
+    let used = Kubectl::new(layout).command(&args).output().await?;
+    let listing = ctr(layout)?.args(["images", "ls"]).output().await?;
+    let stale = plan_prune(&listing, &used.split_whitespace().collect());
+    let tags = stale.iter().filter(|name| is_own_tag(name)).count();
+    if !stale.is_empty() {
+        ctr(layout)?.args(["images", "rm"]).args(&stale).run().await?;
+    }
+    Ok(tags)
+}
+
+/// The names to remove out of what `ctr images ls` prints: all the names of an image, and only if all are either tags by
+/// content that nothing uses, or the plain digests under which the kubelet's side of containerd keeps every image.
+fn plan_prune<'a>(listing: &'a str, used: &BTreeSet<&str>) -> Vec<&'a str> {
+    let mut images = BTreeMap::<&str, Vec<&str>>::new();
+    for line in listing.lines().skip(1) {
+        let mut columns = line.split_whitespace();
+        if let (Some(name), Some(digest)) = (columns.next(), columns.nth(1)) {
+            images.entry(digest).or_default().push(name);
+        }
+    }
+    images
+        .into_values()
+        .filter(|names| {
+            let stale = |name: &&str| is_own_tag(name) && !used.contains(*name);
+            names.iter().any(|name| is_own_tag(name))
+                && names.iter().all(|name| stale(name) || name.starts_with("sha256:"))
+        })
+        .flatten()
+        .collect()
+}
+
+/// Whether a name is a tag that names the content of one of this workspace's binaries.
+fn is_own_tag(name: &str) -> bool {
+    OWN.iter().any(|(repository, _)| {
+        name.strip_prefix(repository)
+            .is_some_and(|tag| tag.starts_with(":dev-"))
+    })
+}
+
 fn files_of(binary: &str, path: &Path, libraries: &[PathBuf]) -> Result<Vec<ImageFile>> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
     let mut files = vec![ImageFile {
@@ -217,6 +263,29 @@ fn stamp<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_is_removed_when_all_its_names_are_out_of_use() {
+        let listing = "\
+REF TYPE DIGEST SIZE
+docker.io/yoke/operator:dev m sha256:c 1
+docker.io/yoke/operator:dev-3 m sha256:c 1
+docker.io/yoke/operator:dev-2 m sha256:b 1
+docker.io/yoke/operator:dev-1 m sha256:a 1
+docker.io/yoke/echo:dev m sha256:e 1
+registry.k8s.io/pause:3.10 m sha256:d 1
+sha256:aaaa m sha256:a 1
+sha256:bbbb m sha256:b 1
+sha256:cccc m sha256:c 1
+sha256:ffff m sha256:f 1
+";
+        let used = BTreeSet::from(["docker.io/yoke/operator:dev-2"]);
+        assert_eq!(
+            plan_prune(listing, &used),
+            ["docker.io/yoke/operator:dev-1", "sha256:aaaa"],
+            "dev-2 is used, dev-3 is the newest, others are not ours"
+        );
+    }
 
     #[test]
     fn libraries_are_taken_by_the_path_they_are_looked_for_at() {

@@ -10,7 +10,7 @@ use crate::credentials;
 use crate::environment;
 use crate::host_cluster::services::Services;
 use crate::host_cluster::{self, HostStore, NODE_NAME, manifests};
-use crate::images::Images;
+use crate::images::{self, Images};
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
@@ -261,7 +261,8 @@ impl Stack<'_> {
         let (names, loaded) = Images::open(self.layout).load_own().await?;
         progress.at("chart");
         yoke::install(self.layout, self.network()?, &names, &self.releases).await?;
-        Ok(format!("{loaded} images changed"))
+        let pruned = images::prune(self.layout).await.context("removing former images")?;
+        Ok(format!("{loaded} images changed, {pruned} former ones removed"))
     }
 
     async fn deploy(&self, manifest: String, namespace: &str, deployment: &str) -> Result<String> {
