@@ -99,7 +99,7 @@ where
             )
         }
     };
-    object.managed_fields_mut().clear();
+    object.meta_mut().managed_fields = None;
     match options.output {
         Some(format) => output::put(&output::show(format, &name, &object)?),
         None => output::put(&format!("{name} created{how}\n")),

@@ -35,7 +35,7 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
             let mut object = session
                 .ask(&format!("getting {} {name}", resource.kind), api.get(name))
                 .await?;
-            object.managed_fields_mut().clear();
+            object.meta_mut().managed_fields = None;
             match options.output {
                 Some(ListFormat::Json) => output::put(&output::to_json(&object)?),
                 Some(ListFormat::Yaml) => output::put(&output::to_yaml(&object)?),
@@ -70,7 +70,7 @@ fn show_list(
 ) -> Result<(), Error> {
     // A list's items come without kind and version, which a reader of the output needs.
     for object in &mut list.items {
-        object.managed_fields_mut().clear();
+        object.meta_mut().managed_fields = None;
         object.types = Some(kube::api::TypeMeta {
             api_version: resource.api_version.clone(),
             kind: resource.kind.clone(),
@@ -112,7 +112,7 @@ async fn follow(
     let doing = "watching";
     let mut first = Vec::new();
     let mut started = false;
-    let changes = watcher::watcher(api, config).modify(|object| object.managed_fields_mut().clear());
+    let changes = watcher::watcher(api, config).modify(|object| object.meta_mut().managed_fields = None);
     let mut changes = std::pin::pin!(changes.default_backoff());
     loop {
         match changes.try_next().await {
