@@ -176,6 +176,7 @@ impl Default for NetworkSpec {
 pub struct StorageSpec {
     /// Bytes that live objects and their history may take; beyond it writes are refused as etcd does (NOSPACE).
     #[serde(default = "default_storage_quota")]
+    #[schemars(extend("nullable" = false))]
     pub quota: Quantity,
 }
 

@@ -87,6 +87,7 @@ pub struct TenantQuota {
     pub clusters: i32,
     /// Sum of the storage quotas of all Clusters, in bytes; the NATS account is limited to what their streams reserve.
     #[serde(default = "default_storage")]
+    #[schemars(extend("nullable" = false))]
     pub storage: Quantity,
 }
 

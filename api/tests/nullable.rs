@@ -1,0 +1,82 @@
+//! A null that the host API stores must be one that the operator can read: one object that it cannot read would end the
+//! watch of all.
+
+use serde_json::{Value, json};
+use yoke_api::{Cluster, Tenant};
+
+/// The paths that may be null. Behind each is an `Option`.
+const CLUSTER: [&str; 15] = [
+    "spec.class",
+    "spec.id",
+    "spec.version",
+    "status",
+    "status.endpoint",
+    "status.history[].completed",
+    "status.kubeconfigRef",
+    "status.nodes",
+    "status.observedGeneration",
+    "status.phase",
+    "status.pki",
+    "status.pki.current",
+    "status.storage",
+    "status.storage.bytes",
+    "status.version",
+];
+const TENANT: [&str; 4] = [
+    "status",
+    "status.account",
+    "status.clusters",
+    "status.observedGeneration",
+];
+
+fn nullable<C: kube::CustomResourceExt>() -> Vec<String> {
+    let definition = serde_json::to_value(C::crd()).expect("a CRD is JSON");
+    let mut found = Vec::new();
+    collect(
+        &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
+        "",
+        &mut found,
+    );
+    found
+}
+
+fn collect(schema: &Value, path: &str, found: &mut Vec<String>) {
+    if schema["nullable"] == true {
+        found.push(path.trim_start_matches('.').to_owned());
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        collect(property, &format!("{path}.{name}"), found);
+    }
+    for (key, suffix) in [("items", "[]"), ("additionalProperties", "{}")] {
+        collect_if_any(schema.get(key), &format!("{path}{suffix}"), found);
+    }
+}
+
+fn collect_if_any(schema: Option<&Value>, path: &str, found: &mut Vec<String>) {
+    if let Some(schema) = schema.filter(|schema| schema.is_object()) {
+        collect(schema, path, found);
+    }
+}
+
+#[test]
+fn only_options_are_nullable() {
+    for (kind, found, allowed) in [
+        ("Cluster", nullable::<Cluster>(), &CLUSTER[..]),
+        ("Tenant", nullable::<Tenant>(), &TENANT[..]),
+    ] {
+        let stray: Vec<_> = found.iter().filter(|path| !allowed.contains(&path.as_str())).collect();
+        assert!(stray.is_empty(), "{kind}: {stray:?} may be null and cannot be read so");
+    }
+}
+
+#[test]
+fn nulls_of_optional_fields_are_read() {
+    let spec = json!({"class": null, "id": null, "version": null});
+    let object = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
+        "spec": spec, "status": {"endpoint": null, "kubeconfigRef": null, "nodes": null, "observedGeneration": null,
+            "phase": null, "pki": null, "storage": null, "version": null}});
+    serde_json::from_value::<Cluster>(object).unwrap();
+    let object = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": "a"},
+        "spec": {}, "status": {"account": null, "clusters": null, "observedGeneration": null}});
+    serde_json::from_value::<Tenant>(object).unwrap();
+}
