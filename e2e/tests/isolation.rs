@@ -328,3 +328,55 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     }
     tenant.remove().await
 }
+
+#[tokio::test]
+async fn tenant_cannot_slip_a_cluster_from_the_operator_nor_choose_an_identity() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let subject = TenantSubject {
+        kind: SubjectKind::User,
+        name: "bob@a.example".into(),
+    };
+    let spec = TenantSpec {
+        subjects: vec![subject],
+        ..TenantSpec::default()
+    };
+    let tenant = TenantFixture::create_with(&stack, "slip", spec).await?;
+    let own = tenant.name.as_str();
+    let (cluster, _) = tenant.ready_cluster("a").await?;
+    let finalizers = r#"{"metadata":{"finalizers":null}}"#;
+    let arguments = [
+        "patch",
+        "cluster",
+        "a",
+        "-n",
+        own,
+        "--type=merge",
+        "-p",
+        finalizers,
+        "--as=bob@a.example",
+    ];
+    let refusal = stack.host_kubectl(&arguments).await?.refused()?;
+    ensure!(refusal.contains("removed by the operator"), "{refusal}");
+
+    let stolen = format!(
+        "apiVersion: yoke.drzzl.io/v1alpha1\nkind: Cluster\nmetadata: {{name: b, namespace: {own}}}\nspec: {{id: {}}}\n",
+        cluster.spec.id.context("no identity")?
+    );
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), stolen)?;
+    let path = file.path().to_str().context("path")?;
+    let refusal = stack
+        .host_kubectl(&["create", "-f", path, "--as=bob@a.example"])
+        .await?
+        .refused()?;
+    ensure!(refusal.contains("set by the operator"), "{refusal}");
+
+    // What the Tenant may do goes on.
+    let arguments = ["annotate", "cluster", "a", "-n", own, "note=x", "--as=bob@a.example"];
+    stack.host_kubectl(&arguments).await?.ok()?;
+    stack
+        .host_kubectl(&["delete", "cluster", "a", "-n", own, "--as=bob@a.example"])
+        .await?
+        .ok()?;
+    tenant.remove().await
+}
