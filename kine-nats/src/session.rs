@@ -47,6 +47,8 @@ pub(crate) struct Session {
     pub(crate) lease_ms: u32,
     /// The writer has given its lease up.
     pub(crate) resigned: bool,
+    /// The newest message is void.
+    pub(crate) after_void: bool,
 }
 
 impl Session {
@@ -70,9 +72,13 @@ impl Session {
             _ if header.epoch < self.epoch || (header.epoch == self.epoch && header.writer != self.writer) => {
                 Verdict::Void
             }
+            // It stood on one that a void record took the place of. Its writer was not told that it was stored, and sends
+            // it again behind that one.
+            None if header.epoch == self.epoch && self.after_void => Verdict::Void,
             _ => return Err(SessionError::Broken { sequence }),
         };
         self.sequence = sequence;
+        self.after_void = verdict == Verdict::Void;
         if verdict == Verdict::Valid {
             self.hash = record.hash;
             self.resigned = matches!(record.operations.last(), Some(Operation::Resign));
@@ -183,6 +189,23 @@ mod tests {
         assert!(matches!(
             session().admit(3, &other, 1),
             Err(SessionError::OtherStore { sequence: 3 })
+        ));
+    }
+
+    #[test]
+    fn what_stood_on_a_record_that_a_void_one_displaced_is_void_too() {
+        let mut session = session();
+        let next = |previous, hash| record(2, 20, previous, 1, vec![], hash);
+        session.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap();
+        session.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap();
+        // Stands on 105, which was not taken.
+        assert_eq!(session.admit(5, &next(105, 106), 1).unwrap(), Verdict::Void);
+        assert_eq!(session.admit(6, &next(106, 107), 1).unwrap(), Verdict::Void);
+        assert_eq!(session.admit(7, &next(102, 105), 1).unwrap(), Verdict::Valid);
+        assert_eq!(session.admit(8, &next(105, 106), 1).unwrap(), Verdict::Valid);
+        assert!(matches!(
+            session.admit(9, &next(105, 107), 1),
+            Err(SessionError::Broken { sequence: 9 })
         ));
     }
 

@@ -89,11 +89,13 @@ pub(crate) struct Manifest {
     pub(crate) sequence: u64,
     pub(crate) writer: u64,
     cluster: u64,
-    epoch: u64,
+    pub(crate) epoch: u64,
     incarnation: u64,
     hash: u64,
     lease_ms: u32,
     resigned: bool,
+    #[serde(default)]
+    after_void: bool,
     revision: i64,
     compacted: i64,
     leases: Vec<(i64, i64)>,
@@ -128,6 +130,7 @@ impl Manifest {
             hash,
             lease_ms,
             resigned,
+            after_void,
         } = pin.session;
         let Written {
             chunks,
@@ -146,6 +149,7 @@ impl Manifest {
             hash,
             lease_ms,
             resigned,
+            after_void,
             revision: pin.revision,
             compacted: pin.compacted,
             leases: pin.leases.clone(),
@@ -185,6 +189,7 @@ impl Manifest {
             hash: self.hash,
             lease_ms: self.lease_ms,
             resigned: self.resigned,
+            after_void: self.after_void,
         };
         let mut state = State::new(Mvcc::restored(self.revision, self.compacted));
         for (id, ttl) in &self.leases {

@@ -36,7 +36,8 @@ pub(crate) const LEASE_USED: Duration = Duration::from_millis(1900);
 /// An idle writer shows that it lives this often.
 const IDLE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(250);
-/// Records in flight.
+/// Records in flight. A later version must not take more while one of this version may still run: how long a new writer
+/// sends one record at a time follows from it.
 const PIPELINE: usize = 4;
 /// A record takes no more requests from this size on.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -133,6 +134,8 @@ pub(crate) struct Writer<L, B> {
     incarnation: u64,
     /// The end of the log as far as it is acknowledged.
     session: Session,
+    /// Where this writer began, just behind its epoch record.
+    begun: u64,
     /// Hash of the newest record that was made.
     hash: u64,
     pending: VecDeque<Batch>,
@@ -184,7 +187,7 @@ impl<L: Log, B: Background> Writer<L, B> {
             unsaved,
         } = parts;
         store.set_stored(session.sequence, store.revision());
-        let hash = session.hash;
+        let (hash, begun) = (session.hash, session.sequence);
         Self {
             log,
             background,
@@ -193,6 +196,7 @@ impl<L: Log, B: Background> Writer<L, B> {
             store,
             incarnation,
             session,
+            begun,
             hash,
             pending: VecDeque::new(),
             token: 0,
@@ -211,7 +215,7 @@ impl<L: Log, B: Background> Writer<L, B> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.start_job();
-            let open = self.pending.len() < PIPELINE && !self.waits_for_quiet();
+            let open = self.has_room() && !self.waits_for_quiet();
             tokio::select! {
                 biased;
                 ack = self.acks.recv() => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await?,
@@ -227,11 +231,19 @@ impl<L: Log, B: Background> Writer<L, B> {
         self.queue.close();
         while let Some(queued) = self.queue.recv().await {
             self.evaluate(Some(queued)).await?;
-            while self.pending.len() >= PIPELINE {
+            while !self.has_room() {
                 self.next_ack().await?;
             }
         }
         self.resign().await
+    }
+
+    /// Whether another record may be sent. Records of the writer before this one may still arrive, in place of the first
+    /// ones of this writer; one that was sent behind a displaced one would stand on nothing. So one at a time, until the
+    /// log is longer than what any of the old ones expects.
+    fn has_room(&self) -> bool {
+        let alone = self.session.sequence < self.begun + PIPELINE as u64;
+        self.pending.len() < if alone { 1 } else { PIPELINE }
     }
 
     async fn resign(&mut self) -> Result<(), WriterError> {
@@ -267,7 +279,7 @@ impl<L: Log, B: Background> Writer<L, B> {
             self.recover().await?;
         }
         let expired = self.store.read().leases.expired(now, EXPIRIES);
-        if !expired.is_empty() && self.pending.len() < PIPELINE {
+        if !expired.is_empty() && self.has_room() {
             self.expire(expired).await?;
         }
         if self.pending.is_empty() && now > self.last_sent + IDLE {

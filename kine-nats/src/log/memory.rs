@@ -22,6 +22,11 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 struct Inner {
     records: Vec<Bytes>,
+    /// How many records were purged; their bytes stay, for the tests to look at.
+    purged: usize,
+    /// Bytes that are kept at most.
+    limit: Option<u64>,
+    info_fails: u32,
     faults: VecDeque<Option<Fault>>,
     connected: bool,
 }
@@ -69,6 +74,17 @@ impl Memory {
         self.lock().connected = connected;
     }
 
+    /// Lets the next questions for the log's ends fail.
+    #[expect(dead_code)]
+    pub(crate) fn fail_info(&self, times: u32) {
+        self.lock().info_fails = times;
+    }
+
+    #[expect(dead_code)]
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.lock().limit = Some(bytes);
+    }
+
     pub(crate) fn push(&self, record: Bytes) {
         self.lock().records.push(record);
     }
@@ -83,6 +99,30 @@ impl Memory {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap()
+    }
+}
+
+impl Inner {
+    fn bytes(&self) -> u64 {
+        self.records
+            .iter()
+            .skip(self.purged)
+            .map(|record| record.len() as u64)
+            .sum()
+    }
+
+    fn offer(&mut self, record: Bytes, expected: u64) -> Result<u64, Rejection> {
+        if self.records.len() as u64 != expected {
+            return Err(Rejection::Conflict);
+        }
+        if self
+            .limit
+            .is_some_and(|limit| self.bytes() + record.len() as u64 > limit)
+        {
+            return Err(Rejection::Full);
+        }
+        self.records.push(record);
+        Ok(expected + 1)
     }
 }
 
@@ -102,21 +142,18 @@ impl Log for MemoryLog {
         let outcome = {
             let mut inner = self.check()?;
             let fault = inner.faults.pop_front().flatten();
-            let last = inner.records.len() as u64;
             match fault {
                 Some(Fault::LoseRecord) => return Ok(()),
                 Some(Fault::Refuse) => Err(Rejection::Other {
                     code: 503,
                     description: String::new(),
                 }),
-                _ if last != expected => Err(Rejection::Conflict),
+                _ if inner.records.len() as u64 != expected => Err(Rejection::Conflict),
                 Some(Fault::Full) => Err(Rejection::Full),
-                None | Some(Fault::LoseAck) => {
-                    inner.records.push(record);
-                    if fault.is_some() {
-                        return Ok(());
-                    }
-                    Ok(last + 1)
+                None => inner.offer(record, expected),
+                Some(Fault::LoseAck) => {
+                    let _ = inner.offer(record, expected);
+                    return Ok(());
                 }
             }
         };
@@ -129,6 +166,9 @@ impl Log for MemoryLog {
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {
         let inner = self.check()?;
         let begin = from as usize - 1;
+        if begin < inner.purged {
+            return Err(LogError::Gap(from));
+        }
         Ok(inner
             .records
             .iter()
@@ -139,20 +179,32 @@ impl Log for MemoryLog {
     }
 
     async fn get(&self, sequence: u64) -> Result<Option<Bytes>, LogError> {
-        Ok(self.check()?.records.get(sequence as usize - 1).cloned())
+        let inner = self.check()?;
+        let at = sequence as usize - 1;
+        Ok(inner.records.get(at).filter(|_| at >= inner.purged).cloned())
     }
 
     async fn info(&self) -> Result<LogInfo, LogError> {
-        let last = self.check()?.records.len() as u64;
+        let mut inner = self.check()?;
+        if inner.info_fails > 0 {
+            inner.info_fails -= 1;
+            return Err(LogError::Timeout);
+        }
         Ok(LogInfo {
-            first: 1,
-            last,
-            bytes: 0,
-            limit: None,
+            first: inner.purged as u64 + 1,
+            last: inner.records.len() as u64,
+            bytes: inner.bytes(),
+            limit: inner.limit,
         })
     }
 
-    async fn purge(&self, _: u64) -> Result<(), LogError> {
+    async fn purge(&self, below: u64) -> Result<(), LogError> {
+        let mut inner = self.check()?;
+        inner.purged = inner.purged.max(below as usize - 1);
+        assert!(
+            inner.purged <= inner.records.len(),
+            "nothing is purged before it is stored"
+        );
         Ok(())
     }
 

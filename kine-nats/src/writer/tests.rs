@@ -272,6 +272,62 @@ async fn a_late_record_of_a_replaced_writer_is_passed_over() {
 }
 
 #[tokio::test]
+async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
+    let memory = Memory::new();
+    let old = start(&memory, identity(1, 1)).await;
+    write(&old.store, "a").await.unwrap();
+    let template = codec::decode(memory.records().last().unwrap()).unwrap();
+    old.stop().await;
+    let new = start(&memory, identity(2, 1)).await;
+    let late = |previous| {
+        let header = Header {
+            previous,
+            base: 2,
+            ..template.header.clone()
+        };
+        codec::encode(&header, &Operations::default()).0
+    };
+    // They arrive before the new writer's first records.
+    for previous in [template.hash, 7] {
+        memory.push(late(previous));
+    }
+    let mut tasks = JoinSet::new();
+    for number in 0..8 {
+        let store = Arc::clone(&new.store);
+        tasks.spawn(async move { write(&store, &format!("k{number}")).await.unwrap() });
+        tokio::task::yield_now().await;
+    }
+    let revisions: BTreeSet<i64> = tasks.join_all().await.into_iter().collect();
+    assert_eq!(revisions, (3..11).collect());
+    new.stop().await;
+    assert_eq!(stored(&memory).await.len(), 9);
+}
+
+/// A log that a writer of an earlier version left: its second record was taken, its first was not.
+#[tokio::test]
+async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
+    let memory = Memory::new();
+    let old = start(&memory, identity(1, 1)).await;
+    write(&old.store, "a").await.unwrap();
+    let late = memory.records().pop().unwrap();
+    old.stop().await;
+    let new = start(&memory, identity(2, 1)).await;
+    let epoch = codec::decode(memory.records().last().unwrap()).unwrap();
+    new.writer.abort();
+    memory.push(late);
+    let header = Header {
+        previous: 99,
+        base: 2,
+        ..epoch.header
+    };
+    memory.push(codec::encode(&header, &Operations::default()).0);
+    let next = start(&memory, identity(3, 1)).await;
+    assert_eq!(write(&next.store, "b").await, Ok(3));
+    next.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b"]);
+}
+
+#[tokio::test]
 async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_begins() {
     let memory = Memory::new();
     start(&memory, identity(1, 5)).await.stop().await;
