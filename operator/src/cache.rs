@@ -6,6 +6,8 @@
 //! ```
 //!
 //! A trigger is sent after the store has the change, so a reconciliation sees at least what called for it.
+//!
+//! An object that cannot be read is told of and left out: it must not take the others of its kind with it.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -17,6 +19,7 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -25,6 +28,8 @@ use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
+
+use crate::metrics::OperatorMetrics;
 
 /// Triggers that wait to be taken. When they are this many, watches wait too; controllers take them without delay, since
 /// they keep one entry for each object.
@@ -91,7 +96,7 @@ struct Triggers {
 }
 
 /// Starts all watches.
-pub fn start(client: &Client, supervisor: &mut Supervisor) -> (Caches, Triggered) {
+pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMetrics) -> (Caches, Triggered) {
     let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
     let (cluster_store, cluster_writer) = reflector::store();
@@ -106,14 +111,10 @@ pub fn start(client: &Client, supervisor: &mut Supervisor) -> (Caches, Triggered
         supervisor,
         triggers: triggers.clone(),
         drain: drain.clone(),
+        metrics: metrics.clone(),
     };
     let every = watcher::Config::default();
-    starter.spawn(
-        "watch-clusters",
-        Api::all(client.clone()),
-        every.clone(),
-        cluster_writer,
-    );
+    starter.spawn("watch-clusters", every.clone(), cluster_store.clone(), cluster_writer);
     let caches = Caches {
         clusters: cluster_store,
         tenants: starter.watch("watch-tenants", every),
@@ -171,6 +172,7 @@ struct Starter<'a> {
     supervisor: &'a mut Supervisor,
     triggers: Triggers,
     drain: Drain,
+    metrics: OperatorMetrics,
 }
 
 impl Starter<'_> {
@@ -201,15 +203,15 @@ impl Starter<'_> {
             + 'static,
     {
         let (store, writer) = reflector::store();
-        self.spawn(task, Api::all(self.client.clone()), config, writer);
+        self.spawn(task, config, store.clone(), writer);
         store
     }
 
     fn spawn<K>(
         &mut self,
         task: &'static str,
-        api: Api<K>,
         config: watcher::Config,
+        store: Store<K>,
         writer: reflector::store::Writer<K>,
     ) where
         K: Resource<DynamicType = ()>
@@ -224,8 +226,11 @@ impl Starter<'_> {
     {
         let mut triggers = self.triggers.clone();
         let drain = self.drain.clone();
+        let api = Api::<DeserializeGuard<K>>::all(self.client.clone());
+        let metrics = self.metrics.clone();
         self.supervisor.spawn(task, async move {
             let stream = watcher(api, config)
+                .try_filter_map(move |event| std::future::ready(Ok(take_readable(task, &metrics, &store, event))))
                 .modify(|object| object.managed_fields_mut().clear())
                 .default_backoff()
                 .reflect(writer);
@@ -246,6 +251,46 @@ impl Starter<'_> {
                 }
             }
         });
+    }
+}
+
+/// The event with the object that was read; `None` if it cannot be read.
+///
+/// What was known of an object that cannot be read any more stays known until it is deleted or all are listed again.
+fn take_readable<K>(
+    task: &'static str,
+    metrics: &OperatorMetrics,
+    store: &Store<K>,
+    event: Event<DeserializeGuard<K>>,
+) -> Option<Event<K>>
+where
+    K: Resource<DynamicType = ()> + Lookup<DynamicType = ()> + Clone + 'static,
+{
+    let (guard, rebuild): (_, fn(K) -> Event<K>) = match event {
+        Event::Init => return Some(Event::Init),
+        Event::InitDone => return Some(Event::InitDone),
+        Event::Apply(guard) => (guard, Event::Apply),
+        Event::InitApply(guard) => (guard, Event::InitApply),
+        Event::Delete(DeserializeGuard(Err(invalid))) => {
+            let mut key = ObjectRef::<K>::new(invalid.metadata.name.as_deref().unwrap_or_default());
+            key.namespace = invalid.metadata.namespace;
+            return store.get(&key).map(|known| Event::Delete((*known).clone()));
+        }
+        Event::Delete(guard) => (guard, Event::Delete),
+    };
+    match guard.0 {
+        Ok(object) => Some(rebuild(object)),
+        Err(invalid) => {
+            metrics.undecodable(&<K as Resource>::kind(&()));
+            tracing::error!(
+                task,
+                namespace = invalid.metadata.namespace,
+                name = invalid.metadata.name,
+                error = invalid.error,
+                "object cannot be read and is left out"
+            );
+            None
+        }
     }
 }
 
@@ -285,5 +330,40 @@ impl Triggers {
         for cluster in affected {
             let _ = self.clusters.send(cluster).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard(value: serde_json::Value) -> DeserializeGuard<Cluster> {
+        serde_json::from_value(value).expect("metadata can be read")
+    }
+
+    fn object(name: &str, version: serde_json::Value) -> DeserializeGuard<Cluster> {
+        guard(
+            serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+            "metadata": {"name": name, "namespace": "demo"}, "spec": {"version": version}}),
+        )
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_is_left_out() {
+        let metrics = OperatorMetrics::new(&yoke_runtime::Metrics::new("operator"));
+        let (store, mut writer) = reflector::store::<Cluster>();
+        let mut see = |event| {
+            let event = take_readable("test", &metrics, &store, event);
+            event.iter().for_each(|event| writer.apply_watcher_event(event));
+            (event.is_some(), store.state().len())
+        };
+        let (good, bad) = (|name| object(name, "v1.35.4".into()), |name| object(name, 1.into()));
+        assert_eq!(see(Event::Init), (true, 0));
+        assert_eq!(see(Event::InitApply(bad("a"))), (false, 0));
+        assert_eq!(see(Event::InitApply(good("b"))), (true, 0));
+        assert_eq!(see(Event::InitDone), (true, 1));
+        assert_eq!(see(Event::Apply(bad("b"))), (false, 1), "what was known stays");
+        assert_eq!(see(Event::Delete(bad("a"))), (false, 1));
+        assert_eq!(see(Event::Delete(bad("b"))), (true, 0));
     }
 }

@@ -40,6 +40,12 @@ struct PhaseLabel {
     phase: String,
 }
 
+/// Which kind of object.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabel {
+    kind: String,
+}
+
 /// The operator's metrics.
 #[derive(Clone, Debug)]
 pub struct OperatorMetrics {
@@ -48,6 +54,7 @@ pub struct OperatorMetrics {
     durations: Family<ControllerLabel, Histogram>,
     clusters: Family<PhaseLabel, Gauge>,
     ready_seconds: Histogram,
+    undecodable: Family<KindLabel, Counter>,
 }
 
 impl OperatorMetrics {
@@ -60,6 +67,7 @@ impl OperatorMetrics {
             durations: Family::new_with_constructor(buckets),
             clusters: Family::default(),
             ready_seconds: Histogram::new([2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0]),
+            undecodable: Family::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -74,6 +82,11 @@ impl OperatorMetrics {
                 "cluster_ready_seconds",
                 "Time from a Cluster's creation until it was first Ready",
                 own.ready_seconds.clone(),
+            );
+            registry.register(
+                "undecodable_objects",
+                "Times that an object of the host API could not be read, by kind",
+                own.undecodable.clone(),
             );
         });
         own
@@ -90,6 +103,12 @@ impl OperatorMetrics {
     pub fn failed(&self, controller: &'static str, reason: Reason) {
         let reason = reason.as_str();
         self.failures.get_or_create(&ReasonLabel { controller, reason }).inc();
+    }
+
+    /// An object of a watched kind cannot be read.
+    pub fn undecodable(&self, kind: &str) {
+        let kind = kind.to_owned();
+        self.undecodable.get_or_create(&KindLabel { kind }).inc();
     }
 
     /// A Cluster was Ready for the first time.

@@ -67,14 +67,15 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let ca = config.nats.secret_dir.join("ca.crt");
     let nats_ca = std::fs::read_to_string(&ca).with_context(|| format!("reading {}", ca.display()))?;
     let nats = Nats::connect(&config.nats).await?;
-    let (caches, triggered) = cache::start(&client, &mut supervisor);
+    let counters = OperatorMetrics::new(&metrics);
+    let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
     let context = Arc::new(Context {
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
         tenants: Applier::new(client.clone(), tenant::CONTROLLER),
         apis: TenantApis::default(),
         events: Events::new(client.clone()),
-        metrics: OperatorMetrics::new(&metrics),
+        metrics: counters,
         root: tokio::sync::Mutex::default(),
         seen: std::sync::Mutex::default(),
         client,
