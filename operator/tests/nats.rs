@@ -138,7 +138,7 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
             "make a consumer",
             format!("$JS.API.CONSUMER.CREATE.KINE_{own}"),
             r#"{"stream_name":"KINE_bcdfghjk24","config":{"ack_policy":"none","mem_storage":true,"inactive_threshold":5000000000}}"#,
-            true,
+            false,
         ),
         (
             "purge the log",

@@ -10,6 +10,9 @@ const STREAMS: [&str; 2] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}"];
 /// The template of the account's scoped key: a user named after a Cluster's identity may use that Cluster's two streams,
 /// speak to the store's other instances, and nothing else.
 ///
+/// No consumers: the server delivers to whatever subject a consumer names, a neighbour's log included, without asking
+/// whether the user may publish there. A store reads by sequence, so it needs none.
+///
 /// A store purges its log below a snapshot and deletes old snapshots, so it may destroy its own data; it can neither
 /// delete a stream nor change one.
 pub fn cluster_scope() -> UserLimits {
@@ -29,12 +32,6 @@ pub fn cluster_scope() -> UserLimits {
             publish.push(format!("$JS.API.{request}.{stream}"));
         }
         publish.push(format!("$JS.API.DIRECT.GET.{stream}.>"));
-        for request in ["CREATE", "INFO", "DELETE", "MSG.NEXT"] {
-            publish.push(format!("$JS.API.CONSUMER.{request}.{stream}"));
-            publish.push(format!("$JS.API.CONSUMER.{request}.{stream}.>"));
-        }
-        publish.push(format!("$JS.ACK.{stream}.>"));
-        publish.push(format!("$JS.FC.{stream}.>"));
     }
     let subscribe = ["_INBOX_{{name()}}.>", "kine.{{name()}}.rpc.>"].map(str::to_owned);
     UserLimits::of(publish, subscribe.to_vec())
