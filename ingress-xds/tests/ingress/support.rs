@@ -1,0 +1,42 @@
+//! A real Envoy, our real server, and tenants that stand for API servers, on loopback.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test file uses a part, and it is not public"
+)]
+
+pub mod envoy;
+#[path = "../../src/fixtures.rs"]
+pub mod fixtures;
+pub mod pki;
+pub mod tenant;
+pub mod xds;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// How long something that should happen may take on a busy machine, where no promise says less.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `check` gives something, and says how long it took.
+pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> (T, Duration) {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = check().await {
+            return (found, start.elapsed());
+        }
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A port that was free a moment ago.
+pub async fn free_port() -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+pub fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}

