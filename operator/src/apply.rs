@@ -11,6 +11,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use yoke_api::labels;
 
 /// A write failed.
 #[derive(Debug, thiserror::Error)]
@@ -140,10 +141,57 @@ impl Applier {
         }
     }
 
+    /// Removes the operator's finalizer, whoever else owns it too: a server-side apply would leave it to them. Only of the
+    /// very object that was seen, and as it is now.
+    pub async fn release<K>(&self, api: &Api<K>, object: &K) -> Result<(), ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let fail = |source| failed("releasing", object, source);
+        let found = api.get_opt(&object.name_any()).await.map_err(fail)?;
+        let Some(found) = found.filter(|found| found.uid() == object.uid() && is_held(found)) else {
+            return Ok(());
+        };
+        let params = PatchParams {
+            field_manager: self.params.field_manager.clone(),
+            ..PatchParams::default()
+        };
+        let patch = build_release(&found);
+        match api.patch(&object.name_any(), &params, &Patch::Merge(&patch)).await {
+            Ok(left) if is_held(&left) => {
+                let message = "the finalizer is still there after it was removed";
+                Err(fail(kube::Error::Api(Box::new(
+                    kube::core::Status::failure(message, "Conflict").with_code(409),
+                ))))
+            }
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(source) => Err(fail(source)),
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Applied>> {
         // Each change is one insert or removal, so the map is whole after any panic.
         self.applied.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_held<K: Resource>(object: &K) -> bool {
+    object
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == labels::FINALIZER)
+}
+
+/// A patch of the finalizers that is refused if the object is another one by now, or has changed.
+fn build_release<K: Resource>(object: &K) -> serde_json::Value {
+    let mut left = object.finalizers().to_vec();
+    left.retain(|finalizer| finalizer != labels::FINALIZER);
+    serde_json::json!({"metadata": {
+        "uid": object.uid(),
+        "resourceVersion": object.resource_version(),
+        "finalizers": left,
+    }})
 }
 
 fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> Key {
@@ -171,5 +219,22 @@ fn failed<K: Resource<DynamicType = ()>>(verb: &'static str, object: &K, source:
         namespace,
         name,
         source: Box::new(source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_takes_one_finalizer_of_the_object_as_it_was_read() {
+        let mut tenant = yoke_api::Tenant::new("a", Default::default());
+        tenant.metadata.uid = Some("1".into());
+        tenant.metadata.resource_version = Some("7".into());
+        tenant.metadata.finalizers = Some(vec!["other.example/hold".into(), labels::FINALIZER.into()]);
+        assert!(is_held(&tenant));
+        let expected = serde_json::json!({"metadata": {
+            "uid": "1", "resourceVersion": "7", "finalizers": ["other.example/hold"]}});
+        assert_eq!(build_release(&tenant), expected);
     }
 }

@@ -29,7 +29,7 @@ struct MetadataPatch<'a> {
     name: String,
     /// Makes the patch fail if the object is another one by now, or gone: an apply would make it again.
     uid: String,
-    finalizers: &'a [&'a str],
+    finalizers: [&'a str; 1],
     labels: std::collections::BTreeMap<&'a str, &'a str>,
 }
 
@@ -75,28 +75,13 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
         return Ok(Some(found).filter(|found| found.metadata.deletion_timestamp.is_none()));
     }
     let id = found.id().unwrap_or_else(|| draw(context));
-    write_identity(context, &found, &id, &[labels::FINALIZER])
-        .await
-        .map(Some)
+    write_identity(context, &found, &id).await.map(Some)
 }
 
 /// Removes the finalizer, by which the object goes.
 pub(super) async fn release(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
-    if !cluster
-        .finalizers()
-        .iter()
-        .any(|finalizer| finalizer == labels::FINALIZER)
-    {
-        return Ok(());
-    }
-    let id = cluster.id().unwrap_or_else(|| draw(context));
-    match write_identity(context, cluster, &id, &[]).await {
-        Ok(_) => Ok(()),
-        Err(ReconcileError::Host { source, .. }) if matches!(*source, kube::Error::Api(ref status) if status.code == 404 || status.code == 409) => {
-            Ok(())
-        }
-        Err(error) => Err(error),
-    }
+    context.clusters.release(&api(context, cluster), cluster).await?;
+    Ok(())
 }
 
 fn is_identified(cluster: &Cluster) -> bool {
@@ -119,19 +104,14 @@ fn draw(context: &Context) -> ClusterId {
     }
 }
 
-async fn write_identity(
-    context: &Context,
-    cluster: &Cluster,
-    id: &ClusterId,
-    finalizers: &[&str],
-) -> Result<Cluster, ReconcileError> {
+async fn write_identity(context: &Context, cluster: &Cluster, id: &ClusterId) -> Result<Cluster, ReconcileError> {
     let patch = IdentityPatch {
         api_version: format!("{GROUP}/{VERSION}"),
         kind: "Cluster",
         metadata: MetadataPatch {
             name: cluster.name_any(),
             uid: cluster.uid().unwrap_or_default(),
-            finalizers,
+            finalizers: [labels::FINALIZER],
             labels: [(labels::ID, id.as_str())].into(),
         },
         spec: SpecPatch { id: id.as_str() },

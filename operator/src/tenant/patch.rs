@@ -52,10 +52,9 @@ pub(super) async fn ensure_finalizer(context: &Context, tenant: &Tenant) -> Resu
 }
 
 pub(super) async fn release(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    if !has_finalizer(tenant) {
-        return Ok(());
-    }
-    write_finalizers(context, tenant, &[]).await
+    let api = Api::<Tenant>::all(context.client.clone());
+    context.tenants.release(&api, tenant).await?;
+    Ok(())
 }
 
 async fn write_finalizers(context: &Context, tenant: &Tenant, finalizers: &[&str]) -> Result<(), ReconcileError> {
