@@ -121,7 +121,11 @@ async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, 
         Err(refusal) => {
             context.metrics.failed(CONTROLLER, refusal.reason);
             outcome.accepted = Err(refusal);
-            Ok(())
+            // Who was taken from the subjects loses access, whatever else is wrong.
+            match owns_namespace(context, tenant) {
+                true => bind(context, tenant).await,
+                false => Ok(()),
+            }
         }
         Ok(()) => apply(context, tenant, &mut outcome).await,
     };
@@ -138,11 +142,7 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
         outcome.accepted = Err(refusal);
         return Ok(());
     }
-    let clusters = context.caches.clusters_of(&tenant.name_any());
-    let (role, binding) = (build::build_role(tenant, &clusters), build::build_role_binding(tenant));
-    // In turn: a binding is only taken if its Role is known, and says no more than the operator may.
-    context.tenants.apply(&context.caches.roles, &role).await?;
-    context.tenants.apply(&context.caches.role_bindings, &binding).await?;
+    bind(context, tenant).await?;
     match ensure_account(context, tenant).await? {
         Some(secret) => {
             outcome.account = Some(push_account(context, tenant, &secret).await?);
@@ -152,12 +152,29 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
     Ok(())
 }
 
+/// Lets the Tenant's subjects do what they may, and nobody else.
+async fn bind(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
+    let clusters = context.caches.clusters_of(&tenant.name_any());
+    let (role, binding) = (build::build_role(tenant, &clusters), build::build_role_binding(tenant));
+    // In turn: a binding is only taken if its Role is known, and says no more than the operator may.
+    context.tenants.apply(&context.caches.roles, &role).await?;
+    context.tenants.apply(&context.caches.role_bindings, &binding).await?;
+    Ok(())
+}
+
+fn owns_namespace(context: &Context, tenant: &Tenant) -> bool {
+    let known = context
+        .caches
+        .namespaces
+        .get(&ObjectRef::<Namespace>::new(&tenant.name_any()));
+    known.is_some_and(|known| build::is_owned(&known, tenant) && known.metadata.deletion_timestamp.is_none())
+}
+
 /// A namespace is made, never adopted.
 async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(), Refusal>, ReconcileError> {
     let wanted = build::build_namespace(tenant);
     let name = tenant.name_any();
-    let known = context.caches.namespaces.get(&ObjectRef::<Namespace>::new(&name));
-    if known.is_some_and(|known| build::is_owned(&known, tenant) && known.metadata.deletion_timestamp.is_none()) {
+    if owns_namespace(context, tenant) {
         return Ok(Ok(()));
     }
     let api = Api::<Namespace>::all(context.client.clone());

@@ -12,6 +12,8 @@ use yoke_api::names::kubeconfig_secret;
 use yoke_api::tenant::SubjectKind;
 use yoke_api::{Cluster, GROUP, Tenant};
 
+use super::validate::may_act;
+
 /// Name of the Role and the RoleBinding in the Tenant's namespace.
 const ROLE: &str = "yoke-tenant";
 /// All verbs, by name: the API server lets nobody grant `*` who holds less than that.
@@ -94,9 +96,10 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>]) -> Role {
     }
 }
 
-/// Binds the Role to the Tenant's subjects.
+/// Binds the Role to the Tenant's subjects, those that can act for one.
 pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
-    let mut subjects: Vec<_> = tenant.spec.subjects.clone();
+    let mut subjects = tenant.spec.subjects.clone();
+    subjects.retain(may_act);
     subjects.sort();
     let subjects = subjects.into_iter().map(|subject| Subject {
         api_group: Some(RBAC.into()),
@@ -180,13 +183,17 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_sorted() {
+    fn subjects_that_may_act_are_bound_and_sorted() {
         let subject = |kind, name: &str| TenantSubject {
             kind,
             name: name.into(),
         };
         let spec = TenantSpec {
-            subjects: vec![subject(SubjectKind::Group, "g"), subject(SubjectKind::User, "u")],
+            subjects: vec![
+                subject(SubjectKind::Group, "g"),
+                subject(SubjectKind::Group, "system:masters"),
+                subject(SubjectKind::User, "u"),
+            ],
             ..TenantSpec::default()
         };
         let binding = build_role_binding(&Tenant::new("t", spec));

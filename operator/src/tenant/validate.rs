@@ -2,6 +2,7 @@
 
 use kube::ResourceExt as _;
 use yoke_api::names;
+use yoke_api::tenant::TenantSubject;
 use yoke_api::{Reason, Tenant};
 
 pub use crate::cluster::validate::Refusal;
@@ -27,12 +28,7 @@ pub fn validate(tenant: &Tenant, config: &Config) -> Result<(), Refusal> {
             format!("The name is not a DNS label of at most {NAME_MAX} characters that begins with a letter."),
         );
     }
-    if let Some(subject) = tenant
-        .spec
-        .subjects
-        .iter()
-        .find(|subject| subject.name.starts_with("system:"))
-    {
+    if let Some(subject) = tenant.spec.subjects.iter().find(|subject| !may_act(subject)) {
         return refuse(
             Reason::SubjectConflict,
             format!("{} belongs to Kubernetes and cannot act for a Tenant.", subject.name),
@@ -45,6 +41,11 @@ pub fn validate(tenant: &Tenant, config: &Config) -> Result<(), Refusal> {
         check_domain(domain, &config.base_domain)?;
     }
     Ok(())
+}
+
+/// Whether a subject is one that can act for a Tenant.
+pub fn may_act(subject: &TenantSubject) -> bool {
+    !subject.name.starts_with("system:")
 }
 
 /// The name constraints of a cluster's CA are made of these: one that is too wide would let it speak for another.
@@ -67,7 +68,7 @@ fn refuse<T>(reason: Reason, message: String) -> Result<T, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use yoke_api::tenant::{SubjectKind, TenantSpec, TenantSubject};
+    use yoke_api::tenant::{SubjectKind, TenantSpec};
 
     fn config() -> Config {
         Config::parse(include_str!("../../testdata/config.yaml")).unwrap()
