@@ -189,6 +189,7 @@ fn judge<'a>(
             let namespace = context.caches.namespaces.get(&ObjectRef::new(&identity.tenant));
             namespace.is_some_and(|namespace| crate::tenant::build::is_owned(&namespace, tenant))
         }),
+        tenants: &context.caches.tenants.state(),
         clusters: &context.caches.clusters.state(),
         running: running_version(cluster),
     };
@@ -313,7 +314,10 @@ fn next_look(outcome: &Outcome) -> Action {
         return Action::requeue(jitter(STEADY));
     }
     let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
+    // A limit is not lifted by asking again; what lifts it is a change of the Tenant, which is watched.
+    let limited = outcome.store.reason == Reason::StoreQuotaExceeded;
     match &outcome.control_plane {
+        _ if limited => Action::requeue(jitter(STEADY)),
         ControlPlane::Running { started, .. } if !answers => {
             // A young one will answer in moments; an old one may never.
             let age = Timestamp::now().duration_since(*started).as_secs();

@@ -7,9 +7,9 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt as _};
@@ -22,7 +22,7 @@ use yoke_api::{Cluster, labels};
 use super::identity::Identity;
 use super::observe::{self, Observed};
 use super::store::{self, PUBLIC_KEY, data_of};
-use super::{ReconcileError, patch};
+use super::{ReconcileError, gate, patch, validate};
 use crate::context::Context;
 use crate::nats::account::REVOKED_PREFIX;
 use crate::nats::streams::Provisioner;
@@ -59,12 +59,7 @@ fn owns(context: &Context, cluster: &Cluster, identity: &Identity, observed: &Ob
     if observed.namespace.is_some() {
         return !observed.is_foreign(identity);
     }
-    !context
-        .caches
-        .clusters
-        .state()
-        .iter()
-        .any(|other| other.uid() != cluster.uid() && other.id().as_ref() == Some(&identity.id))
+    validate::holds_identity(cluster, &context.caches.clusters.state())
 }
 
 async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identity>) -> Result<Action, ReconcileError> {
@@ -88,7 +83,11 @@ async fn remove(
     if remove_all(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
         return Ok(Some("The ingress stops to send clients to the cluster."));
     }
-    if remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await? || !observed.pods.is_empty() {
+    let stopping = remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
+    // A pod on a machine that is lost may run on: from here on it writes nothing.
+    revoke_user(context, identity).await?;
+    force_lost(context, observed).await?;
+    if stopping || !observed.pods.is_empty() {
         return Ok(Some("The control plane is being stopped."));
     }
     let kept = identity.store_secret();
@@ -110,7 +109,6 @@ async fn remove(
     if secrets || given {
         return Ok(Some("Keys and the kubeconfig are being removed."));
     }
-    revoke_user(context, identity).await?;
     if remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |_| true).await? {
         return Ok(Some("The store's user is being removed."));
     }
@@ -151,6 +149,27 @@ where
         }
     }
     Ok(!found.is_empty())
+}
+
+/// Takes away the pods that no kubelet has ended in time.
+async fn force_lost(context: &Context, observed: &Observed) -> Result<(), ReconcileError> {
+    for pod in gate::plan_forced(&observed.pods, Timestamp::now()) {
+        let api = Api::<Pod>::namespaced(context.client.clone(), &pod.namespace().unwrap_or_default());
+        let params = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(Preconditions {
+                uid: pod.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match api.delete(&pod.name_any(), &params).await {
+            Ok(_) => tracing::warn!(pod = pod.name_any(), "pod did not end in time and is removed by force"),
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
+            Err(error) => return Err(ReconcileError::reading("a pod that does not end")(error)),
+        }
+    }
+    Ok(())
 }
 
 /// Notes the revocation in the account's Secret, where it outlives this Cluster, and pushes it.

@@ -61,6 +61,7 @@ pub(super) fn around<'c, 'o>(
         config,
         tenant: Some(tenant),
         namespace_is_tenants: true,
+        tenants: &[],
         clusters,
         running: None,
     }

@@ -8,6 +8,9 @@ use yoke_api::labels;
 /// A pod that waits longer than this between two starts of a container is replaced: the wait grows to five minutes.
 const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
 
+/// A pod that is still there this long after its grace period is on a machine that does not answer.
+const LONGEST_END: SignedDuration = SignedDuration::from_secs(10);
+
 /// What the control plane is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlPlane {
@@ -99,6 +102,17 @@ pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Po
                 is_backing_off(status) && since.is_some_and(|since| now.duration_since(since.0) > LONGEST_BACK_OFF)
             })
     })
+}
+
+/// The pods whose time to end is over by more than a kubelet that lives would need.
+pub fn plan_forced<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Vec<&Pod> {
+    let pods = pods.iter().map(AsRef::as_ref);
+    pods.filter(|pod| {
+        // The grace period is in the timestamp already.
+        let end = pod.metadata.deletion_timestamp.as_ref();
+        end.is_some_and(|end| now.duration_since(end.0) > LONGEST_END)
+    })
+    .collect()
 }
 
 /// The incarnation that a control plane is to run with: that of the StatefulSet there is, and never less than what is kept.

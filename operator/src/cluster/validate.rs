@@ -32,6 +32,8 @@ pub struct Surroundings<'c, 'o> {
     pub tenant: Option<&'o Tenant>,
     /// Whether the Cluster's namespace is the one that the operator made for the Tenant.
     pub namespace_is_tenants: bool,
+    /// All Tenants of the host.
+    pub tenants: &'o [Arc<Tenant>],
     /// All Clusters of the host, this one included.
     pub clusters: &'o [Arc<Cluster>],
     /// The version that runs, if any.
@@ -139,6 +141,12 @@ fn rank(cluster: &Cluster) -> (Option<Timestamp>, Option<String>, String) {
 
 fn precedes(other: &Cluster, cluster: &Cluster) -> bool {
     other.uid() != cluster.uid() && rank(other) < rank(cluster)
+}
+
+/// Whether no other Cluster has this one's identity by the right of the older.
+pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Cluster>]) -> bool {
+    let mut before = clusters.iter().filter(|other| precedes(other, cluster));
+    !before.any(|other| other.id() == cluster.id())
 }
 
 fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
@@ -366,7 +374,7 @@ fn check_extra_names(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'
             .clusters
             .iter()
             .filter(|other| precedes(other, cluster))
-            .any(|other| other.spec.endpoint.extra_sans.contains(name));
+            .any(|other| claims(other, name, around));
         if taken {
             return refuse(
                 Reason::HostnameConflict,
@@ -375,6 +383,16 @@ fn check_extra_names(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'
         }
     }
     Ok(())
+}
+
+/// Whether a Cluster asks for a host name and its own Tenant lets it: what it may not have it does not keep from others.
+fn claims(other: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
+    let namespace = other.namespace().unwrap_or_default();
+    let mut tenants = around.tenants.iter().map(AsRef::as_ref).chain(around.tenant);
+    other.spec.endpoint.extra_sans.contains(name)
+        && tenants
+            .find(|tenant| tenant.name_any() == namespace)
+            .is_some_and(|tenant| check_extra_name(name, tenant, &around.config.base_domain).is_ok())
 }
 
 fn check_extra_name(name: &str, tenant: &Tenant, base_domain: &str) -> Result<(), Refusal> {

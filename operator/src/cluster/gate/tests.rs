@@ -138,3 +138,18 @@ fn incarnation_never_falls() {
     assert_eq!(plan_incarnation(Some(&set(1)), 0), 7);
     assert_eq!(plan_incarnation(Some(&set(1)), 9), 9);
 }
+
+#[test]
+fn pods_are_forced_after_their_grace() {
+    let mut ending = (*pod(serde_json::json!([]))).clone();
+    let now = "2026-11-21T00:00:30Z".parse().unwrap();
+    assert!(plan_forced(&[Arc::new(ending.clone())], now).is_empty(), "a living pod");
+    for (end, forced) in [
+        ("2026-11-21T00:00:40Z", 0),
+        ("2026-11-21T00:00:20Z", 0),
+        ("2026-11-21T00:00:19Z", 1),
+    ] {
+        ending.metadata.deletion_timestamp = Some(serde_json::from_value(end.into()).unwrap());
+        assert_eq!(plan_forced(&[Arc::new(ending.clone())], now).len(), forced, "{end}");
+    }
+}

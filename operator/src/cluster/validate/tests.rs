@@ -286,3 +286,47 @@ fn clusters_that_do_not_fit_take_nothing_from_others() {
         assert_eq!(reason(&mine, &around(&config, &tenant, &others)), expected, "{rule}");
     }
 }
+
+#[test]
+fn a_name_that_another_may_not_claim_is_free() {
+    let (config, mine, named) = (config(), tenant(), |mut cluster: Cluster, namespace: &str| {
+        cluster.metadata.namespace = Some(namespace.into());
+        with(cluster, |spec| {
+            spec.endpoint.extra_sans = vec!["api.example.org".into()]
+        })
+    });
+    let cluster = named(cluster("a"), "demo");
+    let older = with(made_at(named(cluster.clone(), "other"), 50), |spec| {
+        spec.id = Some("zzzzzzzzz2".into())
+    });
+    let mut older = older;
+    older.metadata.uid = Some("uid-other".into());
+    let older = [Arc::new(older)];
+    let other = |domains: &[&str]| {
+        let mut other = Tenant::new("other", Default::default());
+        other.spec.allowed_domains = domains.iter().map(|&domain| domain.into()).collect();
+        vec![Arc::new(other)]
+    };
+    for (rule, tenants, expected) in [
+        ("no Tenant", vec![], None),
+        ("not its domain", other(&["example.com"]), None),
+        (
+            "its domain too",
+            other(&["example.org"]),
+            Some(Reason::HostnameConflict),
+        ),
+    ] {
+        let mut surroundings = around(&config, &mine, &older);
+        surroundings.tenants = &tenants;
+        assert_eq!(reason(&cluster, &surroundings), expected, "{rule}");
+    }
+}
+
+#[test]
+fn only_an_older_cluster_takes_an_identity() {
+    let mine = cluster("a");
+    for (second, holds) in [(50, false), (150, true)] {
+        let clusters = [Arc::new(mine.clone()), Arc::new(made_at(cluster("b"), second))];
+        assert_eq!(holds_identity(&mine, &clusters), holds, "made at {second}");
+    }
+}
