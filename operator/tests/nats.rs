@@ -238,7 +238,8 @@ async fn assert_subscriptions(server: &Server, client: &async_nats::Client, tena
     ] {
         use futures::StreamExt as _;
         let mut subscription = client.subscribe(subject).await.unwrap();
-        client.flush().await.unwrap();
+        // An answer on the same connection: the server has seen the subscription. A flush only empties our own buffer.
+        assert!(ask(client, "$JS.API.INFO", "").await.is_some());
         sender.publish(published, "x".into()).await.unwrap();
         sender.flush().await.unwrap();
         let limit = if arrives { 3000 } else { 300 };
