@@ -73,4 +73,4 @@ test-slow: ## Run the tests that take long
 .PHONY: bench
 bench: yoke-dev ## Measure, on a stack built for speed
 	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)
-	$(call timed,measurements,$(CARGO) run --release --package yoke-e2e --bin yoke-bench)
+	$(call timed,measurements,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench)
