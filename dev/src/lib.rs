@@ -13,7 +13,6 @@ use clap::{Parser, Subcommand};
 
 use crate::host_cluster::HostStore;
 use crate::layout::Layout;
-use crate::recipes::go;
 use crate::recipes::rust::Profile;
 use crate::releases::Releases;
 use crate::steps::Step;
@@ -64,11 +63,6 @@ enum Verb {
         /// Releases of Kubernetes that tenants can have beside the host's own, with blanks between them.
         #[arg(long, env = "YOKE_VERSIONS", default_value = "")]
         versions: Releases,
-    },
-    /// Build one Go module's binaries into `.dev/bin`.
-    Build {
-        /// Its folder below `dev/go`.
-        module: String,
     },
     /// Stop and remove everything but the build cache.
     Down,
@@ -131,11 +125,6 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             // The failed step has been shown already.
             let done = up::up(&layout, options).await.is_ok();
             Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-        Verb::Build { module } => {
-            let recipe = go::RECIPES.iter().find(|recipe| recipe.module == module);
-            let recipe = recipe.with_context(|| format!("there is no module {module}"))?;
-            recipe.make(&layout).await.map(|_| ExitCode::SUCCESS)
         }
         Verb::Down => {
             let _lock = layout.lock()?;
