@@ -10,6 +10,9 @@ BIN := $(CURDIR)/.dev/bin
 # What the test of a change of version moves a cluster between; the stack's own release is the newer one.
 SLOW_VERSIONS := 1.35.3 1.35.4
 
+# What a failed test says is its error; the frames below it would push that out of a log's end.
+export RUST_BACKTRACE := 0
+
 # Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
 export CARGO_BUILD_BUILD_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke/rust
 
@@ -62,7 +65,7 @@ lint: tools ## Check the format, the lints and what no compiler checks
 test: lint ## Run every test, on the running stack too
 	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast)
 	$(call timed,stack,$(MAKE) --no-print-directory up)
-	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e -- --test-threads=1)
+	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1)
 
 .PHONY: test-slow
 test-slow: ## Run the tests that take long

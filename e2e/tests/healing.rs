@@ -1,6 +1,7 @@
-//! kill -9 of any one process heals by itself, and nothing that was acknowledged is lost.
+//! kill -9 of any one process, and the replacement of any one pod, heals by itself, and nothing that was acknowledged is
+//! lost.
 //!
-//! One test, one process after the other: every kill disturbs the whole machine.
+//! One after the other: every loss disturbs the whole machine.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -173,6 +174,41 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         if name.starts_with("e2e-host-") {
             host.delete(&name, &Default::default()).await?;
         }
+    }
+    tenant.remove().await
+}
+
+/// A new pod has a new address and knows nothing of what was before it.
+#[tokio::test]
+async fn a_replaced_pod_is_followed() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "replaced").await?;
+    let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
+    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let control_plane = (hosted.as_str(), "yoke.drzzl.io/cluster=a");
+    // A control plane follows each part of the ingress: the new one has to learn where it went.
+    for (namespace, selector) in [
+        control_plane,
+        ("yoke-system", "app.kubernetes.io/name=yoke-ingress-xds"),
+        control_plane,
+        ("yoke-system", "app.kubernetes.io/name=envoy"),
+        control_plane,
+        ("yoke-system", "app.kubernetes.io/name=yoke-operator"),
+        control_plane,
+    ] {
+        let delete = ["delete", "pod", "-n", namespace, "-l", selector, "--timeout=60s"];
+        stack.host_kubectl(&delete).await?.ok()?;
+        let deleted = Instant::now();
+        wait_for(
+            &format!("kubectl to work without the former {selector}"),
+            HEAL_LIMIT,
+            || async {
+                let get = ["get", "namespaces", "--request-timeout=3s", "-o", "name"];
+                stack.kubectl(&kubeconfig, &get).await?.ok().map(Some)
+            },
+        )
+        .await?;
+        println!("{selector}: kubectl after {:?}", deleted.elapsed());
     }
     tenant.remove().await
 }

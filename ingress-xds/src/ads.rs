@@ -205,11 +205,12 @@ impl Stream {
 
     /// The next response to send, if one is due and the client is not too far behind. The types take turns.
     pub fn next_response(&mut self) -> Option<Response> {
-        let order = match self.last {
-            Kind::Cluster => [Kind::Endpoints, Kind::Cluster],
-            Kind::Endpoints => [Kind::Cluster, Kind::Endpoints],
+        let order: &[Kind] = match self.last {
+            // Endpoints that had to wait are let go by Clusters, so they are looked at again.
+            Kind::Cluster => &[Kind::Endpoints, Kind::Cluster, Kind::Endpoints],
+            Kind::Endpoints => &[Kind::Cluster, Kind::Endpoints],
         };
-        let response = order.into_iter().find_map(|kind| self.next_of(kind))?;
+        let response = order.iter().find_map(|kind| self.next_of(*kind))?;
         self.last = response.kind;
         Some(response)
     }

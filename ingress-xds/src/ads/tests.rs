@@ -74,7 +74,9 @@ fn drain(stream: &mut Stream) -> Vec<String> {
 }
 
 fn drain_responses(stream: &mut Stream) -> Vec<Response> {
-    std::iter::from_fn(|| stream.next_response()).collect()
+    let responses = std::iter::from_fn(|| stream.next_response()).collect();
+    assert!(stream.next_response().is_none(), "nothing waits for another event");
+    responses
 }
 
 fn to_text(response: &Response) -> String {
@@ -170,6 +172,19 @@ fn who_comes_back_gets_the_difference() {
     stream.on_request(holding(names, &held)).unwrap();
     // b's Cluster was sent on this stream: Envoy waits for its endpoints, which did not change.
     assert_eq!(drain(&mut stream), ["E+b=1", "E-c"]);
+}
+
+/// Who comes back and is up to date hears of Clusters last, and then the endpoints would go first.
+#[test]
+fn changed_endpoints_are_sent_at_once() {
+    let requests = [
+        holding(ask(Kind::Cluster), &[("l4/a", "1")]),
+        holding(subscribe(Kind::Endpoints, &["l4/a"]), &[("l4/a", "1")]),
+    ];
+    let mut stream = stream(&[("a", "1", "1")], requests);
+    assert_eq!(drain(&mut stream), ["C"]);
+    stream.on_snapshot(snapshot(&[("a", "1", "2")]));
+    assert_eq!(drain(&mut stream), ["E+a=2"]);
 }
 
 #[test]

@@ -196,6 +196,15 @@ fn ready_addresses_are_used() {
     assert_eq!(slice.addresses.into_iter().collect::<Vec<_>>(), expected);
 }
 
+/// The host writes neither address nor port while no pod is there: the cluster has none, rather than its former ones.
+#[test]
+fn a_slice_without_addresses_needs_no_port() {
+    let mut object = good().at(&[], 6443).slice();
+    object.ports = None;
+    object.endpoints = vec![];
+    assert!(validate_slice(&rules(), &object).unwrap().addresses.is_empty());
+}
+
 #[test]
 fn local_addresses_of_the_other_family_are_not_used() {
     let mut object = good()

@@ -240,6 +240,26 @@ async fn a_restart_of_the_server_cuts_nothing() {
     assert!(stage.xds().is_ready());
 }
 
+/// A control plane that gets another address after the server was replaced is followed there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_server_moves_endpoints() {
+    let mut stage = Stage::new(1).await;
+    let a = stage.clusters[0].clone();
+    let name = a.public_name();
+    for round in 0..3 {
+        stage.xds.take().unwrap().stop().await;
+        let xds = stage.site.start().await;
+        xds.list(&[&a]).await;
+        stage.xds = Some(xds);
+        stage.wait_served(&name, PATIENCE).await;
+        stage.xds().apply(&a.clone().at(&[], a.port)).await;
+        stage.wait_closed(&name, PROMISE).await;
+        stage.xds().apply(&a).await;
+        stage.wait_served(&name, PROMISE).await;
+        println!("round {round}: followed");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_deleted_while_the_server_was_away_is_closed() {
     let mut stage = Stage::new(2).await;
