@@ -31,11 +31,10 @@ use kube::runtime::reflector::ObjectRef;
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, KubernetesVersion, Reason};
 
-use crate::apply::ApplyError;
 use crate::conditions::{self, State};
-use crate::context::{Context, RootError};
+use crate::context::Context;
+use crate::error::ReconcileError;
 use build::Blueprint;
-use build::secrets::MaterialError;
 use gate::ControlPlane;
 use identity::Identity;
 use observe::Observed;
@@ -51,77 +50,6 @@ const STARTING: Duration = Duration::from_millis(200);
 const WAITING: Duration = Duration::from_secs(2);
 /// Pace of looking at a cluster that is as it should be.
 const STEADY: Duration = Duration::from_secs(30);
-
-/// A reconciliation failed. It is tried again, later each time.
-#[derive(Debug, thiserror::Error)]
-pub enum ReconcileError {
-    /// The host API refused a write.
-    #[error(transparent)]
-    Apply(#[from] ApplyError),
-    /// The host API did not answer.
-    #[error("asking the host API about {what}")]
-    Host {
-        /// What about.
-        what: &'static str,
-        /// Why not.
-        #[source]
-        source: Box<kube::Error>,
-    },
-    /// What was issued cannot be used.
-    #[error("using what was issued")]
-    Materials(#[from] MaterialError),
-    /// A kubeconfig cannot be written.
-    #[error("composing a kubeconfig")]
-    Kubeconfig(#[from] yoke_pki::kubeconfig::KubeconfigError),
-    /// The service-account key cannot be made.
-    #[error("making a service-account key")]
-    ServiceAccount(#[from] yoke_pki::service_account::KeyError),
-    /// The root certificate cannot be had.
-    #[error(transparent)]
-    Root(#[from] RootError),
-    /// The account's keys cannot be used.
-    #[error("using the Tenant's NATS account")]
-    Account(#[from] crate::nats::account::KeyError),
-    /// A NATS token cannot be made.
-    #[error("making a NATS token")]
-    Claims(#[from] crate::nats::claims::ClaimsError),
-    /// NATS failed.
-    #[error("asking NATS")]
-    Nats(#[from] crate::nats::NatsError),
-    /// A Secret that keeps what is drawn once is not usable.
-    #[error("Secret {name} in the namespace of certificate authorities has no usable {key}")]
-    Kept {
-        /// The Secret.
-        name: String,
-        /// The key.
-        key: &'static str,
-    },
-    /// The hosted namespace belongs to somebody else.
-    #[error("namespace {0} exists and belongs to somebody else")]
-    Foreign(String),
-    /// The hosted namespace is being deleted.
-    #[error("namespace {0} is being deleted and must be gone first")]
-    Ending(String),
-}
-
-impl ReconcileError {
-    fn reading(what: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |source| Self::Host {
-            what,
-            source: Box::new(source),
-        }
-    }
-
-    /// The reason that metrics and conditions give.
-    pub fn reason(&self) -> Reason {
-        match self {
-            Self::Foreign(_) => Reason::IdentityConflict,
-            Self::Nats(_) => Reason::StoreUnavailable,
-            Self::Root(_) => Reason::CertificatesPending,
-            _ => Reason::ReconcileFailed,
-        }
-    }
-}
 
 /// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
 pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {

@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod conditions;
 pub mod config;
 pub mod context;
+pub mod error;
 pub mod events;
 pub mod metrics;
 pub mod nats;
@@ -24,6 +25,7 @@ pub mod run;
 pub mod tenant;
 pub mod tenant_api;
 
+pub use error::ReconcileError;
 pub use run::{Arguments, run};
 
 /// An error with everything that caused it, in one line.

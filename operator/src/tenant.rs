@@ -17,11 +17,11 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Reason, Tenant, labels};
 
-use crate::apply::ApplyError;
 use crate::cluster::data_of;
 use crate::context::Context;
-use crate::nats::account::{AccountKeys, KeyError, revocations_of};
-use crate::nats::claims::{ClaimsError, same_claims};
+use crate::error::ReconcileError;
+use crate::nats::account::{AccountKeys, revocations_of};
+use crate::nats::claims::same_claims;
 use crate::nats::{NatsError, limits};
 use crate::quantity;
 use status::Outcome;
@@ -34,48 +34,6 @@ pub const CONTROLLER: &str = "tenant";
 
 /// NATS has no watch: accounts are looked at this often, and after a lost connection.
 const STEADY: Duration = Duration::from_secs(60);
-
-/// A reconciliation failed. It is tried again.
-#[derive(Debug, thiserror::Error)]
-pub enum ReconcileError {
-    /// The host API refused a write.
-    #[error(transparent)]
-    Apply(#[from] ApplyError),
-    /// The host API did not answer.
-    #[error("asking the host API about {what}")]
-    Host {
-        /// What about.
-        what: &'static str,
-        /// Why not.
-        #[source]
-        source: Box<kube::Error>,
-    },
-    /// The account's keys cannot be used.
-    #[error("using the NATS account's keys")]
-    Keys(#[from] KeyError),
-    /// A token cannot be made.
-    #[error("making the NATS account's token")]
-    Claims(#[from] ClaimsError),
-    /// NATS failed.
-    #[error("asking NATS")]
-    Nats(#[from] NatsError),
-}
-
-impl ReconcileError {
-    fn host(what: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |source| Self::Host {
-            what,
-            source: Box::new(source),
-        }
-    }
-
-    fn reason(&self) -> Reason {
-        match self {
-            Self::Nats(_) => Reason::StoreUnavailable,
-            _ => Reason::ReconcileFailed,
-        }
-    }
-}
 
 /// Pushes an account's claims if NATS has others, or none.
 pub async fn push_account(context: &Context, tenant: &Tenant, secret: &Secret) -> Result<String, NatsError> {

@@ -14,10 +14,11 @@ use yoke_pki::plan::LeafRole;
 use super::build::{Blueprint, Materials, hosted, secrets, stateful_set};
 use super::gate::{self, ControlPlane, Template};
 use super::observe::{Observed, is_foreign};
+use super::probe;
 use super::store::{self, Store, data_of};
-use super::{ReconcileError, probe};
 use crate::conditions::State;
 use crate::context::Context;
+use crate::error::ReconcileError;
 use crate::nats::streams::StreamsPlan;
 
 /// How long what a predecessor found out is believed, while the operator itself reaches nothing.
@@ -139,7 +140,7 @@ async fn ensure_namespace(
     let found = api
         .get_opt(&name)
         .await
-        .map_err(ReconcileError::reading("the hosted namespace"))?;
+        .map_err(ReconcileError::host("the hosted namespace"))?;
     match found {
         Some(namespace) if is_foreign(&namespace, blueprint.identity) => Err(ReconcileError::Foreign(name)),
         Some(namespace) if namespace.metadata.deletion_timestamp.is_some() => Err(ReconcileError::Ending(name)),
@@ -147,7 +148,7 @@ async fn ensure_namespace(
             let patch = kube::api::Patch::Apply(&wanted);
             api.patch(&name, context.clusters.params(), &patch)
                 .await
-                .map_err(ReconcileError::reading("the hosted namespace"))?;
+                .map_err(ReconcileError::host("the hosted namespace"))?;
             Ok(())
         }
         None => Err(ReconcileError::Ending(name)),
@@ -264,7 +265,7 @@ async fn replace_stuck(context: &Context, observed: &Observed) -> Result<(), Rec
     match api.delete(&name, &DeleteParams::default()).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(ReconcileError::reading("a stuck pod")(error)),
+        Err(error) => Err(ReconcileError::host("a stuck pod")(error)),
     }
 }
 

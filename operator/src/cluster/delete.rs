@@ -22,8 +22,9 @@ use yoke_api::{Cluster, labels};
 use super::identity::Identity;
 use super::observe::{self, Observed};
 use super::store::{self, PUBLIC_KEY, data_of};
-use super::{ReconcileError, gate, patch, validate};
+use super::{gate, patch, validate};
 use crate::context::Context;
+use crate::error::ReconcileError;
 use crate::nats::account::REVOKED_PREFIX;
 use crate::nats::streams::Provisioner;
 use crate::tenant;
@@ -166,7 +167,7 @@ async fn force_lost(context: &Context, observed: &Observed) -> Result<(), Reconc
         match api.delete(&pod.name_any(), &params).await {
             Ok(_) => tracing::warn!(pod = pod.name_any(), "pod did not end in time and is removed by force"),
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
-            Err(error) => return Err(ReconcileError::reading("a pod that does not end")(error)),
+            Err(error) => return Err(ReconcileError::host("a pod that does not end")(error)),
         }
     }
     Ok(())
@@ -190,7 +191,7 @@ async fn revoke_user(context: &Context, identity: &Identity) -> Result<(), Recon
     let Some(account) = api
         .get_opt(&name)
         .await
-        .map_err(ReconcileError::reading("the account's Secret"))?
+        .map_err(ReconcileError::host("the account's Secret"))?
     else {
         return Ok(());
     };
@@ -204,7 +205,7 @@ async fn revoke_user(context: &Context, identity: &Identity) -> Result<(), Recon
         };
         api.patch(&name, &PatchParams::default(), &Patch::Merge(&revocation))
             .await
-            .map_err(ReconcileError::reading("the account's Secret"))?
+            .map_err(ReconcileError::host("the account's Secret"))?
     };
     let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
         return Ok(());

@@ -7,11 +7,12 @@ use serde::Serialize;
 use yoke_api::cluster::{ClusterStatus, Phase};
 use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, VERSION, labels};
 
+use super::CONTROLLER;
 use super::identity::Identity;
 use super::status::{self, Outcome};
-use super::{CONTROLLER, ReconcileError};
 use crate::conditions;
 use crate::context::Context;
+use crate::error::ReconcileError;
 
 /// What the operator owns of a Cluster beside its status. Applied as a whole, and as nothing more: a typed Cluster would
 /// own every default of the spec.
@@ -67,7 +68,7 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
     let found = api
         .get_opt(&cluster.name_any())
         .await
-        .map_err(ReconcileError::reading("a Cluster"))?;
+        .map_err(ReconcileError::host("a Cluster"))?;
     let Some(found) = found.filter(|found| found.uid() == cluster.uid()) else {
         return Ok(None);
     };
@@ -119,7 +120,7 @@ async fn write_identity(context: &Context, cluster: &Cluster, id: &ClusterId) ->
     api(context, cluster)
         .patch(&cluster.name_any(), context.clusters.params(), &Patch::Apply(&patch))
         .await
-        .map_err(ReconcileError::reading("a Cluster's identity"))
+        .map_err(ReconcileError::host("a Cluster's identity"))
 }
 
 /// Writes the status that follows from an outcome, and the events.
@@ -176,7 +177,7 @@ pub(super) async fn write(
         Ok(_) => Ok(true),
         // It is gone, or another of its name: there is nothing to say.
         Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(false),
-        Err(error) => Err(ReconcileError::reading("a Cluster's status")(error)),
+        Err(error) => Err(ReconcileError::host("a Cluster's status")(error)),
     }
 }
 

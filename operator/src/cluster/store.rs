@@ -11,10 +11,10 @@ use yoke_api::labels::component;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Reason, labels};
 
-use super::ReconcileError;
 use super::identity::Identity;
 use crate::conditions::State;
 use crate::context::Context;
+use crate::error::ReconcileError;
 use crate::nats::streams::{Provisioner, StreamsPlan};
 use crate::nats::{AccountKeys, ClusterUser};
 use crate::tenant::account_secret;
@@ -162,10 +162,7 @@ async fn keep(
     let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
     let mut found = context.caches.secrets.get(&key).map(|secret| (*secret).clone());
     if found.is_none() {
-        found = api
-            .get_opt(name)
-            .await
-            .map_err(ReconcileError::reading("a kept Secret"))?;
+        found = api.get_opt(name).await.map_err(ReconcileError::host("a kept Secret"))?;
     }
     if found.is_none() {
         let secret = Secret {
@@ -183,7 +180,7 @@ async fn keep(
     }
     let secret = match found {
         Some(secret) => secret,
-        None => api.get(name).await.map_err(ReconcileError::reading("a kept Secret"))?,
+        None => api.get(name).await.map_err(ReconcileError::host("a kept Secret"))?,
     };
     let owner = secret.metadata.labels.as_ref().and_then(|all| all.get(labels::ID));
     let text = data_of(&secret)

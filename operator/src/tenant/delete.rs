@@ -9,9 +9,10 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Reason, Tenant};
 
-use super::{ReconcileError, account_secret, build, has_finalizer, patch};
+use super::{account_secret, build, has_finalizer, patch};
 use crate::cluster::data_of;
 use crate::context::Context;
+use crate::error::ReconcileError;
 use crate::nats::AccountKeys;
 
 const AGAIN: Duration = Duration::from_secs(2);

@@ -7,10 +7,11 @@ use serde::Serialize;
 use yoke_api::tenant::TenantStatus;
 use yoke_api::{ConditionType, GROUP, Reason, Tenant, VERSION, labels};
 
+use super::has_finalizer;
 use super::status::{self, Outcome};
-use super::{ReconcileError, has_finalizer};
 use crate::conditions::{self, State};
 use crate::context::Context;
+use crate::error::ReconcileError;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
