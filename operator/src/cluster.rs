@@ -2,16 +2,18 @@
 //!
 //! ```text
 //!  Cluster, its Tenant and objects ─observe─▶ validate ─▶ build ─▶ gate ─▶ apply ─▶ status, events
-//!                                              └─ refused: status says why, what runs goes on
+//!                                              └─ refused: status says why, what runs is kept alive (keep)
 //! ```
 
 mod apply;
 pub mod build;
+mod copies;
 mod delete;
 #[cfg(test)]
 mod fixtures;
 pub mod gate;
 pub mod identity;
+mod keep;
 mod observe;
 mod patch;
 mod probe;
@@ -73,11 +75,22 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     let observed = observe::observe(&context.caches, &cluster, &identity);
     let verdict = judge(context, &cluster, &identity, &observed);
+    if let Err(refusal) = &verdict {
+        context.metrics.failed(CONTROLLER, refusal.reason);
+    }
     let outcome = match &verdict {
-        Err(refusal) => {
-            context.metrics.failed(CONTROLLER, refusal.reason);
-            idle_outcome(&cluster, &observed, Err(refusal.clone()))
+        Err(refusal) if observed.is_kept(&identity) && !cluster.spec.paused => {
+            match keep::keep(context, &cluster, &identity, &observed).await {
+                Ok(applied) => Outcome {
+                    accepted: Err(refusal.clone()),
+                    asleep: observed.is_asleep(),
+                    kept: true,
+                    ..translate(&cluster, None, applied)
+                },
+                Err(error) => return fail(context, &cluster, &identity, &observed, error, Some(refusal)).await,
+            }
         }
+        Err(refusal) => idle_outcome(&cluster, &observed, Err(refusal.clone())),
         Ok(_) if cluster.spec.paused => idle_outcome(&cluster, &observed, Ok(())),
         Ok(accepted) => {
             let blueprint = Blueprint {
@@ -87,8 +100,8 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 config: &context.config,
             };
             match apply::apply(context, &blueprint, &observed).await {
-                Ok(applied) => translate(&cluster, accepted, applied),
-                Err(error) => return fail(context, &cluster, &identity, &observed, error).await,
+                Ok(applied) => translate(&cluster, Some(accepted.version), applied),
+                Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
             }
         }
     };
@@ -146,20 +159,12 @@ fn judge<'a>(
 }
 
 fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Refusal>) -> Outcome {
-    let status = observed.stateful_set.as_deref().and_then(|set| set.status.as_ref());
-    let ready = status.and_then(|status| status.ready_replicas).unwrap_or(0) > 0;
-    let answers = || {
-        if ready {
-            Ok(())
-        } else {
-            Err("the control plane's pod is not ready".to_owned())
-        }
-    };
     let unknown = State::unknown(Reason::Paused, "Not looked at.");
     Outcome {
         accepted,
         paused: cluster.spec.paused,
-        asleep: cluster.spec.state == DesiredState::Asleep,
+        kept: false,
+        asleep: observed.is_asleep(),
         version: None,
         store: unknown.clone(),
         account: None,
@@ -167,20 +172,21 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         certificates: unknown,
         ca_not_after: None,
         control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
-        inside: answers(),
-        outside: answers(),
+        inside: observed.answers(),
+        outside: observed.answers(),
         published: false,
         nodes: None,
         failure: None,
     }
 }
 
-fn translate(cluster: &Cluster, accepted: &Accepted<'_>, applied: apply::Applied) -> Outcome {
+fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: apply::Applied) -> Outcome {
     Outcome {
         accepted: Ok(()),
         paused: false,
+        kept: false,
         asleep: cluster.spec.state == DesiredState::Asleep,
-        version: Some(accepted.version.to_string()),
+        version: version.map(|version| version.to_string()),
         store: applied.store.state,
         account: applied.store.account,
         bytes: applied.store.bytes,
@@ -202,6 +208,7 @@ async fn fail(
     identity: &Identity,
     observed: &Observed,
     error: ReconcileError,
+    refusal: Option<&Refusal>,
 ) -> Result<Action, ReconcileError> {
     let idle = idle_outcome(cluster, observed, Ok(()));
     let phase = cluster.status.as_ref().and_then(|status| status.phase);
@@ -210,10 +217,7 @@ async fn fail(
             ConditionType::Degraded,
             State::yes(error.reason(), format!("{}.", crate::chain(&error))),
         ),
-        (
-            ConditionType::Accepted,
-            State::yes(Reason::Valid, "The spec can be carried out."),
-        ),
+        (ConditionType::Accepted, status::plan_accepted(refusal)),
     ];
     if idle.inside.is_err() {
         changes.push((
@@ -238,7 +242,7 @@ async fn fail(
 }
 
 fn next_look(outcome: &Outcome) -> Action {
-    if outcome.accepted.is_err() || outcome.paused {
+    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
         return Action::requeue(jitter(STEADY));
     }
     let answers = outcome.inside.is_ok() && outcome.outside.is_ok();

@@ -1,29 +1,19 @@
 //! Writes what was built, in the order that gets an API soonest: whatever waits for nothing goes out at once.
 
-use std::time::{Duration, Instant};
-
-use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::DeleteParams;
-use kube::runtime::reflector::ObjectRef;
 use yoke_api::Reason;
-use yoke_api::names::PKI_NAMESPACE;
-use yoke_pki::plan::LeafRole;
 
-use super::build::{Blueprint, Materials, hosted, secrets, stateful_set};
+use super::build::{Blueprint, Materials, hosted, stateful_set};
 use super::gate::{self, ControlPlane, Template};
 use super::observe::{Observed, is_foreign};
-use super::probe;
-use super::store::{self, Store, data_of};
+use super::store::{self, Store};
+use super::{copies, probe};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::nats::streams::StreamsPlan;
-
-/// How long what a predecessor found out is believed, while the operator itself reaches nothing.
-const DOORS_OPEN: Duration = Duration::from_secs(10);
-const NODES_EVERY: Duration = Duration::from_secs(30);
 
 /// What was done and found.
 #[derive(Debug)]
@@ -36,6 +26,30 @@ pub(super) struct Applied {
     pub(super) outside: Result<(), String>,
     pub(super) published: bool,
     pub(super) nodes: Option<i32>,
+}
+
+impl Applied {
+    /// Nothing done yet; whether the API answers is what the kubelet finds.
+    pub(super) fn new(store: Store, observed: &Observed) -> Self {
+        Self {
+            store,
+            certificates: State::no(Reason::CertificatesPending, "Certificates are being issued."),
+            ca_not_after: None,
+            control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
+            inside: observed.answers(),
+            outside: observed.answers(),
+            published: false,
+            nodes: None,
+        }
+    }
+
+    /// Certificates that are not issued yet are waited for.
+    pub(super) fn wait_for(&mut self, missing: &[String]) {
+        self.certificates = State::no(
+            Reason::CertificatesPending,
+            format!("{} certificates are being issued.", missing.len()),
+        );
+    }
 }
 
 /// Carries out an accepted spec as far as it goes now.
@@ -67,28 +81,13 @@ pub(super) async fn apply(
     surroundings?;
     certificates?;
     let (service_account, credentials) = (service_account?, credentials?);
-    let mut applied = Applied {
-        store,
-        certificates: State::no(Reason::CertificatesPending, "Certificates are being issued."),
-        ca_not_after: None,
-        control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
-        inside: Err("the control plane is not there yet".into()),
-        outside: Err("the control plane is not there yet".into()),
-        published: false,
-        nodes: None,
-    };
+    let mut applied = Applied::new(store, observed);
     let Some(credentials) = credentials else {
         return Ok(applied);
     };
-    let materials = read_materials(context, blueprint, &service_account, &credentials).await?;
-    match materials {
+    match copies::read(context, &blueprint.accepted.plan, &service_account, &credentials).await? {
         Ok(materials) => apply_control_plane(context, blueprint, observed, &materials, &mut applied).await?,
-        Err(missing) => {
-            applied.certificates = State::no(
-                Reason::CertificatesPending,
-                format!("{} certificates are being issued.", missing.len()),
-            );
-        }
+        Err(missing) => applied.wait_for(&missing),
     }
     Ok(applied)
 }
@@ -103,7 +102,7 @@ async fn apply_surroundings(
     ensure_namespace(context, blueprint, observed).await?;
     let (service, policy, files) = (
         hosted::build_service(blueprint.identity),
-        hosted::build_network_policy(blueprint),
+        hosted::build_network_policy(blueprint.identity, blueprint.config),
         hosted::build_api_server_files(blueprint),
     );
     tokio::try_join!(
@@ -185,27 +184,6 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
     Ok(())
 }
 
-async fn read_materials(
-    context: &Context,
-    blueprint: &Blueprint<'_>,
-    service_account: &str,
-    credentials: &str,
-) -> Result<Result<Materials, Vec<String>>, ReconcileError> {
-    let root = context.root().await?;
-    let secrets = &context.caches.secrets;
-    let sources = secrets::Sources {
-        secret: |name: &str| {
-            let key = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
-            secrets.get(&key).map(|secret| data_of(&secret))
-        },
-        root: &root,
-        service_account,
-        store_credentials: credentials,
-        nats_ca: &context.nats_ca,
-    };
-    Ok(Materials::read(&blueprint.accepted.plan, &sources)?)
-}
-
 async fn apply_control_plane(
     context: &Context,
     blueprint: &Blueprint<'_>,
@@ -214,20 +192,8 @@ async fn apply_control_plane(
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
-    let components = secrets::build_component_secrets(blueprint, materials)?;
-    let kubeconfig = secrets::build_kubeconfig(blueprint, materials)?;
-    let ingress = hosted::build_ingress(blueprint, materials);
-    let copies = components
-        .iter()
-        .map(|secret| context.clusters.apply(&caches.secrets, secret));
-    tokio::try_join!(
-        futures::future::try_join_all(copies),
-        context.clusters.apply(&caches.secrets, &kubeconfig),
-        context.clusters.apply(&caches.config_maps, &ingress),
-    )?;
-    applied.published = true;
-    applied.ca_not_after = Some(materials.ca_not_after);
-    applied.certificates = State::yes(Reason::AsExpected, "Every certificate is issued and copied.");
+    let names = blueprint.spec.endpoint.extra_sans.clone();
+    copies::apply(context, blueprint.identity, names, materials, applied).await?;
     let asleep = blueprint.spec.state == yoke_api::cluster::DesiredState::Asleep;
     let store_ready = applied.store.state.status == Some(true);
     // Once there is a control plane it is kept in step even while NATS does not answer the operator.
@@ -241,83 +207,14 @@ async fn apply_control_plane(
     };
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
-    replace_stuck(context, observed).await?;
+    copies::replace_stuck(context, observed).await?;
     let template = Template {
         version: blueprint.accepted.version.to_string(),
         digest: start.digest,
     };
     applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods, Some(&template));
-    if asleep {
-        return Ok(());
+    if !asleep {
+        probe::look_at_api(context, blueprint.identity, observed, materials, applied).await;
     }
-    look_at_api(context, blueprint, observed, materials, applied).await;
     Ok(())
-}
-
-async fn replace_stuck(context: &Context, observed: &Observed) -> Result<(), ReconcileError> {
-    let Some(pod) = gate::plan_replacement(&observed.pods, Timestamp::now()) else {
-        return Ok(());
-    };
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let api = Api::<Pod>::namespaced(context.client.clone(), &namespace);
-    let name = pod.metadata.name.clone().unwrap_or_default();
-    tracing::info!(namespace, pod = name, "control plane waits in back-off and is replaced");
-    match api.delete(&name, &DeleteParams::default()).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(ReconcileError::host("a stuck pod")(error)),
-    }
-}
-
-async fn look_at_api(
-    context: &Context,
-    blueprint: &Blueprint<'_>,
-    observed: &Observed,
-    materials: &Materials,
-    applied: &mut Applied,
-) {
-    let ControlPlane::Running { pod, .. } = &applied.control_plane else {
-        return;
-    };
-    let Some(inside) = probe::inside(
-        blueprint,
-        observed.service.as_deref(),
-        materials.leaf(LeafRole::Operator),
-        materials,
-    ) else {
-        return;
-    };
-    let id = &blueprint.identity.id;
-    let answer = probe::look(context, blueprint, pod, &inside).await;
-    let works = answer.inside.is_ok() && answer.outside.is_ok();
-    let mut began = Instant::now();
-    let mut answered = works;
-    context.note(id, |seen| {
-        let (since, before) = seen.asked.unwrap_or((began, false));
-        seen.asked = Some((since, before || works));
-        (began, answered) = (since, before || works);
-    });
-    // An operator that has just started may not be let through yet: the doors open by its pod's address.
-    if !answered && observed.is_trusted && began.elapsed() < DOORS_OPEN {
-        (applied.inside, applied.outside) = (Ok(()), Ok(()));
-        return;
-    }
-    applied.inside = answer.inside;
-    applied.outside = answer.outside;
-    if applied.inside.is_err() || applied.outside.is_err() {
-        return;
-    }
-    let seen = context.seen(id);
-    applied.nodes = match seen.nodes {
-        Some((nodes, since)) if since.elapsed() < NODES_EVERY => Some(nodes),
-        _ => probe::count_nodes(context, id, &inside).await,
-    };
-    if let Some(nodes) = applied.nodes {
-        context.note(id, |seen| {
-            let fresh = seen.nodes.is_some_and(|(_, since)| since.elapsed() < NODES_EVERY);
-            if !fresh {
-                seen.nodes = Some((nodes, Instant::now()));
-            }
-        });
-    }
 }

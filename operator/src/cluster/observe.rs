@@ -75,6 +75,29 @@ fn observe_authority(caches: &Caches, identity: &Identity) -> Option<ParsedCerti
 }
 
 impl Observed {
+    /// Whether the API answers, by what the kubelet finds.
+    pub(super) fn answers(&self) -> Result<(), String> {
+        let status = self.stateful_set.as_deref().and_then(|set| set.status.as_ref());
+        match status.and_then(|status| status.ready_replicas) {
+            Some(1..) => Ok(()),
+            _ => Err("the control plane's pod is not ready".to_owned()),
+        }
+    }
+
+    /// Whether no control plane is asked for, whatever the spec says now.
+    pub(super) fn is_asleep(&self) -> bool {
+        let spec = self.stateful_set.as_deref().and_then(|set| set.spec.as_ref());
+        spec.is_some_and(|spec| spec.replicas == Some(0))
+    }
+
+    /// Whether there is a control plane that is this Cluster's, made when its spec was accepted.
+    pub(super) fn is_kept(&self, identity: &Identity) -> bool {
+        let namespace = self.namespace.as_deref();
+        self.stateful_set.is_some()
+            && namespace.is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_none())
+            && !self.is_foreign(identity)
+    }
+
     /// Whether a namespace of that name is there and belongs to somebody else.
     pub(super) fn is_foreign(&self, identity: &Identity) -> bool {
         self.namespace

@@ -21,6 +21,17 @@ const START_TIME: SignedDuration = SignedDuration::from_secs(60);
 /// The types of conditions whose changes are told by events.
 pub const TOLD: [ConditionType; 3] = [ConditionType::Accepted, ConditionType::Ready, ConditionType::StoreReady];
 
+/// What is not looked at while nothing is done for a Cluster.
+const NOT_LOOKED_AT: [ConditionType; 5] = [
+    ConditionType::CertificatesReady,
+    ConditionType::APIServerAvailable,
+    ConditionType::EndpointPublished,
+    ConditionType::StoreReady,
+    ConditionType::Asleep,
+];
+/// What a refused spec asks for, and is not carried out while the rest is kept alive.
+const NOT_CARRIED_OUT: [ConditionType; 2] = [ConditionType::StoreReady, ConditionType::Asleep];
+
 /// What one reconciliation found and did.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -28,7 +39,9 @@ pub struct Outcome {
     pub accepted: Result<(), Refusal>,
     /// Whether the operator leaves everything as it is.
     pub paused: bool,
-    /// Whether no control plane is asked for.
+    /// Whether the spec was refused, and the control plane that it once asked for is kept alive.
+    pub kept: bool,
+    /// Whether no control plane is asked for; of a spec that is not carried out, whether none was.
     pub asleep: bool,
     /// Version to run; absent if the spec was refused.
     pub version: Option<String>,
@@ -111,25 +124,27 @@ pub fn plan_status(
     (status, states)
 }
 
+/// Whether the spec is one that can be carried out.
+pub fn plan_accepted(refusal: Option<&Refusal>) -> State {
+    match refusal {
+        None => State::yes(Reason::Valid, "The spec can be carried out."),
+        Some(refusal) => State::no(refusal.reason, refusal.message.clone()),
+    }
+}
+
 fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(ConditionType, State)> {
-    let accepted = match &outcome.accepted {
-        Ok(()) => State::yes(Reason::Valid, "The spec can be carried out."),
-        Err(refusal) => State::no(refusal.reason, refusal.message.clone()),
-    };
+    let accepted = plan_accepted(outcome.accepted.as_ref().err());
     let ready = plan_ready(outcome);
     let progressing = plan_progressing(outcome, &ready);
     let degraded = plan_degraded(outcome);
-    if outcome.accepted.is_err() || outcome.paused {
-        return carry_over(
-            before,
-            outcome,
-            vec![
-                (ConditionType::Accepted, accepted),
-                (ConditionType::Ready, ready),
-                (ConditionType::Progressing, progressing),
-                (ConditionType::Degraded, degraded),
-            ],
-        );
+    let first = vec![
+        (ConditionType::Accepted, accepted),
+        (ConditionType::Ready, ready),
+        (ConditionType::Progressing, progressing),
+        (ConditionType::Degraded, degraded),
+    ];
+    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
+        return carry_over(before, outcome, first, &NOT_LOOKED_AT);
     }
     let available = match (&outcome.inside, outcome.asleep) {
         (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
@@ -144,6 +159,15 @@ fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(ConditionType,
     } else {
         State::no(Reason::CertificatesPending, "The kubeconfig waits for certificates.")
     };
+    let looked = vec![
+        (ConditionType::CertificatesReady, outcome.certificates.clone()),
+        (ConditionType::APIServerAvailable, available),
+        (ConditionType::EndpointPublished, published),
+    ];
+    let states = [first, looked].concat();
+    if outcome.kept {
+        return carry_over(before, outcome, states, &NOT_CARRIED_OUT);
+    }
     let asleep = match (outcome.asleep, &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
             State::yes(Reason::AsleepByRequest, "No control plane runs, as asked for.")
@@ -151,17 +175,11 @@ fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(ConditionType,
         (true, _) => State::no(Reason::AsleepByRequest, "The control plane is being stopped."),
         (false, _) => State::no(Reason::Awake, "A control plane is asked for."),
     };
-    vec![
-        (ConditionType::Accepted, accepted),
-        (ConditionType::Ready, ready),
-        (ConditionType::Progressing, progressing),
-        (ConditionType::Degraded, degraded),
+    let last = vec![
         (ConditionType::StoreReady, outcome.store.clone()),
-        (ConditionType::CertificatesReady, outcome.certificates.clone()),
-        (ConditionType::APIServerAvailable, available),
-        (ConditionType::EndpointPublished, published),
         (ConditionType::Asleep, asleep),
-    ]
+    ];
+    [states, last].concat()
 }
 
 /// Where nothing was done, the conditions that were not looked at stay as they are.
@@ -169,18 +187,13 @@ fn carry_over(
     before: &ClusterStatus,
     outcome: &Outcome,
     mut states: Vec<(ConditionType, State)>,
+    types: &[ConditionType],
 ) -> Vec<(ConditionType, State)> {
     let reason = match &outcome.accepted {
         Err(refusal) => refusal.reason,
         Ok(()) => Reason::Paused,
     };
-    for type_ in [
-        ConditionType::StoreReady,
-        ConditionType::CertificatesReady,
-        ConditionType::APIServerAvailable,
-        ConditionType::EndpointPublished,
-        ConditionType::Asleep,
-    ] {
+    for type_ in types.iter().copied() {
         let Some(old) = conditions::find(&before.conditions, type_) else {
             continue;
         };
@@ -200,7 +213,7 @@ fn carry_over(
 }
 
 fn plan_ready(outcome: &Outcome) -> State {
-    if outcome.asleep && outcome.accepted.is_ok() {
+    if outcome.asleep {
         return State::no(Reason::AsleepByRequest, "The cluster is asleep.");
     }
     if outcome.inside.is_ok() && outcome.outside.is_ok() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use yoke_api::cluster::{Cluster, ExtraArg};
+use yoke_api::cluster::{Cluster, ExtraArg, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
 use yoke_api::{KubernetesVersion, Reason, Tenant, extra_args};
 use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
@@ -428,6 +428,21 @@ fn build_facts(cluster: &Cluster, identity: &Identity, tenant: &Tenant) -> Resul
         lifetimes: Lifetimes::from_spec(&cluster.spec.pki).map_err(|error| refuse_plan(&error))?,
         generations: Generations::first(),
     })
+}
+
+/// The plan of a Cluster whose spec is not to be looked at: good for the names of what was issued, and for nothing else.
+pub(super) fn plan_names(identity: &Identity) -> Plan {
+    let facts = ClusterFacts {
+        id: identity.id.clone(),
+        tenant: identity.tenant.clone(),
+        cluster: identity.cluster.clone(),
+        public_name: identity.public_name.clone(),
+        extra_sans: Vec::new(),
+        allowed_domains: Vec::new(),
+        lifetimes: Lifetimes::from_spec(&PkiSpec::default()).expect("the defaults are numbers of hours"),
+        generations: Generations::first(),
+    };
+    Plan::new(&facts).expect("the default lifetimes fit, and there are no domains")
 }
 
 fn refuse_plan(error: &PlanError) -> Refusal {

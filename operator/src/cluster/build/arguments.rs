@@ -5,6 +5,7 @@ use yoke_api::names::API_PORT;
 use yoke_pki::plan::FRONT_PROXY_USER;
 
 use super::Blueprint;
+use crate::cluster::identity::Identity;
 
 /// Where a component finds its Secret.
 pub(super) const PKI: &str = "/etc/kubernetes/pki";
@@ -21,8 +22,8 @@ pub(super) const STORE_PORT: u16 = 2381;
 pub const COMMON_AUDIENCE: &str = "https://kubernetes.default.svc";
 
 /// Audiences that a cluster's API server accepts, its unique one first.
-pub fn audiences(blueprint: &Blueprint<'_>) -> Vec<String> {
-    vec![blueprint.identity.public_name.issuer(), COMMON_AUDIENCE.to_owned()]
+pub fn audiences(identity: &Identity) -> Vec<String> {
+    vec![identity.public_name.issuer(), COMMON_AUDIENCE.to_owned()]
 }
 
 pub(super) fn api_server(blueprint: &Blueprint<'_>) -> Vec<String> {
@@ -32,7 +33,7 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>) -> Vec<String> {
     let mut arguments = vec![
         "kube-apiserver".to_owned(),
         "--allow-privileged=true".into(),
-        format!("--api-audiences={}", audiences(blueprint).join(",")),
+        format!("--api-audiences={}", audiences(blueprint.identity).join(",")),
         format!("--authentication-config={CONFIG}/authentication.yaml"),
         "--authorization-mode=Node,RBAC".into(),
         format!("--client-ca-file={PKI}/client-ca.crt"),

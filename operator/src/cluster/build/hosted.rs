@@ -14,6 +14,7 @@ use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP};
 
 use super::{Blueprint, Materials, arguments, authentication};
 use crate::cluster::identity::Identity;
+use crate::config::Config;
 
 /// Name of the ConfigMap with kube-apiserver's files.
 pub(super) const API_SERVER_FILES: &str = "kube-apiserver";
@@ -68,8 +69,7 @@ pub(super) fn selector(identity: &Identity) -> std::collections::BTreeMap<String
 
 /// Doors of the namespace: in from the ingress and the operator, out to NATS. No DNS: an API server opens connections to
 /// addresses that its users choose.
-pub fn build_network_policy(blueprint: &Blueprint<'_>) -> NetworkPolicy {
-    let config = blueprint.config;
+pub fn build_network_policy(identity: &Identity, config: &Config) -> NetworkPolicy {
     let port = |port: u16| {
         Some(vec![NetworkPolicyPort {
             port: Some(IntOrString::Int(port.into())),
@@ -96,9 +96,7 @@ pub fn build_network_policy(blueprint: &Blueprint<'_>) -> NetworkPolicy {
         ..NetworkPolicyPeer::default()
     });
     NetworkPolicy {
-        metadata: blueprint
-            .identity
-            .hosted_meta("control-plane", component::CONTROL_PLANE),
+        metadata: identity.hosted_meta("control-plane", component::CONTROL_PLANE),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(LabelSelector::default()),
             policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
@@ -126,10 +124,8 @@ pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
     }
 }
 
-/// What the ingress is told.
-pub fn build_ingress(blueprint: &Blueprint<'_>, materials: &Materials) -> ConfigMap {
-    let identity = blueprint.identity;
-    let mut extra_names = blueprint.spec.endpoint.extra_sans.clone();
+/// What the ingress is told. `extra_names` are those beside the public name.
+pub fn build_ingress(identity: &Identity, mut extra_names: Vec<String>, materials: &Materials) -> ConfigMap {
     extra_names.sort();
     let config = IngressConfig {
         id: identity.id.clone(),
@@ -138,7 +134,7 @@ pub fn build_ingress(blueprint: &Blueprint<'_>, materials: &Materials) -> Config
         public_name: identity.public_name.clone(),
         extra_names,
         issuer: identity.public_name.issuer(),
-        audiences: arguments::audiences(blueprint),
+        audiences: arguments::audiences(identity),
         service_account_keys: vec![materials.service_account_public.clone()],
         client_ca: materials.client_ca.clone(),
         upstream: Upstream {

@@ -16,8 +16,9 @@ use yoke_pki::plan::{AuthorityRole, LeafRole, Plan};
 use yoke_pki::service_account::{KeyError, ServiceAccountKey};
 use yoke_pki::{Bundle, Kubeconfig, ParsedCertificate};
 
-use super::Blueprint;
 use super::arguments::PKI;
+use crate::cluster::identity::Identity;
+use crate::config::Config;
 
 /// Secret of kube-apiserver.
 pub(super) const API_SERVER: &str = "kube-apiserver";
@@ -211,21 +212,18 @@ fn check_pair(name: &str, leaf: &Leaf) -> Result<(), MaterialError> {
 }
 
 /// The Secrets of the control plane's components, each for one container.
-pub fn build_component_secrets(
-    blueprint: &Blueprint<'_>,
-    materials: &Materials,
-) -> Result<Vec<Secret>, KubeconfigError> {
+pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Result<Vec<Secret>, KubeconfigError> {
     let leaf = |role| materials.leaf(role);
     let serving = leaf(LeafRole::ApiServer);
     let kubelet = leaf(LeafRole::ApiServerKubeletClient);
     let front = leaf(LeafRole::FrontProxyClient);
     let manager = leaf(LeafRole::ControllerManager);
     let scheduler = leaf(LeafRole::Scheduler);
-    let kubeconfig = build_component_kubeconfig(blueprint)?;
+    let kubeconfig = build_component_kubeconfig(identity)?;
     let private = materials.service_account.private_pem();
     Ok(vec![
         build_hosted(
-            blueprint,
+            identity,
             API_SERVER,
             component::PKI,
             &[
@@ -243,7 +241,7 @@ pub fn build_component_secrets(
             ],
         ),
         build_hosted(
-            blueprint,
+            identity,
             CONTROLLER_MANAGER,
             component::PKI,
             &[
@@ -255,7 +253,7 @@ pub fn build_component_secrets(
             ],
         ),
         build_hosted(
-            blueprint,
+            identity,
             SCHEDULER,
             component::PKI,
             &[
@@ -266,7 +264,7 @@ pub fn build_component_secrets(
             ],
         ),
         build_hosted(
-            blueprint,
+            identity,
             STORE,
             component::STORE,
             &[
@@ -278,13 +276,13 @@ pub fn build_component_secrets(
 }
 
 /// The kubeconfig of a component: its own files, which client-go reads again when they change, and the API server beside it.
-fn build_component_kubeconfig(blueprint: &Blueprint<'_>) -> Result<String, KubeconfigError> {
+fn build_component_kubeconfig(identity: &Identity) -> Result<String, KubeconfigError> {
     Kubeconfig {
-        context: blueprint.identity.cluster.clone(),
+        context: identity.cluster.clone(),
         user: "component".into(),
         namespace: None,
         server: format!("https://127.0.0.1:{API_PORT}"),
-        tls_server_name: Some(blueprint.identity.upstream_name()),
+        tls_server_name: Some(identity.upstream_name()),
         authority: Authority::File(format!("{PKI}/root-ca.crt")),
         credential: Credential::Files {
             certificate: format!("{PKI}/{CERTIFICATE}"),
@@ -295,14 +293,17 @@ fn build_component_kubeconfig(blueprint: &Blueprint<'_>) -> Result<String, Kubec
 }
 
 /// The kubeconfig that the tenant is given.
-pub fn build_kubeconfig(blueprint: &Blueprint<'_>, materials: &Materials) -> Result<Secret, KubeconfigError> {
-    let identity = blueprint.identity;
+pub fn build_kubeconfig(
+    identity: &Identity,
+    config: &Config,
+    materials: &Materials,
+) -> Result<Secret, KubeconfigError> {
     let admin = materials.leaf(LeafRole::Admin);
     let text = Kubeconfig {
         context: identity.cluster.clone(),
         user: format!("{}-admin", identity.cluster),
         namespace: None,
-        server: ingress_url(blueprint.config),
+        server: ingress_url(config),
         tls_server_name: Some(identity.public_name.to_string()),
         authority: Authority::Data(materials.root_ca.clone()),
         credential: Credential::Data {
@@ -321,7 +322,7 @@ pub fn build_kubeconfig(blueprint: &Blueprint<'_>, materials: &Materials) -> Res
 }
 
 /// URL of the ingress by its address.
-pub fn ingress_url(config: &crate::config::Config) -> String {
+pub fn ingress_url(config: &Config) -> String {
     let address = &config.ingress.address;
     match address.parse::<std::net::Ipv6Addr>() {
         Ok(v6) => format!("https://[{v6}]:{}", config.ingress.port),
@@ -329,9 +330,9 @@ pub fn ingress_url(config: &crate::config::Config) -> String {
     }
 }
 
-fn build_hosted(blueprint: &Blueprint<'_>, name: &str, component: &str, data: &[(&str, &str)]) -> Secret {
+fn build_hosted(identity: &Identity, name: &str, component: &str, data: &[(&str, &str)]) -> Secret {
     Secret {
-        metadata: blueprint.identity.hosted_meta(name, component),
+        metadata: identity.hosted_meta(name, component),
         data: Some(to_data(data)),
         type_: Some("Opaque".into()),
         ..Secret::default()

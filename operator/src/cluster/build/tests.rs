@@ -61,7 +61,11 @@ fn objects_are_those_of_the_golden_files() {
             "statefulset",
             &stateful_set::build_stateful_set(&blueprint, &start),
         );
-        compare(&case, "networkpolicy", &hosted::build_network_policy(&blueprint));
+        compare(
+            &case,
+            "networkpolicy",
+            &hosted::build_network_policy(&identity, &config),
+        );
         compare(&case, "service", &hosted::build_service(&identity));
         compare(&case, "namespace", &hosted::build_namespace(&identity));
         compare(&case, "configmap", &hosted::build_api_server_files(&blueprint));
@@ -148,15 +152,9 @@ fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
     let (config, tenant, cluster) = (config(), tenant(), cluster("a"));
     let identity = identity(&cluster);
     let accepted = validate::validate(&cluster, &identity, &around(&config, &tenant, &[])).unwrap();
-    let blueprint = Blueprint {
-        identity: &identity,
-        accepted: &accepted,
-        spec: &cluster.spec,
-        config: &config,
-    };
     let (secrets, root, keys) = issue(&accepted);
     let materials = read(&accepted, &secrets, &root).unwrap();
-    let hosted = secrets::build_component_secrets(&blueprint, &materials).unwrap();
+    let hosted = secrets::build_component_secrets(&identity, &materials).unwrap();
     let texts: Vec<_> = hosted
         .iter()
         .flat_map(|secret| secret.data.iter().flatten())
@@ -174,13 +172,13 @@ fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
         let key = &materials.leaf(role).key;
         assert!(!texts.iter().any(|(_, text)| text.contains(key.trim())), "{role:?}");
     }
-    let kubeconfig = secrets::build_kubeconfig(&blueprint, &materials).unwrap();
+    let kubeconfig = secrets::build_kubeconfig(&identity, &config, &materials).unwrap();
     let text = String::from_utf8(kubeconfig.data.unwrap()["value"].0.clone()).unwrap();
     let parsed = yoke_pki::Kubeconfig::from_yaml(&text).unwrap();
     assert_eq!(parsed.server, "https://100.64.0.2:443");
     assert_eq!(parsed.tls_server_name.as_deref(), Some("a-bcdfghjk.yoke.test"));
     assert_eq!(kubeconfig.metadata.namespace.as_deref(), Some("demo"));
-    let told = hosted::build_ingress(&blueprint, &materials);
+    let told = hosted::build_ingress(&identity, vec![], &materials);
     let told: yoke_api::ingress::IngressConfig = serde_json::from_str(&told.data.unwrap()["ingress.json"]).unwrap();
     assert_eq!(
         told.audiences,

@@ -9,6 +9,7 @@ fn outcome() -> Outcome {
     Outcome {
         accepted: Ok(()),
         paused: false,
+        kept: false,
         asleep: false,
         version: Some("v1.35.4".into()),
         store: State::yes(Reason::AsExpected, "There."),

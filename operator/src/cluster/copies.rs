@@ -1,0 +1,89 @@
+//! Copies what was issued and drawn to where it is used: the control plane, the ingress, the tenant. What runs needs this
+//! to go on for ever, whatever becomes of the spec.
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::DeleteParams;
+use kube::runtime::reflector::ObjectRef;
+use yoke_api::Reason;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_pki::plan::Plan;
+
+use super::apply::Applied;
+use super::build::{Materials, hosted, secrets};
+use super::gate;
+use super::identity::Identity;
+use super::observe::Observed;
+use super::store::data_of;
+use crate::conditions::State;
+use crate::context::Context;
+use crate::error::ReconcileError;
+
+/// Reads what was issued; `Ok(Err(names))` are those that are not issued yet.
+pub(super) async fn read(
+    context: &Context,
+    plan: &Plan,
+    service_account: &str,
+    credentials: &str,
+) -> Result<Result<Materials, Vec<String>>, ReconcileError> {
+    let root = context.root().await?;
+    let secrets = &context.caches.secrets;
+    let sources = secrets::Sources {
+        secret: |name: &str| {
+            let key = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
+            secrets.get(&key).map(|secret| data_of(&secret))
+        },
+        root: &root,
+        service_account,
+        store_credentials: credentials,
+        nats_ca: &context.nats_ca,
+    };
+    Ok(Materials::read(plan, &sources)?)
+}
+
+/// Copies materials to the control plane first, then to those who are sent to it.
+pub(super) async fn apply(
+    context: &Context,
+    identity: &Identity,
+    extra_names: Vec<String>,
+    materials: &Materials,
+    applied: &mut Applied,
+) -> Result<(), ReconcileError> {
+    let caches = &context.caches;
+    let components = secrets::build_component_secrets(identity, materials)?;
+    let kubeconfig = secrets::build_kubeconfig(identity, &context.config, materials)?;
+    let ingress = hosted::build_ingress(identity, extra_names, materials);
+    let copies = components
+        .iter()
+        .map(|secret| context.clusters.apply(&caches.secrets, secret));
+    // The Tenant's namespace may be ending, and the control plane not: all are tried, then the first failure is told.
+    let (copies, kubeconfig, ingress) = tokio::join!(
+        futures::future::join_all(copies),
+        context.clusters.apply(&caches.secrets, &kubeconfig),
+        context.clusters.apply(&caches.config_maps, &ingress),
+    );
+    for result in copies.into_iter().chain([ingress, kubeconfig]) {
+        result?;
+    }
+    applied.published = true;
+    applied.ca_not_after = Some(materials.ca_not_after);
+    applied.certificates = State::yes(Reason::AsExpected, "Every certificate is issued and copied.");
+    Ok(())
+}
+
+/// Replaces a pod that waits in back-off.
+pub(super) async fn replace_stuck(context: &Context, observed: &Observed) -> Result<(), ReconcileError> {
+    let Some(pod) = gate::plan_replacement(&observed.pods, Timestamp::now()) else {
+        return Ok(());
+    };
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let api = Api::<Pod>::namespaced(context.client.clone(), &namespace);
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    tracing::info!(namespace, pod = name, "control plane waits in back-off and is replaced");
+    match api.delete(&name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(ReconcileError::host("a stuck pod")(error)),
+    }
+}

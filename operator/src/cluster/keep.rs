@@ -1,0 +1,111 @@
+//! Keeps a control plane alive whose Cluster is refused now: what changes by itself, certificates above all, goes on; what
+//! the spec asks for anew does not.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::ObjectRef;
+use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
+use yoke_api::names::INGRESS_CONFIG_MAP;
+use yoke_api::{Cluster, Reason, labels};
+
+use super::apply::Applied;
+use super::build::{Materials, hosted, stateful_set};
+use super::identity::Identity;
+use super::observe::Observed;
+use super::store::{self, Store};
+use super::{copies, probe, validate};
+use crate::conditions::State;
+use crate::context::Context;
+use crate::error::ReconcileError;
+
+/// Copies what was issued to a control plane as it is, and looks whether it answers.
+pub(super) async fn keep(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Applied, ReconcileError> {
+    let caches = &context.caches;
+    let mut applied = Applied::new(find_store(cluster), observed);
+    let (service, policy) = (
+        hosted::build_service(identity),
+        hosted::build_network_policy(identity, &context.config),
+    );
+    tokio::try_join!(
+        context.clusters.apply(&caches.services, &service),
+        context.clusters.apply(&caches.network_policies, &policy),
+    )?;
+    let keys = store::find_account(context, &identity.tenant)?;
+    let (service_account, credentials) = (
+        store::ensure_service_account(context, identity).await?,
+        match &keys {
+            Some(keys) => Some(store::ensure_user(context, identity, keys).await?),
+            None => None,
+        },
+    );
+    let Some(credentials) = credentials else {
+        return Ok(applied);
+    };
+    let plan = validate::plan_names(identity);
+    match copies::read(context, &plan, &service_account, &credentials).await? {
+        Ok(materials) => {
+            let names = find_extra_names(context, identity);
+            copies::apply(context, identity, names, &materials, &mut applied).await?;
+            restart(context, identity, observed, &materials).await?;
+            copies::replace_stuck(context, observed).await?;
+            probe::look_at_api(context, identity, observed, &materials, &mut applied).await;
+        }
+        Err(missing) => applied.wait_for(&missing),
+    }
+    Ok(applied)
+}
+
+/// The store as it was last seen: streams are not changed for a Cluster that is refused.
+fn find_store(cluster: &Cluster) -> Store {
+    let before = cluster.status.as_ref().and_then(|status| status.storage.clone());
+    Store {
+        state: State::unknown(Reason::AsExpected, "Not looked at."),
+        bytes: before.as_ref().and_then(|before| before.bytes),
+        account: before.map(|before| before.account),
+    }
+}
+
+/// The names that the ingress was told while the Cluster was accepted.
+fn find_extra_names(context: &Context, identity: &Identity) -> Vec<String> {
+    let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
+    let told = context.caches.config_maps.get(&key);
+    let text = told.as_deref().and_then(|told| told.data.as_ref()?.get(CONFIG_KEY));
+    let config = text.and_then(|text| serde_json::from_str::<IngressConfig>(text).ok());
+    config.map(|config| config.extra_names).unwrap_or_default()
+}
+
+/// Starts the control plane again, as it is, if something changed that it reads once.
+async fn restart(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    materials: &Materials,
+) -> Result<(), ReconcileError> {
+    let digest = materials.restart_digest();
+    let template = observed
+        .stateful_set
+        .as_deref()
+        .and_then(|set| set.spec.as_ref()?.template.metadata.as_ref());
+    let known = template.and_then(|template| template.annotations.as_ref()?.get(labels::CONFIG_DIGEST));
+    if known == Some(&digest) {
+        return Ok(());
+    }
+    let patch =
+        serde_json::json!({"spec": {"template": {"metadata": {"annotations": {labels::CONFIG_DIGEST: digest}}}}});
+    let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
+    let params = PatchParams {
+        field_manager: context.clusters.params().field_manager.clone(),
+        ..PatchParams::default()
+    };
+    api.patch(stateful_set::NAME, &params, &Patch::Merge(&patch))
+        .await
+        .map_err(ReconcileError::host("the control plane"))?;
+    Ok(())
+}

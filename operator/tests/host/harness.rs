@@ -1,0 +1,458 @@
+//! A real host API of a test's own: nats-server, kine-nats and kube-apiserver on free ports of loopback, with the operator's
+//! own watches on it. Nothing else runs there: no kubelet, no controller manager; what they would do, a test does.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use yoke_api::{Cluster, Tenant};
+use yoke_operator::apply::Applier;
+use yoke_operator::config::Config;
+use yoke_operator::context::Context;
+use yoke_operator::events::Events;
+use yoke_operator::metrics::OperatorMetrics;
+use yoke_operator::nats::limits::account_limits;
+use yoke_operator::nats::streams::{Provisioner, StreamsPlan};
+use yoke_operator::nats::{AccountKeys, ClusterUser, Nats};
+use yoke_operator::tenant_api::{TenantApis, build_base};
+use yoke_operator::{ReconcileError, cache, cluster, tenant};
+use yoke_runtime::{Metrics, Supervisor};
+
+use crate::issuer::CertManager;
+use crate::support::Server;
+
+const HOST_STORE: &str = "hhhhhhhhh2";
+const TOKEN: &str = "host-admin";
+/// How long anything may take here.
+const LIMIT: Duration = Duration::from_secs(40);
+/// The Tenant of a test.
+pub(crate) const TENANT: &str = "demo";
+/// Namespace of the certificate authorities.
+pub(crate) const PKI: &str = "yoke-pki";
+
+/// A host with the operator's view of it; dropped, its processes end.
+pub(crate) struct Host {
+    pub(crate) client: Client,
+    pub(crate) context: Arc<Context>,
+    pub(crate) issuer: CertManager,
+    _supervisor: Supervisor,
+    _api: Process,
+    _store: Process,
+    pub(crate) nats: Server,
+    dir: tempfile::TempDir,
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(dir: &Path, program: &str, arguments: &[String]) -> Process {
+    let bin = std::env::var_os("YOKE_BIN").map_or_else(PathBuf::new, PathBuf::from);
+    let log = std::fs::File::create(dir.join(format!("{program}.log"))).unwrap();
+    let child = Command::new(bin.join(program))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn();
+    Process(child.unwrap_or_else(|error| panic!("{program} in YOKE_BIN: {error}")))
+}
+
+impl Host {
+    /// Starts a host with the Tenant [`TENANT`], reconciled once.
+    pub(crate) async fn start() -> Self {
+        let nats = Server::start().await;
+        let dir = tempfile::tempdir().unwrap();
+        let store = start_store(dir.path(), &nats).await;
+        let (api, client) = start_api(dir.path()).await;
+        prepare(&client).await;
+        let issuer = CertManager::start(&client).await;
+        let (context, supervisor) = connect(&client, &nats).await;
+        let host = Self {
+            client,
+            context,
+            issuer,
+            _supervisor: supervisor,
+            _api: api,
+            _store: store,
+            nats,
+            dir,
+        };
+        host.make_tenant().await;
+        host
+    }
+
+    async fn make_tenant(&self) {
+        let mut tenant = Tenant::new(TENANT, Default::default());
+        tenant.spec.quota.clusters = 3;
+        let api = Api::<Tenant>::all(self.client.clone());
+        api.create(&PostParams::default(), &tenant).await.unwrap();
+        self.until("the Tenant has an account", async || {
+            let _ = self.reconcile_tenant().await;
+            let status = api.get(TENANT).await.unwrap().status;
+            status.is_some_and(|status| status.account.is_some())
+        })
+        .await;
+    }
+
+    /// An operator that has just started on the same host: what is kept in memory only is gone.
+    pub(crate) async fn restart_operator(&mut self) {
+        (self.context, self._supervisor) = connect(&self.client, &self.nats).await;
+    }
+
+    pub(crate) fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub(crate) fn clusters(&self) -> Api<Cluster> {
+        self.api(TENANT)
+    }
+
+    /// Makes a Cluster in the Tenant's namespace.
+    pub(crate) async fn make_cluster(&self, name: &str) {
+        let cluster = Cluster::new(name, Default::default());
+        self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
+    }
+
+    pub(crate) async fn cluster(&self, name: &str) -> Cluster {
+        self.clusters().get(name).await.unwrap()
+    }
+
+    pub(crate) async fn patch_cluster(&self, name: &str, patch: serde_json::Value) {
+        let params = PatchParams::default();
+        self.clusters()
+            .patch(name, &params, &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn patch_tenant(&self, patch: serde_json::Value) {
+        let api = Api::<Tenant>::all(self.client.clone());
+        api.patch(TENANT, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    /// One reconciliation of the Cluster as it is.
+    pub(crate) async fn reconcile(&self, name: &str) -> Result<Action, ReconcileError> {
+        self.settle().await;
+        let Some(cluster) = self.clusters().get_opt(name).await.unwrap() else {
+            return Ok(Action::await_change());
+        };
+        cluster::reconcile(Arc::new(cluster), Arc::clone(&self.context)).await
+    }
+
+    pub(crate) async fn reconcile_tenant(&self) -> Result<Action, ReconcileError> {
+        self.settle().await;
+        let api = Api::<Tenant>::all(self.client.clone());
+        let Some(tenant) = api.get_opt(TENANT).await.unwrap() else {
+            return Ok(Action::await_change());
+        };
+        tenant::reconcile(Arc::new(tenant), Arc::clone(&self.context)).await
+    }
+
+    /// Waits until the watches have seen everything that is there now: a mark of each kind that decides would be much, so
+    /// one that is written last and some time for the others.
+    async fn settle(&self) {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+
+    /// Reconciles the Cluster, with certificates issued, until it is so.
+    pub(crate) async fn bring(&self, name: &str, what: &str, so: impl AsyncFn() -> bool) {
+        self.until(what, async || {
+            let result = self.reconcile(name).await;
+            self.issuer.issue(&self.client).await;
+            let so = so().await;
+            if let (false, Err(error)) = (so, &result) {
+                eprintln!("{what}: {error:?}");
+            }
+            so
+        })
+        .await;
+    }
+
+    /// Makes a Cluster and brings it so far that a control plane is asked for.
+    pub(crate) async fn bring_up(&self, name: &str) -> Cluster {
+        self.make_cluster(name).await;
+        self.bring(name, "a control plane is asked for", async || {
+            let hosted = self.hosted(name).await;
+            let set = self.stateful_set(&hosted).await;
+            set.is_some()
+        })
+        .await;
+        self.cluster(name).await
+    }
+
+    /// The hosted namespace of a Cluster; a name that no namespace has while it has none.
+    pub(crate) async fn hosted(&self, name: &str) -> String {
+        let cluster = self.clusters().get_opt(name).await.unwrap();
+        let id = cluster.and_then(|cluster| cluster.id());
+        id.map_or_else(|| "none".to_owned(), |id| id.hosted_namespace().to_string())
+    }
+
+    pub(crate) async fn stateful_set(&self, hosted: &str) -> Option<k8s_openapi::api::apps::v1::StatefulSet> {
+        self.api(hosted).get_opt("control-plane").await.unwrap()
+    }
+
+    pub(crate) async fn secret(&self, namespace: &str, name: &str) -> Option<Secret> {
+        self.api(namespace).get_opt(name).await.unwrap()
+    }
+
+    /// Deletes an object, and waits until the operator's watch knows.
+    pub(crate) async fn delete<K>(&self, namespace: &str, name: &str)
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        self.api::<K>(namespace)
+            .delete(name, &Default::default())
+            .await
+            .unwrap();
+        self.settle().await;
+    }
+
+    /// Deletes a Secret and waits until the operator's watch knows.
+    pub(crate) async fn lose_secret(&self, namespace: &str, name: &str) {
+        self.delete::<Secret>(namespace, name).await;
+        let key = ObjectRef::<Secret>::new(name).within(namespace);
+        self.until("the watch knows that a Secret is gone", async || {
+            self.context.caches.secrets.get(&key).is_none()
+        })
+        .await;
+    }
+
+    /// Ends a namespace that is being deleted, as its controller would.
+    pub(crate) async fn finalize(&self, name: &str) {
+        let api = Api::<Namespace>::all(self.client.clone());
+        let Some(mut namespace) = api.get_opt(name).await.unwrap() else {
+            return;
+        };
+        if namespace.metadata.deletion_timestamp.is_none() {
+            return;
+        }
+        namespace.spec = None;
+        let body = serde_json::to_vec(&namespace).unwrap();
+        let request = http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
+            .header("content-type", "application/json")
+            .body(body)
+            .unwrap();
+        self.client.request_text(request).await.unwrap();
+    }
+
+    /// Waits until it is so; never for a time.
+    pub(crate) async fn until(&self, what: &str, so: impl AsyncFn() -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while Instant::now() < deadline {
+            if so().await {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!(
+            "not so within {LIMIT:?}: {what}; logs are in {}",
+            self.dir.path().display()
+        );
+    }
+}
+
+/// The state and the reason of a condition, `Status/Reason`.
+pub(crate) fn condition(cluster: &Cluster, type_: &str) -> String {
+    let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+    conditions
+        .into_iter()
+        .find(|condition| condition.type_ == type_)
+        .map_or_else(String::new, |condition| {
+            format!("{}/{}", condition.status, condition.reason)
+        })
+}
+
+async fn start_store(dir: &Path, server: &Server) -> Process {
+    let nats = Nats::connect(&server.config()).await.unwrap();
+    let keys = AccountKeys::generate();
+    let limits = account_limits(1, 256 << 20, 1);
+    let jwt = keys
+        .account_jwt("host", limits, Default::default(), 1_700_000_000, nats.signer())
+        .unwrap();
+    nats.push_account(&jwt).await.unwrap();
+    let plan = StreamsPlan {
+        id: HOST_STORE.parse().unwrap(),
+        quota: 256 << 20,
+        replicas: 1,
+    };
+    let now = k8s_openapi::jiff::Timestamp::now().as_second();
+    let provisioner = keys.provisioner_credentials(now).unwrap();
+    Provisioner::connect(&nats, &provisioner)
+        .await
+        .unwrap()
+        .ensure(&plan)
+        .await
+        .unwrap();
+    let user = ClusterUser::mint(&plan.id, &keys, now).unwrap();
+    std::fs::write(dir.join("host.creds"), &user.credentials).unwrap();
+    std::fs::copy(server.config().secret_dir.join("ca.crt"), dir.join("nats-ca.crt")).unwrap();
+    spawn(
+        dir,
+        "kine-nats",
+        &[
+            format!("--listen=unix://{}/kine.sock", dir.display()),
+            format!("--nats={}", server.url()),
+            format!("--creds={}/host.creds", dir.display()),
+            format!("--nats-ca={}/nats-ca.crt", dir.display()),
+            format!("--stream=KINE_{HOST_STORE}"),
+        ],
+    )
+}
+
+async fn start_api(dir: &Path) -> (Process, Client) {
+    let key = yoke_pki::service_account::ServiceAccountKey::generate().unwrap();
+    std::fs::write(dir.join("sa.key"), key.private_pem()).unwrap();
+    std::fs::write(dir.join("sa.pub"), key.public_pem()).unwrap();
+    std::fs::write(
+        dir.join("tokens.csv"),
+        format!("{TOKEN},admin,admin,\"system:masters\"\n"),
+    )
+    .unwrap();
+    // kube-apiserver takes no port 0; whoever else takes this one in between fails the test.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let path = dir.display();
+    let process = spawn(
+        dir,
+        "kube-apiserver",
+        &[
+            format!("--etcd-servers=unix://{path}/kine.sock"),
+            "--bind-address=127.0.0.1".into(),
+            format!("--secure-port={port}"),
+            format!("--cert-dir={path}/certificates"),
+            format!("--token-auth-file={path}/tokens.csv"),
+            "--authorization-mode=AlwaysAllow".into(),
+            "--disable-admission-plugins=ServiceAccount,PodSecurity".into(),
+            "--endpoint-reconciler-type=none".into(),
+            "--service-account-issuer=https://host.example".into(),
+            format!("--service-account-key-file={path}/sa.pub"),
+            format!("--service-account-signing-key-file={path}/sa.key"),
+            // What is dialled there is this machine, where nothing listens.
+            "--service-cluster-ip-range=127.96.0.0/16".into(),
+        ],
+    );
+    let mut config = kube::Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
+    config.accept_invalid_certs = true;
+    config.auth_info.token = Some(TOKEN.to_owned().into());
+    let client = Client::try_from(config).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
+        if client.request_text(request).await.is_ok() {
+            return (process, client);
+        }
+        let log = dir.join("kube-apiserver.log");
+        assert!(
+            Instant::now() < deadline,
+            "kube-apiserver is not ready: {}",
+            std::fs::read_to_string(log).unwrap_or_default()
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn prepare(client: &Client) {
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        let crd: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
+        crds.create(&PostParams::default(), &crd).await.unwrap();
+    }
+    for (plural, kind) in [("certificates", "Certificate"), ("issuers", "Issuer")] {
+        let crd = serde_json::json!({
+            "metadata": {"name": format!("{plural}.cert-manager.io")},
+            "spec": {
+                "group": "cert-manager.io", "scope": "Namespaced",
+                "names": {"plural": plural, "kind": kind},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
+                    {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
+            },
+        });
+        let crd: CustomResourceDefinition = serde_json::from_value(crd).unwrap();
+        crds.create(&PostParams::default(), &crd).await.unwrap();
+    }
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let all = crds.list(&Default::default()).await.unwrap().items;
+        let established = |crd: &CustomResourceDefinition| {
+            let conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions
+                .into_iter()
+                .any(|condition| condition.type_ == "Established" && condition.status == "True")
+        };
+        if all.iter().all(established) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "CRDs are not established");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let namespaces = Api::<Namespace>::all(client.clone());
+    for name in ["yoke-system", PKI] {
+        let namespace = serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap();
+        namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    }
+}
+
+async fn connect(client: &Client, server: &Server) -> (Arc<Context>, Supervisor) {
+    let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
+    config.nats = server.config();
+    config.ingress.probe = false;
+    let nats = Nats::connect(&config.nats).await.unwrap();
+    let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt")).unwrap();
+    let metrics = OperatorMetrics::new(&Metrics::new("operator"));
+    let mut supervisor = Supervisor::new(Duration::from_secs(1));
+    let (caches, triggered) = cache::start(client, &mut supervisor, &metrics);
+    // Nobody takes the triggers here: a test says when to reconcile.
+    let mut clusters = triggered.clusters;
+    let mut tenants = triggered.tenants;
+    supervisor.spawn_background("triggers", async move {
+        use futures::StreamExt as _;
+        loop {
+            tokio::select! {
+                Some(_) = clusters.next() => {}
+                Some(_) = tenants.next() => {}
+                else => return Ok::<_, std::io::Error>(()),
+            }
+        }
+    });
+    caches.wait().await.unwrap();
+    let context = Context {
+        base: build_base(&config.ingress.address, config.ingress.port),
+        clusters: Applier::new(client.clone(), cluster::CONTROLLER),
+        tenants: Applier::new(client.clone(), tenant::CONTROLLER),
+        apis: TenantApis::default(),
+        events: Events::new(client.clone()),
+        metrics,
+        root: tokio::sync::Mutex::default(),
+        seen: std::sync::Mutex::default(),
+        client: client.clone(),
+        config,
+        nats_ca,
+        nats,
+        caches,
+    };
+    (Arc::new(context), supervisor)
+}

@@ -1,0 +1,131 @@
+//! What cert-manager does, as far as these tests need it: one Secret for each Certificate.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
+use kube::{Api, Client, ResourceExt as _};
+use yoke_pki::cert_manager::Certificate;
+
+use crate::harness::PKI;
+
+const ROOT: &str = "yoke-root";
+const SELF_SIGNED: &str = "yoke-selfsigned";
+
+/// Issues certificates.
+pub(crate) struct CertManager {
+    /// CAs by the name of their Issuer, which is that of their Secret.
+    authorities: Mutex<BTreeMap<String, Authority>>,
+}
+
+struct Authority {
+    params: rcgen::CertificateParams,
+    key: String,
+    certificate: String,
+}
+
+impl CertManager {
+    /// Makes the root, as the chart does.
+    pub(crate) async fn start(client: &Client) -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = authority_params(ROOT);
+        let certificate = params.self_signed(&key).unwrap().pem();
+        let root = Authority {
+            params,
+            key: key.serialize_pem(),
+            certificate,
+        };
+        write(client, ROOT, &BTreeMap::new(), &root.certificate, &root.key).await;
+        Self {
+            authorities: Mutex::new([(ROOT.to_owned(), root)].into()),
+        }
+    }
+
+    /// Issues what is asked for and not there.
+    pub(crate) async fn issue(&self, client: &Client) {
+        let secrets = Api::<Secret>::namespaced(client.clone(), PKI);
+        let asked = Api::<Certificate>::namespaced(client.clone(), PKI)
+            .list(&Default::default())
+            .await
+            .unwrap();
+        let (first, second): (Vec<_>, Vec<_>) = asked.items.into_iter().partition(|each| each.spec.is_ca);
+        for certificate in first.into_iter().chain(second) {
+            let name = &certificate.spec.secret_name;
+            if secrets.get_opt(name).await.unwrap().is_some() {
+                continue;
+            }
+            let labels = certificate.spec.secret_template.clone().unwrap_or_default().labels;
+            let Some((chain, key)) = self.sign(&certificate) else {
+                continue;
+            };
+            write(client, name, &labels, &chain, &key).await;
+        }
+    }
+
+    fn sign(&self, certificate: &Certificate) -> Option<(String, String)> {
+        let mut authorities = self.authorities.lock().unwrap();
+        let (spec, name) = (&certificate.spec, certificate.name_any());
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = match spec.is_ca {
+            true => authority_params(&name),
+            false => rcgen::CertificateParams::new(spec.dns_names.clone()).unwrap(),
+        };
+        // A common name that is not the CA's.
+        if let Some(common) = spec.common_name.as_deref().filter(|_| !spec.is_ca) {
+            params.distinguished_name.push(rcgen::DnType::CommonName, common);
+        }
+        let (own, above) = if spec.issuer_ref.name == SELF_SIGNED {
+            (params.self_signed(&key).unwrap().pem(), String::new())
+        } else {
+            let issuer = authorities.get(&spec.issuer_ref.name)?;
+            let issuer_key = rcgen::KeyPair::from_pem(&issuer.key).unwrap();
+            let signer = rcgen::Issuer::from_params(&issuer.params, &issuer_key);
+            let above = if spec.issuer_ref.name == ROOT {
+                String::new()
+            } else {
+                issuer.certificate.clone()
+            };
+            (params.signed_by(&key, &signer).unwrap().pem(), above)
+        };
+        if spec.is_ca {
+            let authority = Authority {
+                params,
+                key: key.serialize_pem(),
+                certificate: own.clone(),
+            };
+            authorities.insert(spec.secret_name.clone(), authority);
+        }
+        Some((format!("{own}{above}"), key.serialize_pem()))
+    }
+}
+
+fn authority_params(name: &str) -> rcgen::CertificateParams {
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params
+}
+
+async fn write(client: &Client, name: &str, labels: &BTreeMap<String, String>, certificate: &str, key: &str) {
+    let secret = Secret {
+        metadata: kube::api::ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(PKI.to_owned()),
+            labels: Some(labels.clone()),
+            ..Default::default()
+        },
+        data: Some(
+            [("tls.crt", certificate), ("tls.key", key)]
+                .map(|(name, text)| (name.to_owned(), ByteString(text.as_bytes().to_vec())))
+                .into(),
+        ),
+        type_: Some("kubernetes.io/tls".into()),
+        ..Secret::default()
+    };
+    Api::<Secret>::namespaced(client.clone(), PKI)
+        .create(&PostParams::default(), &secret)
+        .await
+        .unwrap();
+}

@@ -1,0 +1,12 @@
+//! The operator against a real host API and a real nats-server.
+
+// The lint spares tests, and not what they are helped by.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+
+#[allow(dead_code)]
+mod harness;
+mod issuer;
+mod refused;
+#[path = "../support/mod.rs"]
+#[allow(dead_code)]
+mod support;
