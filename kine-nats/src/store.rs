@@ -40,6 +40,7 @@ pub(crate) struct Store {
     sequence: AtomicU64,
     revision: AtomicI64,
     lease_until: AtomicU64,
+    lease_ended: AtomicBool,
     lease_changed: Notify,
     full: AtomicBool,
     stopping: AtomicBool,
@@ -65,6 +66,7 @@ impl Store {
             sequence: AtomicU64::new(0),
             revision: AtomicI64::new(visible),
             lease_until: AtomicU64::new(0),
+            lease_ended: AtomicBool::new(false),
             lease_changed: Notify::new(),
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -113,14 +115,19 @@ impl Store {
         self.cluster.rotate_left(17) | 1
     }
 
-    /// Extends the lease; it never gets shorter.
+    /// Extends the lease; it never gets shorter. One that was given up stays so. Only the writer calls this and
+    /// [`Store::end_lease`].
     pub(crate) fn extend_lease(&self, until: Duration) {
+        if self.lease_ended.load(Ordering::Acquire) {
+            return;
+        }
         self.lease_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
         self.lease_changed.notify_waiters();
     }
 
-    /// Gives the lease up.
+    /// Gives the lease up for good.
     pub(crate) fn end_lease(&self) {
+        self.lease_ended.store(true, Ordering::Release);
         self.lease_until.store(0, Ordering::Release);
     }
 
@@ -148,6 +155,7 @@ impl Store {
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.hub.wake_all();
+        self.lease_changed.notify_waiters();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -199,4 +207,45 @@ impl Store {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mvcc::Mvcc;
+    use std::sync::Arc;
+
+    fn store() -> Store {
+        Store::new(
+            State::new(Mvcc::new()),
+            (1, 1),
+            u64::MAX,
+            mpsc::channel(1).0,
+            Metrics::new(),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_ended_lease_stays_ended() {
+        let store = store();
+        store.extend_lease(clock::now() + Duration::from_secs(1));
+        assert!(store.lease_holds());
+        store.end_lease();
+        store.extend_lease(clock::now() + Duration::from_secs(1));
+        assert!(!store.lease_holds());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_the_lease_hears_of_the_end() {
+        let store = Arc::new(store());
+        let begun = Instant::now();
+        let waiting = tokio::spawn({
+            let store = Arc::clone(&store);
+            async move { store.wait_for_lease().await }
+        });
+        tokio::task::yield_now().await;
+        store.stop();
+        assert_eq!(waiting.await.unwrap(), Err(Refusal::Stopped));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
 }
