@@ -1,6 +1,8 @@
 //! Evaluates a request against the head of the store: decides, changes the store, writes down the operations for the log
 //! and makes the answer. A refused request changes nothing.
 
+mod limits;
+
 use crate::codec::Operations;
 use crate::lease::{LONGEST, Leases};
 use crate::mvcc::Item;
@@ -57,6 +59,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
     match command {
         Command::Put(request) => {
             step.check_put(request)?;
+            step.check_size(step.put_size(request))?;
             step.check_space()?;
             Ok(Answer::Put(step.put(request)))
         }
@@ -64,6 +67,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
         Command::Txn(request) => {
             let path = step.compare(request);
             step.check(&path)?;
+            step.check_size(step.path_size(&path))?;
             if path.puts() {
                 step.check_space()?;
             }

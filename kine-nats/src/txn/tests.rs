@@ -1,5 +1,7 @@
 //! What requests do to a store, by table. etcd's own answers were read from its source.
 
+mod limits;
+
 use super::*;
 use crate::mvcc::Mvcc;
 use prost::Message;

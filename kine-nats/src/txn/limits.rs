@@ -1,0 +1,43 @@
+//! What one request may put into the log and read under the writer's lock.
+
+use super::{Path, PathStep, Request, Step};
+use crate::mvcc::Item;
+use crate::proto::etcdserverpb as pb;
+use crate::refusal::Refusal;
+use crate::validate::MAX_REQUEST;
+
+/// Most bytes that one request may add to a record: its own, the numbers of its operations, and values that it keeps.
+/// With what else a record holds it stays below the 2 MiB that every server takes.
+const MAX_WRITTEN: usize = MAX_REQUEST + 64 * 1024;
+/// Bytes of an operation besides its key and value.
+const OPERATION: usize = 64;
+
+impl Step<'_, '_> {
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Refusal> {
+        if bytes > MAX_WRITTEN {
+            Err(Refusal::TooLarge)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn put_size(&self, request: &pb::PutRequest) -> usize {
+        let kept = request
+            .ignore_value
+            .then(|| self.evaluation.state.mvcc.latest(&request.key))
+            .flatten();
+        OPERATION + request.key.len() + kept.map_or(request.value.len(), |item| Item::value(item).len())
+    }
+
+    pub(super) fn path_size(&self, path: &Path<'_>) -> usize {
+        let size = |step: &PathStep<'_>| match step {
+            PathStep::Single(Request::RequestPut(request)) => self.put_size(request),
+            PathStep::Single(Request::RequestDeleteRange(request)) => {
+                OPERATION + request.key.len() + request.range_end.len()
+            }
+            PathStep::Single(_) => 0,
+            PathStep::Nested(path) => self.path_size(path),
+        };
+        path.steps.iter().map(size).sum()
+    }
+}
