@@ -184,7 +184,8 @@ impl Replica {
         identity: &Identity,
     ) -> Result<Duration, BootError> {
         let mut token = u64::MAX / 2;
-        let mut sent = Duration::ZERO;
+        // The first try on each end of the log: any of them may be the one that is stored.
+        let (mut sent, mut tried) = (Duration::ZERO, None);
         let mut standby = false;
         loop {
             if self.session.writer == identity.writer {
@@ -200,7 +201,9 @@ impl Replica {
             let free = self.session.epoch == 0 || self.session.resigned || clock::now() > self.observed + lease;
             if free {
                 token += 1;
-                sent = clock::now();
+                if tried != Some(self.session.sequence) {
+                    (sent, tried) = (clock::now(), Some(self.session.sequence));
+                }
                 let (record, _) = self.epoch_record(identity);
                 if log.publish(token, record, self.session.sequence).await.is_ok() {
                     wait_for_epoch(acks, token).await?;

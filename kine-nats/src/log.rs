@@ -23,6 +23,12 @@ pub enum LogError {
         /// Its text.
         description: String,
     },
+    /// No server takes a message of this size.
+    #[error("use the log: the servers take no message of {bytes} bytes; set their max_payload to at least 2 MiB")]
+    TooLarge {
+        /// Bytes of the record.
+        bytes: usize,
+    },
     /// The answer is not what it should be.
     #[error("use the log: the answer to {0} is not understood")]
     Answer(&'static str),

@@ -207,7 +207,7 @@ impl Passing for LogError {
             Self::Disconnected | Self::Timeout | Self::Gap(_) => true,
             // No meta leader, no quorum, no responders.
             Self::Refused { code, .. } => matches!(code, 503 | 10008 | 10009 | 10118),
-            Self::Answer(_) => false,
+            Self::Answer(_) | Self::TooLarge { .. } => false,
         }
     }
 }

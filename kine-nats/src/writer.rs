@@ -56,6 +56,14 @@ pub enum WriterError {
         /// Its epoch.
         epoch: u64,
     },
+    /// Another writer began, and has dropped the records that say so.
+    #[error("write: overtaken: the log begins at sequence {first}, and this writer ended at {acknowledged}")]
+    Overtaken {
+        /// Where the log begins.
+        first: u64,
+        /// What this writer knows.
+        acknowledged: u64,
+    },
     /// The log holds less than was acknowledged.
     #[error("write: the log ends at sequence {last}, but records up to {acknowledged} were acknowledged")]
     Lost {
@@ -257,7 +265,6 @@ impl<L: Log, B: Background> Writer<L, B> {
         while !self.pending.is_empty() {
             self.next_ack().await?;
         }
-        self.store.end_lease();
         tracing::info!(revision = self.store.revision(), "The writer has resigned");
         Ok(())
     }
@@ -384,6 +391,7 @@ impl<L: Log, B: Background> Writer<L, B> {
         });
         match self.log.publish(token, copy, expected).await {
             Ok(()) => Ok(()),
+            Err(error @ LogError::TooLarge { .. }) => Err(error.into()),
             Err(_) => self.recover().await,
         }
     }

@@ -27,6 +27,9 @@ struct Inner {
     /// Bytes that are kept at most.
     limit: Option<u64>,
     info_fails: u32,
+    publish_fails: u32,
+    /// Bytes of the largest record that is taken.
+    largest: Option<usize>,
     faults: VecDeque<Option<Fault>>,
     connected: bool,
 }
@@ -75,9 +78,17 @@ impl Memory {
     }
 
     /// Lets the next questions for the log's ends fail.
-    #[expect(dead_code)]
     pub(crate) fn fail_info(&self, times: u32) {
         self.lock().info_fails = times;
+    }
+
+    /// Lets the next records not be sent.
+    pub(crate) fn fail_publish(&self, times: u32) {
+        self.lock().publish_fails = times;
+    }
+
+    pub(crate) fn set_largest(&self, bytes: usize) {
+        self.lock().largest = Some(bytes);
     }
 
     #[expect(dead_code)]
@@ -87,6 +98,11 @@ impl Memory {
 
     pub(crate) fn push(&self, record: Bytes) {
         self.lock().records.push(record);
+    }
+
+    pub(crate) fn purge(&self, below: u64) {
+        let mut inner = self.lock();
+        inner.purged = inner.purged.max(below as usize - 1);
     }
 
     pub(crate) fn truncate(&self, length: usize) {
@@ -141,6 +157,14 @@ impl Log for MemoryLog {
     async fn publish(&self, token: u64, record: Bytes, expected: u64) -> Result<(), LogError> {
         let outcome = {
             let mut inner = self.check()?;
+            if inner.publish_fails > 0 {
+                inner.publish_fails -= 1;
+                return Err(LogError::Disconnected);
+            }
+            let bytes = record.len();
+            if inner.largest.is_some_and(|largest| bytes > largest) {
+                return Err(LogError::TooLarge { bytes });
+            }
             let fault = inner.faults.pop_front().flatten();
             match fault {
                 Some(Fault::LoseRecord) => return Ok(()),

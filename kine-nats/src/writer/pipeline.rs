@@ -3,14 +3,15 @@
 use super::{Background, Batch, LEASE_USED, Writer, WriterError, answer};
 use crate::clock;
 use crate::codec;
-use crate::log::{Ack, Log, Rejection};
+use crate::log::{Ack, Log, LogError, Rejection};
 use crate::session::Verdict;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// A record without an ack for this long is in doubt.
 pub(super) const ACK_LIMIT: Duration = Duration::from_millis(1500);
-const RETRY: Duration = Duration::from_millis(100);
+/// How long to wait after a round that got nowhere: the first one, and the longest.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 const RETRY_FULL: Duration = Duration::from_millis(500);
 /// After so many silent tries the connection is made anew.
 const SILENT_TRIES: u32 = 2;
@@ -88,13 +89,19 @@ impl<L: Log, B: Background> Writer<L, B> {
         self.store.metrics.recoveries.inc();
         tracing::debug!(pending = self.pending.len(), "Records are in doubt");
         let (begun, mut silent, mut said) = (Instant::now(), 0, false);
+        let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
+            if reached == self.session.sequence {
+                sleep(pause).await;
+                pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+            } else {
+                (reached, pause) = (self.session.sequence, Duration::ZERO);
+            }
             if !said && begun.elapsed() > ACK_LIMIT {
                 said = true;
                 tracing::warn!(pending = self.pending.len(), "The log does not answer");
             }
             if !self.log.is_connected() {
-                sleep(RETRY).await;
                 continue;
             }
             let next = self.session.sequence + 1;
@@ -113,10 +120,7 @@ impl<L: Log, B: Background> Writer<L, B> {
                         }
                     }
                 },
-                Err(error) => {
-                    tracing::debug!(error = %error, "The log cannot be asked");
-                    sleep(RETRY).await;
-                }
+                Err(error) => tracing::debug!(error = %error, "The log cannot be asked"),
             }
         }
         if said {
@@ -153,8 +157,20 @@ impl<L: Log, B: Background> Writer<L, B> {
                 acknowledged: expected,
             });
         }
-        if info.last > expected || self.log.publish(token, record, expected).await.is_err() {
+        if info.first > expected + 1 {
+            self.store.end_lease();
+            return Err(WriterError::Overtaken {
+                first: info.first,
+                acknowledged: expected,
+            });
+        }
+        if info.last > expected {
             return Ok(Resent::Answered);
+        }
+        match self.log.publish(token, record, expected).await {
+            Ok(()) => {}
+            Err(error @ LogError::TooLarge { .. }) => return Err(error.into()),
+            Err(_) => return Ok(Resent::Answered),
         }
         let deadline = Instant::now() + ACK_LIMIT;
         loop {

@@ -1,5 +1,7 @@
 //! The writer on a log that loses records and acks, and against other writers.
 
+mod doubt;
+
 use super::*;
 use crate::boot::{BootError, Identity, Replica};
 use crate::codec::{self, Operation};
@@ -9,8 +11,8 @@ use crate::proto::etcdserverpb as pb;
 use crate::snapshot::{Snapshot, SnapshotError, Snapshots};
 use bytes::Bytes;
 use std::collections::BTreeSet;
-use std::time::Instant;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 struct NoSnapshots;
 
@@ -128,7 +130,7 @@ impl Running {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn answers_what_is_stored_and_resigns() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;
@@ -144,7 +146,7 @@ async fn answers_what_is_stored_and_resigns() {
     ));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_waits_together_is_stored_together() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;
@@ -165,7 +167,7 @@ async fn what_waits_together_is_stored_together() {
     assert_eq!(stored(&memory).await.len(), 500);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_record_in_doubt_is_stored_once_and_answered() {
     for fault in [Fault::LoseAck, Fault::LoseRecord, Fault::Refuse, Fault::Full] {
         let memory = Memory::new();
@@ -184,7 +186,7 @@ async fn a_record_in_doubt_is_stored_once_and_answered() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_disconnected_writer_waits_and_goes_on() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;
@@ -200,7 +202,7 @@ async fn a_disconnected_writer_waits_and_goes_on() {
     running.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
     let memory = Memory::new();
     let old = start(&memory, identity(1, 1)).await;
@@ -220,7 +222,7 @@ async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
     assert_eq!(stored(&memory).await, ["a", "b"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 1)).await;
@@ -251,7 +253,7 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     assert_eq!(stored(&memory).await, ["a"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_late_record_of_a_replaced_writer_is_passed_over() {
     let memory = Memory::new();
     let old = start(&memory, identity(1, 1)).await;
@@ -271,7 +273,7 @@ async fn a_late_record_of_a_replaced_writer_is_passed_over() {
     assert_eq!(stored(&memory).await, ["a", "b", "c"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
     let memory = Memory::new();
     let old = start(&memory, identity(1, 1)).await;
@@ -304,7 +306,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
 }
 
 /// A log that a writer of an earlier version left: its second record was taken, its first was not.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
     let memory = Memory::new();
     let old = start(&memory, identity(1, 1)).await;
@@ -327,7 +329,7 @@ async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
     assert_eq!(stored(&memory).await, ["a", "b"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_begins() {
     let memory = Memory::new();
     start(&memory, identity(1, 5)).await.stop().await;
@@ -338,7 +340,7 @@ async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_beg
     assert!(matches!(refused, Err(BootError::Superseded { theirs: 5, ours: 4 })));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_log_that_lost_what_was_acknowledged_ends_the_writer() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;
@@ -350,7 +352,7 @@ async fn a_log_that_lost_what_was_acknowledged_ends_the_writer() {
     assert!(matches!(ended, Err(WriterError::Lost { last: 2, .. })), "{ended:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;

@@ -1,0 +1,90 @@
+//! Records whose fate is not known, and logs that answer strangely.
+
+use super::*;
+
+/// Another writer's epoch record, and `more` records behind it.
+async fn succeed(memory: &Memory, more: u64) {
+    let (log, _acks) = memory.open();
+    let replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    let mut operations = Operations::default();
+    operations.epoch(2000, "other");
+    let mut header = Header {
+        cluster: replica.session.cluster,
+        epoch: replica.session.epoch + 1,
+        writer: 99,
+        incarnation: 1,
+        previous: replica.session.hash,
+        base: replica.state.mvcc.head(),
+    };
+    let (record, mut hash) = codec::encode(&header, &operations);
+    memory.push(record);
+    for _ in 0..more {
+        header.previous = hash;
+        let (record, next) = codec::encode(&header, &Operations::default());
+        hash = next;
+        memory.push(record);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_whose_successor_purged_the_log_ends() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    succeed(&memory, 5).await;
+    memory.purge(6);
+    let ended = tokio::time::timeout(Duration::from_secs(5), running.writer).await;
+    let ended = ended.expect("it ends").unwrap();
+    assert!(
+        matches!(
+            ended,
+            Err(WriterError::Overtaken {
+                first: 6,
+                acknowledged: 2
+            })
+        ),
+        "{ended:?}"
+    );
+    assert!(!running.store.lease_holds());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_takes_nothing_is_not_asked_without_a_pause() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    memory.fail_publish(50);
+    let begun = Instant::now();
+    assert_eq!(write(&running.store, "a").await, Ok(2));
+    let took = begun.elapsed();
+    assert!(
+        took > Duration::from_secs(3) && took < Duration::from_secs(6),
+        "{took:?}"
+    );
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
+    let memory = Memory::new();
+    let (log, mut acks) = memory.open();
+    let mut replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    memory.inject([Some(Fault::LoseAck)]);
+    memory.fail_info(3);
+    let begun = clock::now();
+    let sent = replica.take_over(&log, &mut acks, &identity(1, 1)).await.unwrap();
+    assert!(clock::now() > begun + LEASE);
+    assert_eq!(sent, begun);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_no_server_takes_ends_the_writer() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    memory.set_largest(10);
+    assert_eq!(write(&running.store, "a").await, Err(Refusal::Stopped));
+    let ended = running.writer.await.unwrap();
+    assert!(
+        matches!(ended, Err(WriterError::Log(LogError::TooLarge { .. }))),
+        "{ended:?}"
+    );
+}
