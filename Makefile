@@ -57,7 +57,7 @@ fmt: ## Format the code
 .PHONY: lint
 lint: tools ## Check the format, the lints and what no compiler checks
 	$(call timed,format,$(CARGO) fmt --all --check)
-	$(call timed,lints,$(CARGO) clippy --workspace --all-targets -- -D warnings)
+	$(call timed,lints,RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets)
 	$(call timed,xtask,$(CARGO) xtask check)
 
 # The end-to-end tests change one machine, so they run one after the other.
