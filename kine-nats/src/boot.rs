@@ -6,7 +6,7 @@ use crate::codec::{self, CodecError, Header, Operation, Operations};
 use crate::log::{Ack, Log, LogError, LogInfo, Rejection};
 use crate::mvcc::Mvcc;
 use crate::session::{Session, SessionError, Verdict};
-use crate::snapshot::{Snapshot, SnapshotError, Snapshots};
+use crate::snapshot::{Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
 use crate::writer::LEASE;
 use std::time::Duration;
@@ -104,7 +104,7 @@ impl Replica {
     }
 
     /// Reads the newest whole snapshot and what the log holds behind it.
-    pub(crate) async fn load(log: &impl Log, snapshots: &impl Snapshots) -> Result<Self, BootError> {
+    pub(crate) async fn load<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
         let LogInfo { first, last, .. } = log.info().await?;
         let known = clock::now();
         let mut replica = Self::new();

@@ -3,6 +3,7 @@
 pub(crate) mod jetstream;
 #[cfg(test)]
 pub(crate) mod memory;
+pub(crate) mod stream;
 
 use bytes::Bytes;
 

@@ -6,14 +6,14 @@ use crate::clock;
 use crate::grpc::{self, Node};
 use crate::http;
 use crate::listen;
-use crate::log::jetstream::{JetStream, Stream, StreamLimits};
+use crate::log::jetstream::JetStream;
+use crate::log::stream::{Stream, StreamLimits};
 use crate::log::{Log, LogError};
 use crate::metrics::Metrics;
 use crate::nats;
-use crate::snapshot::SnapshotError;
-use crate::snapshot::jetstream::SnapshotStream;
+use crate::snapshot::{SnapshotError, Snapshots};
 use crate::store::Store;
-use crate::writer::{Cadence, Parts, Unsaved, Writer};
+use crate::writer::{Cadence, Parts, Unsaved, Upkeep, Writer};
 use anyhow::Context;
 use std::future::Future;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
     }
     let (log, mut acks) = JetStream::open(log, args.stream.log_subject()).await?;
     let log = Arc::new(log);
-    let snapshots = SnapshotStream::new(snapshots, args.stream.snapshot_subject(), Arc::clone(&log));
+    let snapshots = Snapshots::new(snapshots, args.stream.snapshot_subject(), Arc::clone(&log));
 
     let identity = Identity {
         writer: rand::random(),
@@ -163,14 +163,12 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
     };
     let parts = Parts {
         log,
-        background: snapshots,
         acks,
         queue: requests,
         store: Arc::clone(&store),
         incarnation: identity.incarnation,
         session,
-        cadence,
-        unsaved,
+        upkeep: Upkeep::new(snapshots, cadence, unsaved),
     };
     let writer = Writer::new(parts);
     stores.send_replace(Some(store));

@@ -9,17 +9,21 @@
 //! ```
 
 mod chunk;
-pub(crate) mod jetstream;
+#[cfg(test)]
+pub(crate) mod memory;
+mod stream;
 
 use crate::codec::CodecError;
 use crate::log::LogError;
 use crate::mvcc::{Item, Mvcc};
 use crate::session::Session;
 use crate::state::State;
-use crate::store::Store;
+use bytes::Bytes;
 pub(crate) use chunk::{Chunk, Section};
 use serde::{Deserialize, Serialize};
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
+pub(crate) use stream::Snapshots;
 
 const FORMAT: u32 = 1;
 
@@ -53,10 +57,23 @@ pub(crate) struct Snapshot {
     pub(crate) state: State,
 }
 
-/// Where snapshots come from at boot.
-pub(crate) trait Snapshots {
-    /// The newest one that is whole.
-    fn newest(&self) -> impl Future<Output = Result<Option<Snapshot>, SnapshotError>> + Send;
+/// A stream of messages under subjects, where snapshots are kept.
+///
+/// # Guarantees
+/// What [`Messages::store`] answered for is there until it is purged. [`Messages::last`] knows
+/// everything that was stored before the call.
+///
+/// # Caveats
+/// [`Messages::batch`] may answer from a replica that is behind.
+pub(crate) trait Messages: Clone + Send + Sync + 'static {
+    /// Stores a message and answers its sequence.
+    fn store(&self, subject: String, payload: Bytes) -> impl Future<Output = Result<u64, LogError>> + Send;
+    /// The newest message of a subject, with its sequence.
+    fn last(&self, subject: &str) -> impl Future<Output = Result<Option<(u64, Bytes)>, LogError>> + Send;
+    /// Messages of a subject from a sequence on, as many as fit one answer; empty at the end.
+    fn batch(&self, from: u64, subject: &str) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
+    /// Drops what lies below a sequence.
+    fn purge_below(&self, sequence: u64) -> impl Future<Output = Result<(), LogError>> + Send;
 }
 
 /// What a snapshot is of.
@@ -71,8 +88,8 @@ pub(crate) struct Pin {
 
 impl Pin {
     /// Takes note of what is acknowledged now.
-    pub(crate) fn new(store: &Store, session: Session) -> Self {
-        let state = store.read();
+    pub(crate) fn new(state: &RwLock<State>, session: Session) -> Self {
+        let state = state.read().unwrap_or_else(PoisonError::into_inner);
         Self {
             session,
             revision: state.mvcc.visible(),

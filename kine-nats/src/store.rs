@@ -74,6 +74,11 @@ impl Store {
         }
     }
 
+    /// The state with its lock, for what walks it in pieces.
+    pub(crate) fn state(&self) -> &RwLock<State> {
+        &self.state
+    }
+
     /// The state for reading. A panic anywhere ends the process, so a poisoned lock is never seen.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)

@@ -13,12 +13,14 @@
 mod pipeline;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 
 use crate::clock;
 use crate::codec::{Header, Operations, encode};
 use crate::log::{Ack, Log, LogError};
 use crate::refusal::Refusal;
 use crate::session::{Session, SessionError};
+use crate::snapshot::Messages;
 use crate::store::{Queued, Store};
 use crate::txn::{Answer, Command, Evaluation, evaluate};
 use bytes::Bytes;
@@ -26,8 +28,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
+pub(crate) use upkeep::{Cadence, Unsaved, Upkeep};
 
 /// How long a challenger waits for a sign of life.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -110,32 +112,10 @@ struct Batch {
     replies: Vec<Reply>,
 }
 
-/// Work beside the writer: at most one piece at a time, so that a snapshot never meets a trim.
-pub(crate) trait Background: Send + 'static {
-    /// Stores a snapshot of what is visible, then drops what it makes superfluous. Answers the bytes it took.
-    fn snapshot(
-        &self,
-        store: Arc<Store>,
-        session: Session,
-    ) -> impl Future<Output = Result<u64, anyhow::Error>> + Send + 'static;
-}
-
-/// When a snapshot is due.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cadence {
-    /// Log bytes; the size of the last snapshot when that is larger, so that a large store is not written over and over.
-    pub(crate) bytes: u64,
-    /// Log bytes after which one is due in any case.
-    pub(crate) most: u64,
-    pub(crate) records: u64,
-    pub(crate) age: Duration,
-}
-
 /// The writer's own state.
 #[derive(Debug)]
-pub(crate) struct Writer<L, B> {
+pub(crate) struct Writer<L, M> {
     log: Arc<L>,
-    background: B,
     acks: mpsc::Receiver<Ack>,
     queue: mpsc::Receiver<Queued>,
     store: Arc<Store>,
@@ -149,56 +129,36 @@ pub(crate) struct Writer<L, B> {
     pending: VecDeque<Batch>,
     token: u64,
     last_sent: Duration,
-    cadence: Cadence,
-    unsaved: Unsaved,
-    trim_due: bool,
-    /// Bytes of the last snapshot.
-    snapshot_size: u64,
-    job: Option<JoinHandle<Result<u64, anyhow::Error>>>,
-}
-
-/// What the log holds beyond the newest snapshot.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Unsaved {
-    pub(crate) bytes: u64,
-    pub(crate) records: u64,
-    pub(crate) changed: bool,
-    pub(crate) since: Duration,
-    pub(crate) urgent: bool,
+    upkeep: Upkeep<L, M>,
 }
 
 /// What a writer is made of.
 #[derive(Debug)]
-pub(crate) struct Parts<L, B> {
+pub(crate) struct Parts<L, M> {
     pub(crate) log: Arc<L>,
-    pub(crate) background: B,
     pub(crate) acks: mpsc::Receiver<Ack>,
     pub(crate) queue: mpsc::Receiver<Queued>,
     pub(crate) store: Arc<Store>,
     pub(crate) incarnation: u64,
     pub(crate) session: Session,
-    pub(crate) cadence: Cadence,
-    pub(crate) unsaved: Unsaved,
+    pub(crate) upkeep: Upkeep<L, M>,
 }
 
-impl<L: Log, B: Background> Writer<L, B> {
-    pub(crate) fn new(parts: Parts<L, B>) -> Self {
+impl<L: Log, M: Messages> Writer<L, M> {
+    pub(crate) fn new(parts: Parts<L, M>) -> Self {
         let Parts {
             log,
-            background,
             acks,
             queue,
             store,
             incarnation,
             session,
-            cadence,
-            unsaved,
+            upkeep,
         } = parts;
         store.set_stored(session.sequence, store.revision());
         let (hash, begun) = (session.hash, session.sequence);
         Self {
             log,
-            background,
             acks,
             queue,
             store,
@@ -209,11 +169,7 @@ impl<L: Log, B: Background> Writer<L, B> {
             pending: VecDeque::new(),
             token: 0,
             last_sent: Duration::ZERO,
-            cadence,
-            unsaved,
-            trim_due: true,
-            snapshot_size: 0,
-            job: None,
+            upkeep,
         }
     }
 
@@ -232,7 +188,7 @@ impl<L: Log, B: Background> Writer<L, B> {
                     None => return self.resign().await,
                 },
                 _ = tick.tick() => self.on_tick().await?,
-                result = join(&mut self.job), if self.job.is_some() => self.end_job(result),
+                result = self.upkeep.ended() => self.upkeep.end(&self.store, result),
                 () = stopped(&mut stop) => break,
             }
         }
@@ -397,57 +353,13 @@ impl<L: Log, B: Background> Writer<L, B> {
     }
 
     fn waits_for_quiet(&self) -> bool {
-        self.job.is_none() && !self.trim_due && self.snapshot_due()
+        self.upkeep.waits_for_quiet()
     }
 
-    fn snapshot_due(&self) -> bool {
-        let unsaved = &self.unsaved;
-        let old = unsaved.changed && clock::now() > unsaved.since + self.cadence.age;
-        let bytes = self.snapshot_size.min(self.cadence.most).max(self.cadence.bytes);
-        unsaved.urgent || unsaved.bytes >= bytes || unsaved.records >= self.cadence.records || old
-    }
-
-    /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log; leases
-    /// have no history, so nothing that touches them may be in flight.
+    /// Leases have no history, so nothing that touches them may be in flight when a snapshot begins.
     fn start_job(&mut self) {
-        if self.job.is_some() {
-            return;
-        }
-        if self.trim_due {
-            self.trim_due = false;
-            let store = Arc::clone(&self.store);
-            self.job = Some(tokio::spawn(async move {
-                while store.write().mvcc.trim(1000) {
-                    tokio::task::yield_now().await;
-                }
-                Ok(0)
-            }));
-        } else if self.snapshot_due() && self.pending.iter().all(|batch| !batch.touches_leases) {
-            self.unsaved = Unsaved {
-                bytes: 0,
-                records: 0,
-                changed: false,
-                since: clock::now(),
-                urgent: false,
-            };
-            self.job = Some(tokio::spawn(
-                self.background.snapshot(Arc::clone(&self.store), self.session.clone()),
-            ));
-        }
-    }
-
-    fn end_job(&mut self, result: Result<Result<u64, anyhow::Error>, tokio::task::JoinError>) {
-        self.job = None;
-        match result {
-            Ok(Ok(0)) => {}
-            Ok(Ok(bytes)) => {
-                self.snapshot_size = bytes;
-                self.store.metrics.snapshots.inc();
-                tracing::info!(bytes, "A snapshot is stored");
-            }
-            Ok(Err(error)) => tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored"),
-            Err(error) => tracing::error!(error = %error, "A background task failed"),
-        }
+        let quiet = self.pending.iter().all(|batch| !batch.touches_leases);
+        self.upkeep.begin(&self.store, &self.session, quiet);
     }
 }
 
@@ -455,16 +367,6 @@ impl<L: Log, B: Background> Writer<L, B> {
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     // Without a sender nobody can say so: then it is time, too.
     let _ = stop.wait_for(|stop| *stop).await;
-}
-
-/// Waits for a job that is there.
-async fn join(
-    job: &mut Option<JoinHandle<Result<u64, anyhow::Error>>>,
-) -> Result<Result<u64, anyhow::Error>, tokio::task::JoinError> {
-    match job {
-        Some(job) => job.await,
-        None => std::future::pending().await,
-    }
 }
 
 fn answer((reply, result): Reply) {

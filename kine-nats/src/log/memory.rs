@@ -1,6 +1,7 @@
 //! A log in memory, which can lose records and acks.
 
 use super::{Ack, Log, LogError, LogInfo, Rejection};
+use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -38,6 +39,7 @@ struct Inner {
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     inner: Arc<Mutex<Inner>>,
+    messages: MemoryMessages,
 }
 
 /// One process's way to the stream.
@@ -54,6 +56,7 @@ impl Memory {
                 connected: true,
                 ..Inner::default()
             })),
+            messages: MemoryMessages::default(),
         }
     }
 
@@ -66,6 +69,11 @@ impl Memory {
             },
             receiver,
         )
+    }
+
+    /// Where the snapshots of this log are.
+    pub(crate) fn messages(&self) -> MemoryMessages {
+        self.messages.clone()
     }
 
     /// What happens to the next records, in order.

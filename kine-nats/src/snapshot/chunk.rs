@@ -3,8 +3,9 @@
 use crate::codec::{CodecError, Operation, Operations, Reader, decode_operations, operation_bytes, seal, unseal};
 use crate::mvcc::Item;
 use crate::snapshot::Pin;
-use crate::store::Store;
+use crate::state::State;
 use bytes::Bytes;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 const MAGIC: &[u8] = b"KNS1";
 /// A chunk is full from this size on; one more version of at most 1.5 MiB may follow.
@@ -76,7 +77,7 @@ fn encode(number: u32, section: Section, operations: &Operations) -> (Bytes, u64
 /// must not be trimmed meanwhile; that is why trims and snapshots are one job slot of the writer.
 #[derive(Debug)]
 pub(crate) struct Chunks<'a> {
-    store: &'a Store,
+    state: &'a RwLock<State>,
     revision: i64,
     floor: i64,
     place: Place,
@@ -93,15 +94,19 @@ enum Place {
 }
 
 impl<'a> Chunks<'a> {
-    pub(crate) fn new(store: &'a Store, pin: &Pin) -> Self {
+    pub(crate) fn new(state: &'a RwLock<State>, pin: &Pin) -> Self {
         Self {
-            store,
+            state,
             revision: pin.revision,
             floor: pin.compacted,
             place: Place::Base(Bytes::from_static(&[0])),
             number: 0,
             buffered: Operations::default(),
         }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'a, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cut(&mut self, section: Section) -> Option<(Bytes, u64)> {
@@ -115,7 +120,7 @@ impl<'a> Chunks<'a> {
     }
 
     fn fill_base(&mut self, from: &Bytes) -> Option<(Bytes, u64)> {
-        let (page, next) = self.store.read().mvcc.base_page(from, PAGE, self.floor);
+        let (page, next) = self.read().mvcc.base_page(from, PAGE, self.floor);
         let mut resume = next;
         for kv in page {
             self.buffered.change(&kv);
@@ -146,7 +151,7 @@ impl<'a> Chunks<'a> {
         let mut looked = 0;
         let mut ended = true;
         {
-            let state = self.store.read();
+            let state = self.read();
             for change in state.mvcc.changes(revision).skip(done) {
                 if change.revision > self.revision {
                     break;

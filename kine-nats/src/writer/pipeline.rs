@@ -1,10 +1,11 @@
 //! What is in flight: acks in order, and what to do when one does not come.
 
-use super::{Background, Batch, LEASE_USED, Writer, WriterError, answer};
+use super::{Batch, LEASE_USED, Writer, WriterError, answer};
 use crate::clock;
 use crate::codec;
 use crate::log::{Ack, Log, LogError, Rejection};
 use crate::session::Verdict;
+use crate::snapshot::Messages;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -16,7 +17,7 @@ const RETRY_FULL: Duration = Duration::from_millis(500);
 /// After so many silent tries the connection is made anew.
 const SILENT_TRIES: u32 = 2;
 
-impl<L: Log, B: Background> Writer<L, B> {
+impl<L: Log, M: Messages> Writer<L, M> {
     pub(super) async fn on_ack(&mut self, ack: Ack) -> Result<(), WriterError> {
         let Some(position) = self.pending.iter().position(|batch| batch.token == ack.token) else {
             return Ok(());
@@ -52,7 +53,7 @@ impl<L: Log, B: Background> Writer<L, B> {
             state.mvcc.publish(batch.revision);
             if batch.compacted > state.mvcc.compacted() {
                 state.mvcc.compact(batch.compacted);
-                self.trim_due = true;
+                self.upkeep.trim();
             }
             before
         };
@@ -76,9 +77,7 @@ impl<L: Log, B: Background> Writer<L, B> {
         metrics
             .commit
             .observe(clock::now().saturating_sub(batch.sent).as_secs_f64());
-        self.unsaved.bytes += batch.record.len() as u64;
-        self.unsaved.records += 1;
-        self.unsaved.changed |= batch.revision > before;
+        self.upkeep.note(batch.record.len() as u64, batch.revision > before);
         if self.store.is_full() {
             self.store.set_full(false);
         }
@@ -195,7 +194,7 @@ impl<L: Log, B: Background> Writer<L, B> {
                         tracing::error!("The stream is full");
                     }
                     self.store.set_full(true);
-                    self.unsaved.urgent = true;
+                    self.upkeep.hurry();
                     self.start_job();
                     self.wait_for_job().await;
                 }
@@ -211,10 +210,8 @@ impl<L: Log, B: Background> Writer<L, B> {
     /// Gives a snapshot that may make room the time it needs.
     async fn wait_for_job(&mut self) {
         let deadline = Instant::now() + RETRY_FULL;
-        if self.job.is_some()
-            && let Ok(result) = timeout_at(deadline, super::join(&mut self.job)).await
-        {
-            self.end_job(result);
+        if let Ok(ended) = timeout_at(deadline, self.upkeep.ended()).await {
+            self.upkeep.end(&self.store, ended);
         }
         tokio::time::sleep_until(deadline).await;
     }

@@ -8,24 +8,18 @@ use crate::codec::{self, Operation};
 use crate::log::memory::{Fault, Memory, MemoryLog};
 use crate::metrics::Metrics;
 use crate::proto::etcdserverpb as pb;
-use crate::snapshot::{Snapshot, SnapshotError, Snapshots};
+use crate::snapshot::Snapshots;
+use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use std::collections::BTreeSet;
+use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-struct NoSnapshots;
+type MemorySnapshots = Snapshots<MemoryMessages, MemoryLog>;
 
-impl Snapshots for NoSnapshots {
-    async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        Ok(None)
-    }
-}
-
-impl Background for NoSnapshots {
-    fn snapshot(&self, _: Arc<Store>, _: Session) -> impl Future<Output = Result<u64, anyhow::Error>> + Send + 'static {
-        std::future::ready(Ok(0))
-    }
+fn snapshots(memory: &Memory) -> MemorySnapshots {
+    Snapshots::new(memory.messages(), "snap".into(), Arc::new(memory.open().0))
 }
 
 struct Running {
@@ -47,7 +41,7 @@ async fn open(
     identity: &Identity,
 ) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Replica, Duration), BootError> {
     let (log, mut acks) = memory.open();
-    let mut replica = Replica::load(&log, &NoSnapshots).await?;
+    let mut replica = Replica::load(&log, &snapshots(memory)).await?;
     let sent = replica.take_over(&log, &mut acks, identity).await?;
     Ok((log, acks, replica, sent))
 }
@@ -80,14 +74,12 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
     };
     let writer = Writer::new(Parts {
         log: Arc::new(log),
-        background: NoSnapshots,
         acks,
         queue: requests,
         store: Arc::clone(&store),
         incarnation: identity.incarnation,
         session,
-        cadence: forever,
-        unsaved,
+        upkeep: Upkeep::new(snapshots(memory), forever, unsaved),
     });
     let (stop, stopped) = watch::channel(false);
     Running {
@@ -114,7 +106,7 @@ async fn write(store: &Store, key: &str) -> Result<i64, Refusal> {
 /// Keys in the order in which the log has them, by the rules that every reader follows.
 async fn stored(memory: &Memory) -> Vec<String> {
     let (log, _) = memory.open();
-    let replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    let replica = Replica::load(&log, &snapshots(memory)).await.unwrap();
     replica
         .state
         .mvcc
@@ -228,7 +220,7 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     let running = start(&memory, identity(1, 1)).await;
     write(&running.store, "a").await.unwrap();
     let (log, _acks) = memory.open();
-    let replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    let replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let header = Header {

@@ -1,19 +1,13 @@
 //! A snapshot holds what was pinned, whatever happens while it is cut, and damage is found.
 
 use super::*;
-use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;
 use crate::session::Session;
 use crate::snapshot::{Manifest, Written};
 use crate::state::State;
 use std::time::Duration;
-use tokio::sync::mpsc;
 
-fn store(state: State) -> Store {
-    Store::new(state, (1, 1), u64::MAX, mpsc::channel(1).0, Metrics::new())
-}
-
-fn filled() -> Store {
+fn filled() -> RwLock<State> {
     let mut state = State::new(Mvcc::new());
     state.leases.grant(5, 60, Duration::ZERO);
     for number in 0..6000 {
@@ -32,7 +26,7 @@ fn filled() -> Store {
     state.mvcc.publish(head);
     state.mvcc.compact(5000);
     while state.mvcc.trim(1000) {}
-    store(state)
+    RwLock::new(state)
 }
 
 fn load(manifest: &Manifest, chunks: &[Bytes]) -> State {
@@ -70,7 +64,7 @@ fn what_was_pinned_comes_back_although_the_store_went_on() {
         },
     );
     let (before, leases) = {
-        let state = store.read();
+        let state = store.read().unwrap();
         let keys: Vec<_> = state
             .leases
             .iter()
@@ -86,7 +80,7 @@ fn what_was_pinned_comes_back_although_the_store_went_on() {
     let mut chunks = Vec::new();
     for (chunk, _) in Chunks::new(&store, &pin) {
         chunks.push(chunk);
-        let mut state = store.write();
+        let mut state = store.write().unwrap();
         for number in 0..300 {
             state.mvcc.advance();
             state.put(format!("/k/{:04}", number * 13).as_bytes(), b"later", 0);
@@ -127,7 +121,7 @@ fn every_flipped_byte_is_found() {
     state.mvcc.advance();
     state.put(b"a", b"1", 0);
     state.mvcc.publish(2);
-    let store = store(state);
+    let store = RwLock::new(state);
     let pin = Pin::new(&store, Session::default());
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     let [chunk] = chunks.as_slice() else {

@@ -5,7 +5,7 @@ use super::*;
 /// Another writer's epoch record, and `more` records behind it.
 async fn succeed(memory: &Memory, more: u64) {
     let (log, _acks) = memory.open();
-    let replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    let replica = Replica::load(&log, &snapshots(memory)).await.unwrap();
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let mut header = Header {
@@ -67,7 +67,7 @@ async fn a_log_that_takes_nothing_is_not_asked_without_a_pause() {
 async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
     let memory = Memory::new();
     let (log, mut acks) = memory.open();
-    let mut replica = Replica::load(&log, &NoSnapshots).await.unwrap();
+    let mut replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
     memory.inject([Some(Fault::LoseAck)]);
     memory.fail_info(3);
     let begun = clock::now();

@@ -1,27 +1,35 @@
-//! Snapshots in a JetStream stream of their own.
+//! Snapshots in a stream of their own.
 
 use super::chunk::Chunks;
-use super::{Chunk, Manifest, Pin, Snapshot, SnapshotError, Snapshots, Written};
+use super::{Chunk, Manifest, Messages, Pin, Snapshot, SnapshotError, Written};
 use crate::clock;
 use crate::log::Log;
-use crate::log::jetstream::{JetStream, Stream};
 use crate::session::Session;
-use crate::store::Store;
-use crate::writer::Background;
-use std::sync::Arc;
+use crate::state::State;
+use std::sync::{Arc, RwLock};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The snapshot stream, and the log that snapshots shorten.
-#[derive(Debug, Clone)]
-pub(crate) struct SnapshotStream {
-    stream: Stream,
+#[derive(Debug)]
+pub(crate) struct Snapshots<M, L> {
+    stream: M,
     prefix: String,
-    log: Arc<JetStream>,
+    log: Arc<L>,
 }
 
-impl SnapshotStream {
+impl<M: Clone, L> Clone for Snapshots<M, L> {
+    fn clone(&self) -> Self {
+        Self {
+            stream: self.stream.clone(),
+            prefix: self.prefix.clone(),
+            log: Arc::clone(&self.log),
+        }
+    }
+}
+
+impl<M: Messages, L: Log> Snapshots<M, L> {
     /// `prefix` is `kine.<id>.snap`.
-    pub(crate) fn new(stream: Stream, prefix: String, log: Arc<JetStream>) -> Self {
+    pub(crate) fn new(stream: M, prefix: String, log: Arc<L>) -> Self {
         Self { stream, prefix, log }
     }
 
@@ -33,7 +41,14 @@ impl SnapshotStream {
         format!("{}.c.{name}", self.prefix)
     }
 
-    async fn save(&self, store: &Store, pin: &Pin) -> Result<Manifest, SnapshotError> {
+    /// Stores a snapshot of what is pinned, then drops what it makes superfluous. Answers the bytes it took.
+    pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
+        let manifest = self.save(state, pin).await?;
+        self.tidy(&manifest).await?;
+        Ok(manifest.bytes)
+    }
+
+    async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
         let Session { sequence, writer, .. } = pin.session;
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
         let subject = self.chunks(&name);
@@ -42,7 +57,7 @@ impl SnapshotStream {
             ..Written::default()
         };
         let mut digest = Xxh3::new();
-        for (chunk, hash) in Chunks::new(store, pin) {
+        for (chunk, hash) in Chunks::new(state, pin) {
             written.bytes += chunk.len() as u64;
             digest.update(&hash.to_le_bytes());
             let stored = self.stream.store(subject.clone(), chunk).await?;
@@ -59,7 +74,7 @@ impl SnapshotStream {
 
     /// Manifests that can be read, oldest first, with their sequences in the stream.
     async fn list(&self) -> Result<Vec<(u64, Manifest)>, SnapshotError> {
-        let mut messages = self.stream.batch(1, Some(&self.manifests())).await?;
+        let mut messages = self.stream.batch(1, &self.manifests()).await?;
         // Direct reads may come from a replica that is behind; the leader knows the newest.
         if let Some(last) = self.stream.last(&self.manifests()).await?
             && messages.last().is_none_or(|(sequence, _)| *sequence < last.0)
@@ -82,7 +97,7 @@ impl SnapshotStream {
         let (mut next, mut number) = (manifest.first, 0);
         let mut digest = Xxh3::new();
         while number < manifest.chunks {
-            let messages = self.stream.batch(next, Some(&subject)).await?;
+            let messages = self.stream.batch(next, &subject).await?;
             if messages.is_empty() {
                 return Err(SnapshotError::Incomplete);
             }
@@ -121,14 +136,13 @@ impl SnapshotStream {
         } else {
             older.first
         };
-        self.stream.purge(below).await?;
+        self.stream.purge_below(below).await?;
         self.log.purge(older.sequence + 1).await?;
         Ok(())
     }
-}
 
-impl Snapshots for SnapshotStream {
-    async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
+    /// The newest one that is whole.
+    pub(crate) async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
         for (_, manifest) in self.list().await?.into_iter().rev() {
             match self.read(&manifest).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
@@ -139,22 +153,5 @@ impl Snapshots for SnapshotStream {
             }
         }
         Ok(None)
-    }
-}
-
-impl Background for SnapshotStream {
-    fn snapshot(
-        &self,
-        store: Arc<Store>,
-        session: Session,
-    ) -> impl Future<Output = Result<u64, anyhow::Error>> + Send + 'static {
-        // Taken before the writer goes on.
-        let pin = Pin::new(&store, session);
-        let this = self.clone();
-        async move {
-            let manifest = this.save(&store, &pin).await?;
-            this.tidy(&manifest).await?;
-            Ok(manifest.bytes)
-        }
     }
 }

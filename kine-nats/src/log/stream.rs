@@ -1,0 +1,261 @@
+//! A JetStream stream, spoken to with plain requests.
+
+use super::{LogError, LogInfo};
+use crate::snapshot::Messages;
+use async_nats::connection::State as Connection;
+use async_nats::{Client, Message};
+use bytes::Bytes;
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a request to the server may take.
+const REQUEST: Duration = Duration::from_secs(5);
+/// Bytes and messages of one batched read.
+const READ_BYTES: usize = 4 << 20;
+const READ_MESSAGES: usize = 2000;
+
+/// One stream.
+#[derive(Debug, Clone)]
+pub(crate) struct Stream {
+    pub(super) client: Client,
+    pub(super) name: String,
+}
+
+/// What a stream is made with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamLimits {
+    pub(crate) replicas: usize,
+    pub(crate) max_bytes: i64,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ApiError {
+    #[serde(default)]
+    pub(super) err_code: u64,
+    #[serde(default)]
+    code: u64,
+    #[serde(default)]
+    pub(super) description: String,
+}
+
+impl ApiError {
+    fn into_error(self) -> LogError {
+        let code = if self.err_code == 0 { self.code } else { self.err_code };
+        LogError::Refused {
+            code,
+            description: self.description,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct PubAck {
+    #[serde(default)]
+    pub(super) seq: u64,
+    pub(super) error: Option<ApiError>,
+}
+
+#[derive(Deserialize)]
+struct StreamInfo {
+    config: StreamConfig,
+    state: StreamState,
+}
+
+#[derive(Deserialize)]
+struct StreamConfig {
+    max_bytes: i64,
+}
+
+#[derive(Deserialize)]
+struct StreamState {
+    bytes: u64,
+    first_seq: u64,
+    last_seq: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(client: Client, name: String) -> Self {
+        Self { client, name }
+    }
+
+    /// Makes the stream unless it is there.
+    pub(crate) async fn create(&self, subjects: &str, limits: StreamLimits) -> Result<(), LogError> {
+        let config = json!({
+            "name": self.name,
+            "subjects": [subjects],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "new",
+            "num_replicas": limits.replicas,
+            "max_bytes": limits.max_bytes,
+            "max_msgs": -1,
+            "max_age": 0,
+            "max_msg_size": -1,
+            "max_consumers": -1,
+            "deny_delete": true,
+            "deny_purge": false,
+            "allow_direct": true,
+            "duplicate_window": 100_000_000,
+        });
+        match self.api(&format!("$JS.API.STREAM.CREATE.{}", self.name), &config).await {
+            Ok(_) => Ok(()),
+            // In use with another configuration: the one that is there counts.
+            Err(LogError::Refused { code: 10058, .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Where the stream begins and ends.
+    pub(crate) async fn info(&self) -> Result<LogInfo, LogError> {
+        let info = self.stream_info(&Value::Null).await?;
+        Ok(LogInfo {
+            first: info.state.first_seq,
+            last: info.state.last_seq,
+            bytes: info.state.bytes,
+            limit: u64::try_from(info.config.max_bytes).ok().filter(|limit| *limit > 0),
+        })
+    }
+
+    /// Messages from a sequence on, only those of a subject when one is given.
+    pub(super) async fn read(&self, from: u64, subject: Option<&str>) -> Result<Vec<(u64, Bytes)>, LogError> {
+        let mut query = json!({ "seq": from, "batch": READ_MESSAGES, "max_bytes": READ_BYTES });
+        if let (Some(subject), Some(fields)) = (subject, query.as_object_mut()) {
+            fields.insert("next_by_subj".into(), subject.into());
+        }
+        self.check_connection()?;
+        let inbox = self.client.new_inbox();
+        let mut answers = self
+            .client
+            .subscribe(inbox.clone())
+            .await
+            .map_err(|_| LogError::Disconnected)?;
+        let target = format!("$JS.API.DIRECT.GET.{}", self.name);
+        let sent = self
+            .client
+            .publish_with_reply(target, inbox, query.to_string().into())
+            .await;
+        sent.map_err(|_| LogError::Disconnected)?;
+        let mut messages = Vec::new();
+        loop {
+            let answer = timeout(REQUEST, answers.next()).await.map_err(|_| LogError::Timeout)?;
+            let answer = answer.ok_or(LogError::Disconnected)?;
+            match answer.status.map(|status| status.as_u16()) {
+                None => messages.push((sequence(&answer)?, answer.payload)),
+                Some(204 | 404) => return Ok(messages),
+                Some(code) => {
+                    let description = answer.description.unwrap_or_default();
+                    return Err(LogError::Refused {
+                        code: u64::from(code),
+                        description,
+                    });
+                }
+            }
+        }
+    }
+
+    async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {
+        let subject = format!("$JS.API.STREAM.INFO.{}", self.name);
+        let answer = self.api(&subject, query).await?;
+        serde_json::from_value(answer).map_err(|_| LogError::Answer("STREAM.INFO"))
+    }
+
+    pub(super) async fn message(&self, query: &Value) -> Result<Option<(u64, Bytes)>, LogError> {
+        let answer = match self.api(&format!("$JS.API.STREAM.MSG.GET.{}", self.name), query).await {
+            Err(LogError::Refused { code: 10037, .. }) => return Ok(None),
+            answer => answer?,
+        };
+        let message = answer.get("message").ok_or(LogError::Answer("MSG.GET"))?;
+        let sequence = message
+            .get("seq")
+            .and_then(Value::as_u64)
+            .ok_or(LogError::Answer("MSG.GET"))?;
+        let data = message.get("data").and_then(Value::as_str).unwrap_or_default();
+        let data = data_encoding::BASE64
+            .decode(data.as_bytes())
+            .map_err(|_| LogError::Answer("MSG.GET"))?;
+        Ok(Some((sequence, data.into())))
+    }
+
+    async fn api(&self, subject: &str, body: &Value) -> Result<Value, LogError> {
+        let payload = if body.is_null() {
+            Bytes::new()
+        } else {
+            body.to_string().into()
+        };
+        let message = self.request(subject.to_owned(), payload).await?;
+        let mut answer: Value = serde_json::from_slice(&message.payload).map_err(|_| LogError::Answer("the API"))?;
+        match answer.get_mut("error").map(Value::take) {
+            None | Some(Value::Null) => Ok(answer),
+            Some(error) => {
+                let error: ApiError = serde_json::from_value(error).map_err(|_| LogError::Answer("the API"))?;
+                Err(error.into_error())
+            }
+        }
+    }
+
+    async fn request(&self, subject: String, payload: Bytes) -> Result<Message, LogError> {
+        self.check_connection()?;
+        match timeout(REQUEST, self.client.request(subject, payload)).await {
+            Ok(Ok(message)) => Ok(message),
+            Ok(Err(error)) if error.kind() == async_nats::RequestErrorKind::NoResponders => Err(LogError::Refused {
+                code: 503,
+                description: "no responders".into(),
+            }),
+            Ok(Err(_)) | Err(_) => Err(LogError::Timeout),
+        }
+    }
+
+    pub(super) fn check_connection(&self) -> Result<(), LogError> {
+        if self.client.connection_state() == Connection::Connected {
+            Ok(())
+        } else {
+            Err(LogError::Disconnected)
+        }
+    }
+
+    async fn purge(&self, query: &Value) -> Result<(), LogError> {
+        let subject = format!("$JS.API.STREAM.PURGE.{}", self.name);
+        self.api(&subject, query).await.map(|_| ())
+    }
+
+    /// Drops what lies below a sequence.
+    pub(crate) async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
+        self.purge(&json!({ "seq": sequence })).await
+    }
+}
+
+impl Messages for Stream {
+    async fn store(&self, subject: String, payload: Bytes) -> Result<u64, LogError> {
+        let message = self.request(subject, payload).await?;
+        let ack: PubAck = serde_json::from_slice(&message.payload).map_err(|_| LogError::Answer("a publish"))?;
+        match ack.error {
+            None => Ok(ack.seq),
+            Some(error) => Err(error.into_error()),
+        }
+    }
+
+    async fn last(&self, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
+        self.message(&json!({ "last_by_subj": subject })).await
+    }
+
+    async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
+        self.read(from, Some(subject)).await
+    }
+
+    async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
+        self.purge_below(sequence).await
+    }
+}
+
+fn sequence(message: &Message) -> Result<u64, LogError> {
+    let header = message
+        .headers
+        .as_ref()
+        .and_then(|headers| headers.get("Nats-Sequence"));
+    header
+        .and_then(|value| value.as_str().parse().ok())
+        .ok_or(LogError::Answer("DIRECT.GET"))
+}
