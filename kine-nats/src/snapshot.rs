@@ -21,6 +21,7 @@ use crate::state::State;
 use bytes::Bytes;
 pub(crate) use chunk::{Chunk, Section};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 pub(crate) use stream::Snapshots;
@@ -45,6 +46,12 @@ pub enum SnapshotError {
     /// Chunks are missing, or are not those of the manifest.
     #[error("read a snapshot: its chunks are not whole")]
     Incomplete,
+    /// A newer one is there already.
+    #[error("store a snapshot: there is one at sequence {newest} already")]
+    Stale {
+        /// Where that one stands.
+        newest: u64,
+    },
     /// What was read back is not what was written.
     #[error("store a snapshot: the manifest reads back differently")]
     ReadBack,
@@ -60,7 +67,7 @@ pub(crate) struct Snapshot {
 /// A stream of messages under subjects, where snapshots are kept.
 ///
 /// # Guarantees
-/// What [`Messages::store`] answered for is there until it is purged. [`Messages::last`] knows
+/// What [`Messages::store`] answered for is there until it is purged. [`Messages::last`] and [`Messages::subjects`] know
 /// everything that was stored before the call.
 ///
 /// # Caveats
@@ -72,8 +79,12 @@ pub(crate) trait Messages: Clone + Send + Sync + 'static {
     fn last(&self, subject: &str) -> impl Future<Output = Result<Option<(u64, Bytes)>, LogError>> + Send;
     /// Messages of a subject from a sequence on, as many as fit one answer; empty at the end.
     fn batch(&self, from: u64, subject: &str) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
+    /// The subjects that match a filter, and how many messages each has.
+    fn subjects(&self, filter: &str) -> impl Future<Output = Result<BTreeMap<String, u64>, LogError>> + Send;
     /// Drops what lies below a sequence.
     fn purge_below(&self, sequence: u64) -> impl Future<Output = Result<(), LogError>> + Send;
+    /// Drops the messages of one subject.
+    fn purge_subject(&self, subject: &str) -> impl Future<Output = Result<(), LogError>> + Send;
 }
 
 /// What a snapshot is of.
@@ -106,7 +117,7 @@ pub(crate) struct Manifest {
     pub(crate) sequence: u64,
     pub(crate) writer: u64,
     cluster: u64,
-    pub(crate) epoch: u64,
+    epoch: u64,
     incarnation: u64,
     hash: u64,
     lease_ms: u32,
@@ -176,6 +187,11 @@ impl Manifest {
             bytes,
             name,
         }
+    }
+
+    /// What of the log it holds: the one that stands higher is the newer one.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        (self.sequence, self.epoch)
     }
 
     /// Its bytes, with a hash behind them.

@@ -113,6 +113,11 @@ impl Memory {
         inner.purged = inner.purged.max(below as usize - 1);
     }
 
+    /// Sequence of the oldest record that is kept.
+    pub(crate) fn first(&self) -> u64 {
+        self.lock().purged as u64 + 1
+    }
+
     pub(crate) fn truncate(&self, length: usize) {
         self.lock().records.truncate(length);
     }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -74,6 +75,8 @@ struct StreamState {
     bytes: u64,
     first_seq: u64,
     last_seq: u64,
+    #[serde(default)]
+    subjects: Option<BTreeMap<String, u64>>,
 }
 
 impl Stream {
@@ -245,8 +248,17 @@ impl Messages for Stream {
         self.read(from, Some(subject)).await
     }
 
+    async fn subjects(&self, filter: &str) -> Result<BTreeMap<String, u64>, LogError> {
+        let info = self.stream_info(&json!({ "subjects_filter": filter })).await?;
+        Ok(info.state.subjects.unwrap_or_default())
+    }
+
     async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
         self.purge_below(sequence).await
+    }
+
+    async fn purge_subject(&self, subject: &str) -> Result<(), LogError> {
+        self.purge(&json!({ "filter": subject })).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! A stream of messages in memory.
+//! A stream of messages in memory, which can refuse.
 
 use super::Messages;
 use crate::log::LogError;
@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 struct Inner {
     last: u64,
     messages: BTreeMap<u64, (String, Bytes)>,
+    /// How many messages are taken until none is.
+    left: Option<u32>,
 }
 
 /// The stream.
@@ -22,12 +24,36 @@ impl MemoryMessages {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap()
     }
+
+    /// Takes so many messages and no more; `None` for all.
+    pub(crate) fn set_left(&self, left: Option<u32>) {
+        self.lock().left = left;
+    }
+
+    /// Subjects, with how many messages each has.
+    pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        for (subject, _) in self.lock().messages.values() {
+            *counts.entry(subject.clone()).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Damages the newest message of a subject.
+    pub(crate) fn damage(&self, subject: &str) {
+        let mut inner = self.lock();
+        let newest = inner.messages.values_mut().rev().find(|(found, _)| found == subject);
+        newest.unwrap().1 = Bytes::from_static(b"damaged");
+    }
 }
 
 impl Messages for MemoryMessages {
     async fn store(&self, subject: String, payload: Bytes) -> Result<u64, LogError> {
         tokio::task::yield_now().await;
         let mut inner = self.lock();
+        if let Some(left) = &mut inner.left {
+            *left = left.checked_sub(1).ok_or(LogError::Timeout)?;
+        }
         inner.last += 1;
         let sequence = inner.last;
         inner.messages.insert(sequence, (subject, payload));
@@ -49,8 +75,20 @@ impl Messages for MemoryMessages {
             .collect())
     }
 
+    async fn subjects(&self, filter: &str) -> Result<BTreeMap<String, u64>, LogError> {
+        let begin = filter.trim_end_matches('>');
+        let mut counts = self.counts();
+        counts.retain(|subject, _| subject.starts_with(begin));
+        Ok(counts)
+    }
+
     async fn purge_below(&self, sequence: u64) -> Result<(), LogError> {
         self.lock().messages.retain(|at, _| *at >= sequence);
+        Ok(())
+    }
+
+    async fn purge_subject(&self, subject: &str) -> Result<(), LogError> {
+        self.lock().messages.retain(|_, (found, _)| found != subject);
         Ok(())
     }
 }

@@ -50,7 +50,20 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
         let Session { sequence, writer, .. } = pin.session;
+        self.remove_strays(sequence).await?;
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
+        let subject = self.chunks(&name);
+        let saved = self.write(state, pin, name).await;
+        if saved.is_err()
+            && let Err(error) = self.stream.purge_subject(&subject).await
+        {
+            // The next snapshot removes them.
+            tracing::debug!(error = %error, "The chunks of a failed snapshot stay for now");
+        }
+        saved
+    }
+
+    async fn write(&self, state: &RwLock<State>, pin: &Pin, name: String) -> Result<Manifest, SnapshotError> {
         let subject = self.chunks(&name);
         let mut written = Written {
             name,
@@ -72,7 +85,26 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifest)
     }
 
-    /// Manifests that can be read, oldest first, with their sequences in the stream.
+    /// Removes chunks that no manifest names. One at or above our own sequence may still become a snapshot.
+    async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
+        let begin = self.chunks("");
+        let counts = self.stream.subjects(&self.chunks(">")).await?;
+        let manifests = self.list().await?;
+        for subject in counts.keys() {
+            let name = subject.strip_prefix(&begin).unwrap_or_default();
+            let below = name
+                .split('.')
+                .next()
+                .and_then(|number| number.parse::<u64>().ok())
+                .is_some_and(|number| number < sequence);
+            if below && manifests.iter().all(|(_, manifest)| manifest.name != name) {
+                self.stream.purge_subject(subject).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Manifests that can be read, by what they hold, oldest first, with their sequences in the stream.
     async fn list(&self) -> Result<Vec<(u64, Manifest)>, SnapshotError> {
         let mut messages = self.stream.batch(1, &self.manifests()).await?;
         // Direct reads may come from a replica that is behind; the leader knows the newest.
@@ -88,6 +120,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
                 Err(error) => tracing::error!(sequence, error = %error, "A snapshot's manifest is damaged"),
             }
         }
+        // A writer that slept may store an older one behind a newer one.
+        manifests.sort_by_key(|(_, manifest)| manifest.place());
         Ok(manifests)
     }
 
@@ -124,18 +158,27 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Keeps the two newest snapshots, and the log behind the older of them.
     async fn tidy(&self, newest: &Manifest) -> Result<(), SnapshotError> {
-        let manifests = self.list().await?;
-        let [.., (older_sequence, older), (_, last)] = manifests.as_slice() else {
+        let counts = self.stream.subjects(&self.chunks(">")).await?;
+        let mut manifests = self.list().await?;
+        manifests.retain(|(_, manifest)| {
+            let count = counts.get(&self.chunks(&manifest.name)).copied().unwrap_or(0);
+            count == u64::from(manifest.chunks)
+        });
+        match manifests.last() {
+            Some((_, last)) if last == newest => {}
+            Some((_, last)) if last.place() > newest.place() => {
+                return Err(SnapshotError::Stale { newest: last.sequence });
+            }
+            _ => return Err(SnapshotError::ReadBack),
+        }
+        let [.., older, last] = manifests.as_slice() else {
             return Ok(());
         };
-        if last != newest {
-            return Err(SnapshotError::ReadBack);
-        }
-        let below = if older.chunks == 0 {
-            *older_sequence
-        } else {
-            older.first
+        let first = |(sequence, manifest): &(u64, Manifest)| match manifest.chunks {
+            0 => *sequence,
+            _ => manifest.first,
         };
+        let (below, older) = (first(older).min(first(last)), &older.1);
         self.stream.purge_below(below).await?;
         self.log.purge(older.sequence + 1).await?;
         Ok(())
@@ -155,3 +198,6 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(None)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Which snapshots are kept and found, whatever was stored in which order, and what is cleared away.
+
+use super::*;
+use crate::log::memory::{Memory, MemoryLog};
+use crate::mvcc::Mvcc;
+use crate::snapshot::memory::MemoryMessages;
+use bytes::Bytes;
+
+type Stored = Snapshots<MemoryMessages, MemoryLog>;
+
+/// A log of some records, and a state at its end.
+fn bench(records: u64) -> (Memory, Stored, RwLock<State>) {
+    let memory = Memory::new();
+    for _ in 0..records {
+        memory.push(Bytes::from_static(b"record"));
+    }
+    let snapshots = Snapshots::new(memory.messages(), "snap".into(), Arc::new(memory.open().0));
+    let mut state = State::new(Mvcc::new());
+    state.mvcc.advance();
+    state.put(b"a", b"1", 0);
+    state.mvcc.publish(2);
+    (memory, snapshots, RwLock::new(state))
+}
+
+fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> Pin {
+    let session = Session {
+        sequence,
+        epoch,
+        writer: epoch,
+        ..Session::default()
+    };
+    Pin::new(state, session)
+}
+
+async fn newest(snapshots: &Stored) -> (u64, u64) {
+    let session = snapshots.newest().await.unwrap().unwrap().session;
+    (session.sequence, session.epoch)
+}
+
+/// Sequences of the snapshots that chunks are there of.
+fn chunks(memory: &Memory) -> Vec<u64> {
+    let counts = memory.messages().counts();
+    let names = counts.keys().filter_map(|subject| subject.strip_prefix("snap.c."));
+    let mut sequences: Vec<u64> = names
+        .map(|name| name.split('.').next().unwrap().parse().unwrap())
+        .collect();
+    sequences.sort_unstable();
+    sequences
+}
+
+#[tokio::test]
+async fn keeps_two_and_the_log_behind_the_older() {
+    let (memory, snapshots, state) = bench(40);
+    for sequence in [10, 20, 30] {
+        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+    }
+    assert_eq!(chunks(&memory), [20, 30]);
+    assert_eq!(memory.first(), 21);
+    memory.messages().damage("snap.m");
+    assert_eq!(newest(&snapshots).await, (20, 1));
+}
+
+#[tokio::test]
+async fn a_writer_that_slept_over_its_snapshot_spoils_nothing() {
+    let (memory, snapshots, state) = bench(40);
+    snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
+    // The first writer sleeps before its manifest; the next one stores a snapshot meanwhile.
+    let late = pin(&state, 10, 1);
+    snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+    let refused = snapshots.keep(&state, &late).await.unwrap_err();
+    assert!(matches!(refused, SnapshotError::Stale { newest: 20 }), "{refused:?}");
+    assert_eq!(newest(&snapshots).await, (20, 2));
+    assert_eq!(memory.first(), 6, "nothing is dropped that no older snapshot holds");
+    snapshots.keep(&state, &pin(&state, 30, 2)).await.unwrap();
+    assert_eq!((newest(&snapshots).await, memory.first()), ((30, 2), 21));
+    memory.messages().damage("snap.m");
+    assert_eq!(newest(&snapshots).await, (20, 2), "what is kept besides is whole");
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_failed_snapshot_is_removed() {
+    let (memory, snapshots, state) = bench(40);
+    // The chunk is stored, the manifest is not.
+    memory.messages().set_left(Some(1));
+    snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap_err();
+    assert_eq!(chunks(&memory), [0; 0]);
+    // Left behind by a process that was killed.
+    memory.messages().set_left(None);
+    for name in ["snap.c.7.1-a", "snap.c.20.1-b", "snap.c.30.1-c"] {
+        memory.messages().store(name.into(), Bytes::new()).await.unwrap();
+    }
+    snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+    assert_eq!(
+        chunks(&memory),
+        [20, 20, 30],
+        "only what lies below is known to be dead"
+    );
+}
+
+#[tokio::test]
+async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
+    let (memory, snapshots, state) = bench(40);
+    snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
+    snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap();
+    let broken = memory
+        .messages()
+        .counts()
+        .into_keys()
+        .find(|name| name.starts_with("snap.c.10."));
+    memory.messages().purge_subject(&broken.unwrap()).await.unwrap();
+    snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+    assert_eq!((memory.first(), chunks(&memory)), (6, vec![5, 20]));
+}
