@@ -132,6 +132,8 @@ reasons! {
     StoreUnavailable,
     /// The keys of the Tenant's NATS account are lost; the data of its Clusters cannot be reached without them.
     AccountKeyLost,
+    /// A key that was drawn once for the cluster is lost, and there is no copy of it.
+    KeyLost,
     /// The Tenant's NATS account is not there yet.
     AccountPending,
     /// The account's storage is used up.

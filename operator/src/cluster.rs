@@ -14,6 +14,7 @@ mod fixtures;
 pub mod gate;
 pub mod identity;
 mod keep;
+mod kept;
 mod observe;
 mod patch;
 mod probe;
@@ -21,7 +22,7 @@ pub mod status;
 mod store;
 pub mod validate;
 
-pub(crate) use store::data_of;
+pub(crate) use kept::data_of;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -99,7 +100,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 spec: &cluster.spec,
                 config: &context.config,
             };
-            match apply::apply(context, &blueprint, &observed).await {
+            match apply::apply(context, &cluster, &blueprint, &observed).await {
                 Ok(applied) => translate(&cluster, Some(accepted.version), applied),
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
             }

@@ -53,6 +53,15 @@ pub enum ReconcileError {
         /// The key.
         key: &'static str,
     },
+    /// A key is lost that a running cluster cannot do without.
+    #[error(
+        "Secret {name} in the namespace of certificate authorities is lost and there is no copy of it: the cluster's \
+         service-account tokens hang on it; restore the Secret, or delete the Cluster"
+    )]
+    Lost {
+        /// The Secret.
+        name: String,
+    },
     /// The hosted namespace belongs to somebody else.
     #[error("namespace {0} exists and belongs to somebody else")]
     Foreign(String),
@@ -74,6 +83,7 @@ impl ReconcileError {
         match self {
             Self::Foreign(_) => Reason::IdentityConflict,
             Self::Nats(_) => Reason::StoreUnavailable,
+            Self::Lost { .. } | Self::Materials(MaterialError::Stray(_)) => Reason::KeyLost,
             Self::Root(_) => Reason::CertificatesPending,
             _ => Reason::ReconcileFailed,
         }

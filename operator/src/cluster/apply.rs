@@ -3,13 +3,13 @@
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use yoke_api::Reason;
+use yoke_api::{Cluster, Reason};
 
 use super::build::{Blueprint, Materials, hosted, stateful_set};
 use super::gate::{self, ControlPlane, Template};
 use super::observe::{Observed, is_foreign};
 use super::store::{self, Store};
-use super::{copies, probe};
+use super::{copies, kept, probe};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -55,6 +55,7 @@ impl Applied {
 /// Carries out an accepted spec as far as it goes now.
 pub(super) async fn apply(
     context: &Context,
+    cluster: &Cluster,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
 ) -> Result<Applied, ReconcileError> {
@@ -65,18 +66,12 @@ pub(super) async fn apply(
         quota: blueprint.accepted.quota,
         replicas: blueprint.accepted.class.store_replicas,
     };
-    let credentials = async {
-        match &keys {
-            Some(keys) => store::ensure_user(context, identity, keys).await.map(Some),
-            None => Ok(None),
-        }
-    };
     let (surroundings, certificates, service_account, credentials, store) = tokio::join!(
         apply_surroundings(context, blueprint, observed),
         apply_certificates(context, blueprint),
-        store::ensure_service_account(context, identity),
-        credentials,
-        store::ensure_streams(context, &streams, keys.as_ref()),
+        kept::ensure_service_account(context, cluster, identity),
+        kept::ensure_user(context, cluster, identity, keys.as_ref()),
+        store::ensure_streams(context, cluster, &streams, keys.as_ref()),
     );
     surroundings?;
     certificates?;
@@ -85,7 +80,15 @@ pub(super) async fn apply(
     let Some(credentials) = credentials else {
         return Ok(applied);
     };
-    match copies::read(context, &blueprint.accepted.plan, &service_account, &credentials).await? {
+    match copies::read(
+        context,
+        identity,
+        &blueprint.accepted.plan,
+        &service_account,
+        &credentials,
+    )
+    .await?
+    {
         Ok(materials) => apply_control_plane(context, blueprint, observed, &materials, &mut applied).await?,
         Err(missing) => applied.wait_for(&missing),
     }

@@ -14,8 +14,8 @@ use super::apply::Applied;
 use super::build::{Materials, hosted, secrets};
 use super::gate;
 use super::identity::Identity;
+use super::kept::data_of;
 use super::observe::Observed;
-use super::store::data_of;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -23,13 +23,18 @@ use crate::error::ReconcileError;
 /// Reads what was issued; `Ok(Err(names))` are those that are not issued yet.
 pub(super) async fn read(
     context: &Context,
+    identity: &Identity,
     plan: &Plan,
     service_account: &str,
     credentials: &str,
 ) -> Result<Result<Materials, Vec<String>>, ReconcileError> {
     let root = context.root().await?;
     let secrets = &context.caches.secrets;
+    let key = ObjectRef::<Secret>::new(secrets::API_SERVER).within(identity.hosted().as_str());
+    let copied = secrets.get(&key).map(|secret| data_of(&secret)).unwrap_or_default();
     let sources = secrets::Sources {
+        copied: &copied,
+        now: Timestamp::now(),
         secret: |name: &str| {
             let key = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
             secrets.get(&key).map(|secret| data_of(&secret))
@@ -39,7 +44,13 @@ pub(super) async fn read(
         store_credentials: credentials,
         nats_ca: &context.nats_ca,
     };
-    Ok(Materials::read(plan, &sources)?)
+    let materials = Materials::read(plan, &sources)?;
+    if let Ok(materials) = &materials
+        && !materials.former.is_empty()
+    {
+        tracing::warn!(cluster = %identity.id, leaves = materials.former.join(" "), "leaves are of a CA that was lost");
+    }
+    Ok(materials)
 }
 
 /// Copies materials to the control plane first, then to those who are sent to it.
@@ -68,7 +79,13 @@ pub(super) async fn apply(
     }
     applied.published = true;
     applied.ca_not_after = Some(materials.ca_not_after);
-    applied.certificates = State::yes(Reason::AsExpected, "Every certificate is issued and copied.");
+    let message = match materials.former.len() {
+        0 => "Every certificate is issued and copied.".to_owned(),
+        count => format!(
+            "Every certificate is issued and copied; {count} are of a CA whose key was lost, which is trusted until they are renewed."
+        ),
+    };
+    applied.certificates = State::yes(Reason::AsExpected, message);
     Ok(())
 }
 

@@ -20,8 +20,9 @@ use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
 use yoke_api::{Cluster, labels};
 
 use super::identity::Identity;
+use super::kept::{PUBLIC_KEY, data_of};
 use super::observe::{self, Observed};
-use super::store::{self, PUBLIC_KEY, data_of};
+use super::store;
 use super::{gate, patch, validate};
 use crate::context::Context;
 use crate::error::ReconcileError;

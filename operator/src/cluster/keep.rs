@@ -15,7 +15,7 @@ use super::build::{Materials, hosted, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{copies, probe, validate};
+use super::{copies, kept, probe, validate};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -38,18 +38,15 @@ pub(super) async fn keep(
         context.clusters.apply(&caches.network_policies, &policy),
     )?;
     let keys = store::find_account(context, &identity.tenant)?;
-    let (service_account, credentials) = (
-        store::ensure_service_account(context, identity).await?,
-        match &keys {
-            Some(keys) => Some(store::ensure_user(context, identity, keys).await?),
-            None => None,
-        },
-    );
+    let (service_account, credentials) = tokio::try_join!(
+        kept::ensure_service_account(context, cluster, identity),
+        kept::ensure_user(context, cluster, identity, keys.as_ref()),
+    )?;
     let Some(credentials) = credentials else {
         return Ok(applied);
     };
     let plan = validate::plan_names(identity);
-    match copies::read(context, &plan, &service_account, &credentials).await? {
+    match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {
             let names = find_extra_names(context, identity);
             copies::apply(context, identity, names, &materials, &mut applied).await?;

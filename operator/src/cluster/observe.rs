@@ -12,7 +12,7 @@ use yoke_pki::plan::{AuthorityRole, Generation};
 
 use super::build::stateful_set;
 use super::identity::Identity;
-use super::store::data_of;
+use super::kept::data_of;
 use crate::cache::Caches;
 use crate::conditions;
 

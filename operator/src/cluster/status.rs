@@ -277,7 +277,8 @@ fn plan_degraded(outcome: &Outcome) -> State {
             format!("Container {container} ends again and again ({why})."),
         );
     }
-    if outcome.accepted.is_ok() && outcome.store.reason == Reason::StoreUnavailable {
+    let lacks = matches!(outcome.store.reason, Reason::StoreUnavailable | Reason::AccountKeyLost);
+    if outcome.accepted.is_ok() && lacks {
         return State::yes(outcome.store.reason, outcome.store.message.clone());
     }
     State::no(Reason::AsExpected, "Nothing needs attention.")

@@ -158,6 +158,16 @@ pub struct ClusterUser {
 }
 
 impl ClusterUser {
+    /// The user that a credentials file is of.
+    pub fn from_credentials(credentials: &str) -> Option<Self> {
+        let seed = claims::seed_of(credentials)?;
+        let public_key = KeyPair::from_seed(seed).ok()?.public_key();
+        Some(Self {
+            credentials: credentials.to_owned(),
+            public_key,
+        })
+    }
+
     /// Draws a key and signs a token without end for it: the operator's absence must not stop a store. It ends by
     /// revocation.
     pub fn mint(id: &ClusterId, keys: &AccountKeys, now: i64) -> Result<Self, ClaimsError> {

@@ -308,6 +308,12 @@ pub fn to_credentials(jwt: &str, seed: &str) -> String {
     )
 }
 
+/// The seed in a credentials file.
+pub fn seed_of(credentials: &str) -> Option<&str> {
+    let (_, rest) = credentials.split_once("-----BEGIN USER NKEY SEED-----")?;
+    rest.lines().map(str::trim).find(|line| line.starts_with("SU"))
+}
+
 fn is_zero(number: &i64) -> bool {
     *number == 0
 }

@@ -6,6 +6,7 @@
 #[allow(dead_code)]
 mod harness;
 mod issuer;
+mod lost;
 mod refused;
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]

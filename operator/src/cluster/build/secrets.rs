@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use yoke_api::labels::component;
 use yoke_api::names::{API_PORT, KUBECONFIG_KEY, kubeconfig_secret};
 use yoke_pki::bundle::{BundleError, Trust};
-use yoke_pki::inspect::InspectError;
+use yoke_pki::inspect::{InspectError, Purpose, verify_chain};
 use yoke_pki::kubeconfig::{Authority, Credential, KubeconfigError};
 use yoke_pki::plan::{AuthorityRole, LeafRole, Plan};
 use yoke_pki::service_account::{KeyError, ServiceAccountKey};
@@ -21,16 +21,18 @@ use crate::cluster::identity::Identity;
 use crate::config::Config;
 
 /// Secret of kube-apiserver.
-pub(super) const API_SERVER: &str = "kube-apiserver";
+pub(in crate::cluster) const API_SERVER: &str = "kube-apiserver";
 /// Secret of kube-controller-manager.
 pub(super) const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 /// Secret of kube-scheduler.
 pub(super) const SCHEDULER: &str = "kube-scheduler";
 /// Secret of kine-nats.
-pub(super) const STORE: &str = "kine-nats";
+pub(in crate::cluster) const STORE: &str = "kine-nats";
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
+const CLIENT_CA: &str = "client-ca.crt";
+const FRONT_PROXY_CA: &str = "front-proxy-ca.crt";
 
 /// Data of a Secret.
 pub type Data = BTreeMap<String, Vec<u8>>;
@@ -53,6 +55,12 @@ pub enum MaterialError {
     /// A text is not UTF-8.
     #[error("the Secret of {0} does not hold text")]
     Text(String),
+    /// A certificate is not of the CA that it should be of.
+    #[error(
+        "the certificate of {0} is not signed by the cluster's present CA, whose key must have been lost; restore the CA's \
+         Secret, or delete the Secret {0} to have it issued again"
+    )]
+    Stray(String),
     /// A certificate and its key do not belong together.
     #[error("the certificate and the key of {0} do not belong together")]
     Mismatch(String),
@@ -88,6 +96,8 @@ pub struct Materials {
     pub nats_ca: String,
     /// End of the signing CA's life.
     pub ca_not_after: Timestamp,
+    /// Leaves of a CA that was lost and issued anew with another key.
+    pub former: Vec<String>,
 }
 
 /// Where materials come from: data of Secrets by name in the namespace of certificate authorities.
@@ -103,6 +113,10 @@ pub struct Sources<'a, F: Fn(&str) -> Option<Data>> {
     pub store_credentials: &'a str,
     /// NATS's own CA.
     pub nats_ca: &'a str,
+    /// What kube-apiserver was given last: it tells which CAs were trusted.
+    pub copied: &'a Data,
+    /// The time.
+    pub now: Timestamp,
 }
 
 impl std::fmt::Debug for Materials {
@@ -152,6 +166,7 @@ impl Materials {
         if !missing.is_empty() {
             return Ok(Err(missing));
         }
+        let former = trust_former(plan, sources, &leaves, &mut authorities)?;
         let bundle = |trust, role| {
             let certificates = authorities.get(&role).map(Vec::as_slice).unwrap_or_default();
             Bundle::new(trust, certificates.iter().map(|chain| first_certificate(chain)))
@@ -170,6 +185,7 @@ impl Materials {
             service_account,
             store_credentials: sources.store_credentials.to_owned(),
             nats_ca: sources.nats_ca.to_owned(),
+            former,
         }))
     }
 
@@ -196,6 +212,68 @@ impl Materials {
         }
         HEXLOWER.encode(&hasher.finalize()[..16])
     }
+}
+
+/// Adds to the CAs those that a leaf still needs; says which leaves these are.
+///
+/// A CA whose Secret is lost is issued anew with another key, and its leaves are not: until they are renewed, by the new
+/// key, the old certificate, of which there is a copy, is trusted too. A leaf that no CA signed stops the copying.
+fn trust_former<F: Fn(&str) -> Option<Data>>(
+    plan: &Plan,
+    sources: &Sources<'_, F>,
+    leaves: &BTreeMap<LeafRole, Leaf>,
+    authorities: &mut BTreeMap<AuthorityRole, Vec<String>>,
+) -> Result<Vec<String>, MaterialError> {
+    let issued = authorities.clone();
+    let mut former = Vec::new();
+    for planned in &plan.leaves {
+        let Some(leaf) = leaves.get(&planned.role) else {
+            continue;
+        };
+        let chain = ParsedCertificate::from_pem(&leaf.certificate)?;
+        let role = planned.role.authority();
+        let mut anchors = Vec::new();
+        for text in issued.get(&role).into_iter().flatten() {
+            anchors.extend(ParsedCertificate::from_pem(first_certificate(text))?);
+        }
+        if is_signed(&chain, &anchors, sources.now) {
+            continue;
+        }
+        let copied = match role {
+            AuthorityRole::FrontProxy => FRONT_PROXY_CA,
+            AuthorityRole::Cluster | AuthorityRole::KubeletServing => CLIENT_CA,
+        };
+        let copied = sources
+            .copied
+            .get(copied)
+            .and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let copied = copied
+            .and_then(|text| ParsedCertificate::from_pem(text).ok())
+            .unwrap_or_default();
+        let signer = copied
+            .iter()
+            .find(|one| is_signed(&chain, std::slice::from_ref(one), sources.now))
+            .ok_or_else(|| MaterialError::Stray(planned.name.clone()))?;
+        let (trusted, text) = (authorities.entry(role).or_default(), signer.to_pem());
+        if !trusted.contains(&text) {
+            trusted.push(text);
+        }
+        former.push(planned.name.clone());
+    }
+    Ok(former)
+}
+
+/// Whether one of these CAs signed a leaf. One that has expired is as good as one that will: it is about whose it is.
+fn is_signed(chain: &[ParsedCertificate], anchors: &[ParsedCertificate], now: Timestamp) -> bool {
+    let Some(leaf) = chain.first() else {
+        return false;
+    };
+    let purpose = match leaf.dns_names.first() {
+        Some(name) => Purpose::Server(name),
+        None => Purpose::Client,
+    };
+    let then = now.max(leaf.not_before).min(leaf.not_after);
+    verify_chain(chain, anchors, purpose, then).is_ok()
 }
 
 fn check_pair(name: &str, leaf: &Leaf) -> Result<(), MaterialError> {
@@ -233,9 +311,9 @@ pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Re
                 ("kubelet-client.key", &kubelet.key),
                 ("front-proxy-client.crt", &front.certificate),
                 ("front-proxy-client.key", &front.key),
-                ("client-ca.crt", &materials.client_ca),
+                (CLIENT_CA, &materials.client_ca),
                 ("kubelet-ca.crt", &materials.kubelet_ca),
-                ("front-proxy-ca.crt", &materials.front_proxy_ca),
+                (FRONT_PROXY_CA, &materials.front_proxy_ca),
                 ("sa.key", private),
                 ("sa.pub", &materials.service_account_public),
             ],

@@ -136,6 +136,15 @@ fn issue(accepted: &Accepted<'_>) -> (BTreeMap<String, Data>, String, Vec<String
 }
 
 fn read(accepted: &Accepted<'_>, secrets: &BTreeMap<String, Data>, root: &str) -> Result<Materials, Vec<String>> {
+    read_with(accepted, secrets, root, &Data::new()).unwrap()
+}
+
+fn read_with(
+    accepted: &Accepted<'_>,
+    secrets: &BTreeMap<String, Data>,
+    root: &str,
+    copied: &Data,
+) -> Result<Result<Materials, Vec<String>>, secrets::MaterialError> {
     let key = ServiceAccountKey::generate().unwrap();
     let sources = Sources {
         secret: |name: &str| secrets.get(name).cloned(),
@@ -143,8 +152,10 @@ fn read(accepted: &Accepted<'_>, secrets: &BTreeMap<String, Data>, root: &str) -
         service_account: key.private_pem(),
         store_credentials: "creds",
         nats_ca: "ca",
+        copied,
+        now: "2026-11-21T00:00:00Z".parse().unwrap(),
     };
-    Materials::read(&accepted.plan, &sources).unwrap()
+    Materials::read(&accepted.plan, &sources)
 }
 
 #[test]
@@ -208,9 +219,33 @@ fn missing_and_mismatched_leaves_are_told() {
         service_account: key.private_pem(),
         store_credentials: "",
         nats_ca: "",
+        copied: &Data::new(),
+        now: "2026-11-21T00:00:00Z".parse().unwrap(),
     };
     assert!(matches!(
         Materials::read(&accepted.plan, &sources),
         Err(secrets::MaterialError::Mismatch(name)) if name == "bcdfghjk24-operator"
+    ));
+}
+
+#[test]
+fn ca_that_was_lost_is_trusted_while_a_leaf_is_of_it() {
+    let (config, tenant, cluster) = (config(), tenant(), cluster("a"));
+    let identity = identity(&cluster);
+    let accepted = validate::validate(&cluster, &identity, &around(&config, &tenant, &[])).unwrap();
+    let (mut secrets, root, _) = issue(&accepted);
+    let first = read(&accepted, &secrets, &root).unwrap();
+    assert!(first.former.is_empty());
+    let copied = Data::from([("client-ca.crt".to_owned(), first.client_ca.clone().into_bytes())]);
+    // cert-manager issues a CA anew whose Secret is gone, and none of its leaves.
+    let anew = issue(&accepted).0["bcdfghjk24-ca-g1"].clone();
+    secrets.insert("bcdfghjk24-ca-g1".into(), anew);
+    let both = read_with(&accepted, &secrets, &root, &copied).unwrap().unwrap();
+    assert!(both.client_ca.contains(first.client_ca.trim()), "{}", both.client_ca);
+    assert_eq!(both.client_ca.matches("BEGIN").count(), 2);
+    assert_eq!(both.former.len(), 6, "{:?}", both.former);
+    assert!(matches!(
+        read_with(&accepted, &secrets, &root, &Data::new()),
+        Err(secrets::MaterialError::Stray(name)) if name == "bcdfghjk24-apiserver"
     ));
 }

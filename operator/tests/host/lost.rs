@@ -1,0 +1,80 @@
+//! What is kept and gets lost by a hand.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams};
+
+use crate::harness::{Host, PKI, condition};
+
+/// The text under a key of a Secret; empty if there is none.
+async fn text(host: &Host, namespace: &str, name: &str, key: &str) -> String {
+    let data = host.secret(namespace, name).await.and_then(|secret| secret.data);
+    let bytes = data.and_then(|mut data| data.remove(key)).unwrap_or_default().0;
+    String::from_utf8(bytes).unwrap()
+}
+
+/// The Cluster has had an API: tokens and data hang on what was drawn for it.
+async fn note_state(host: &Host, name: &str) {
+    let now = k8s_openapi::jiff::Timestamp::now().to_string();
+    let status = serde_json::json!({"status": {"history":
+        [{"version": "v1.35.4", "started": now, "completed": now}]}});
+    host.clusters()
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_secrets_come_back_from_their_copies() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let (keys, user) = (format!("{id}-service-account"), format!("{id}-store"));
+    note_state(&host, "a").await;
+    let before = (
+        text(&host, PKI, &keys, "sa.key").await,
+        text(&host, PKI, &user, "user.creds").await,
+        text(&host, PKI, &user, "user.pub").await,
+    );
+    host.lose_secret(PKI, &keys).await;
+    host.lose_secret(PKI, &user).await;
+    host.bring("a", "the kept Secrets are there again", async || {
+        host.secret(PKI, &keys).await.is_some() && host.secret(PKI, &user).await.is_some()
+    })
+    .await;
+    let after = (
+        text(&host, PKI, &keys, "sa.key").await,
+        text(&host, PKI, &user, "user.creds").await,
+        text(&host, PKI, &user, "user.pub").await,
+    );
+    assert_eq!(after, before);
+    // Without a copy no other key is drawn for a cluster whose tokens hang on the first.
+    host.lose_secret(&hosted, "kube-apiserver").await;
+    host.lose_secret(PKI, &keys).await;
+    host.bring("a", "the loss is told", async || {
+        condition(&host.cluster("a").await, "Degraded") == "True/KeyLost"
+    })
+    .await;
+    assert_eq!(host.secret(PKI, &keys).await, None::<Secret>);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaves_of_a_lost_ca_stay_trusted() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let former = text(&host, &hosted, "kube-apiserver", "client-ca.crt").await;
+    host.lose_secret(PKI, &format!("{id}-ca-g1")).await;
+    host.issuer.issue(&host.client).await;
+    let anew = text(&host, PKI, &format!("{id}-ca-g1"), "tls.crt").await;
+    host.bring("a", "the new CA is trusted", async || {
+        text(&host, &hosted, "kube-apiserver", "client-ca.crt")
+            .await
+            .contains(anew.trim())
+    })
+    .await;
+    let both = text(&host, &hosted, "kube-apiserver", "client-ca.crt").await;
+    assert!(
+        both.contains(former.trim()),
+        "the leaves that there are must be trusted on"
+    );
+}
