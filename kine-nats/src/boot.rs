@@ -3,18 +3,22 @@
 
 use crate::clock;
 use crate::codec::{self, CodecError, Header, Operation, Operations};
-use crate::log::{Ack, Log, LogError, LogInfo, Rejection};
+use crate::log::{Ack, Log, LogError, LogInfo, Passing, Rejection};
 use crate::mvcc::Mvcc;
 use crate::session::{Session, SessionError, Verdict};
-use crate::snapshot::{Messages, Snapshot, SnapshotError, Snapshots};
+use crate::snapshot::{Messages, Pin, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
 use crate::writer::LEASE;
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 const POLL: Duration = Duration::from_millis(100);
 const EPOCH_LIMIT: Duration = Duration::from_secs(2);
+/// How often a log and snapshots that do not meet are read, and how long to wait in between.
+const TRIES: u32 = 5;
+const AGAIN: Duration = Duration::from_millis(300);
 
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -49,13 +53,13 @@ pub(crate) enum BootError {
         /// Where the log begins.
         first: u64,
     },
-    /// The log ends before the snapshot was taken.
-    #[error("open the store: the log ends at sequence {last}, before the snapshot at {snapshot}")]
+    /// The log ends before what is known of it.
+    #[error("open the store: the log ends at sequence {last}, and a snapshot or this process knows it up to {known}")]
     Behind {
         /// Where the log ends.
         last: u64,
-        /// Where the snapshot stands.
-        snapshot: u64,
+        /// Where it ended before.
+        known: u64,
     },
     /// Snapshots cannot be read.
     #[error("open the store: read snapshots")]
@@ -71,6 +75,15 @@ pub(crate) enum BootError {
     /// A task of the log ended.
     #[error("open the store: the log's acknowledgements ended")]
     AcksEnded,
+}
+
+impl Passing for BootError {
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Log(error) | Self::Snapshot(SnapshotError::Log(error)) => error.is_passing(),
+            _ => false,
+        }
+    }
 }
 
 /// Who wants to write.
@@ -89,54 +102,73 @@ pub(crate) struct Replica {
     pub(crate) state: State,
     /// Sizes of what was replayed behind the snapshot.
     pub(crate) replayed: (u64, u64),
+    /// The log when it was last asked.
+    pub(crate) info: LogInfo,
     /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
     observed: Duration,
 }
 
 impl Replica {
-    fn new() -> Self {
-        Self {
-            session: Session::default(),
-            state: State::new(Mvcc::new()),
-            replayed: (0, 0),
-            observed: Duration::ZERO,
+    /// Reads the newest whole snapshot and what the log holds behind it. A living writer may shorten the log meanwhile:
+    /// then there is a newer snapshot.
+    pub(crate) async fn load<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
+        let mut tries = 1;
+        loop {
+            match Self::read(log, snapshots).await {
+                Err(
+                    error
+                    @ (BootError::NoSnapshot { .. } | BootError::Behind { .. } | BootError::Log(LogError::Gap(_))),
+                ) if tries < TRIES => {
+                    tracing::debug!(error = %error, "The log and the snapshots do not meet");
+                    tries += 1;
+                    sleep(AGAIN).await;
+                }
+                result => return result,
+            }
         }
     }
 
-    /// Reads the newest whole snapshot and what the log holds behind it.
-    pub(crate) async fn load<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
-        let LogInfo { first, last, .. } = log.info().await?;
+    async fn read<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
+        // In this order: the log never ends before a snapshot that was there already.
+        let newest = snapshots.newest().await?;
+        let info = log.info().await?;
         let known = clock::now();
-        let mut replica = Self::new();
-        if let Some(Snapshot { session, state }) = snapshots.newest().await? {
-            if session.sequence > last {
-                return Err(BootError::Behind {
-                    last,
-                    snapshot: session.sequence,
-                });
-            }
-            replica = Self {
-                session,
-                state,
-                ..replica
-            };
+        let (session, state) = match newest {
+            Some(Snapshot { session, state }) => (session, state),
+            None => (Session::default(), State::new(Mvcc::new())),
+        };
+        if session.sequence > info.last {
+            return Err(BootError::Behind {
+                last: info.last,
+                known: session.sequence,
+            });
         }
-        if first > replica.session.sequence + 1 && last > replica.session.sequence {
-            return Err(BootError::NoSnapshot { first });
+        if info.first > session.sequence + 1 && info.last > session.sequence {
+            return Err(BootError::NoSnapshot { first: info.first });
         }
-        replica.observed = known;
-        replica.catch_up(log, last, known).await?;
+        let mut replica = Self {
+            session,
+            state,
+            replayed: (0, 0),
+            info,
+            observed: known,
+        };
+        replica.catch_up(log, known).await?;
         Ok(replica)
     }
 
-    /// Reads on until `last` is reached, which was the newest record before the time `known`. Answers whether there was
+    /// Reads on until the log's last end is reached, which it had before the time `known`. Answers whether there was
     /// anything new.
-    async fn catch_up(&mut self, log: &impl Log, last: u64, known: Duration) -> Result<bool, BootError> {
-        let begin = self.session.sequence;
+    async fn catch_up(&mut self, log: &impl Log, known: Duration) -> Result<bool, BootError> {
+        let (begin, last) = (self.session.sequence, self.info.last);
         while self.session.sequence < last {
             let records = log.read(self.session.sequence + 1).await?;
             if records.is_empty() {
-                // A replica that is behind.
+                // A replica that is behind, or a log that ends in what was dropped.
+                let next = self.session.sequence + 1;
+                if log.info().await?.first > next {
+                    return Err(LogError::Gap(next).into());
+                }
                 sleep(POLL).await;
             }
             for (sequence, record) in records {
@@ -177,16 +209,17 @@ impl Replica {
     }
 
     /// Becomes the writer. Waits as long as another one lives. Answers from when the lease counts.
-    pub(crate) async fn take_over(
+    pub(crate) async fn take_over<L: Log, M: Messages>(
         &mut self,
-        log: &impl Log,
+        log: &L,
+        snapshots: &Snapshots<M, L>,
         acks: &mut mpsc::Receiver<Ack>,
         identity: &Identity,
     ) -> Result<Duration, BootError> {
         let mut token = u64::MAX / 2;
         // The first try on each end of the log: any of them may be the one that is stored.
         let (mut sent, mut tried) = (Duration::ZERO, None);
-        let mut standby = false;
+        let (mut standby, mut behind) = (false, 0);
         loop {
             if self.session.writer == identity.writer {
                 return Ok(sent);
@@ -205,37 +238,71 @@ impl Replica {
                     (sent, tried) = (clock::now(), Some(self.session.sequence));
                 }
                 let (record, _) = self.epoch_record(identity);
-                if log.publish(token, record, self.session.sequence).await.is_ok() {
-                    wait_for_epoch(acks, token).await?;
+                if log.publish(token, record, self.session.sequence).await.is_ok()
+                    && wait_for_epoch(acks, token).await? == Outcome::Full
+                {
+                    self.make_room(snapshots).await;
                 }
             } else {
                 let left = (self.observed + lease).saturating_sub(clock::now());
                 sleep(left.min(POLL) + Duration::from_millis(1)).await;
             }
-            let last = match log.info().await {
-                Ok(info) => info.last,
-                Err(error) => {
-                    tracing::debug!(error = %error, "The log cannot be asked");
-                    sleep(POLL).await;
-                    continue;
-                }
-            };
-            match self.catch_up(log, last, clock::now()).await {
-                Ok(true) => {
-                    if !standby && self.session.writer != identity.writer {
+            match self.follow(log, snapshots).await {
+                Ok(new) => {
+                    behind = 0;
+                    if new && !standby && self.session.writer != identity.writer {
                         standby = true;
                         tracing::info!(epoch = self.session.epoch, "Another writer lives; standing by");
                     }
                 }
-                Ok(false) => {}
-                Err(BootError::Log(
-                    error @ (LogError::Disconnected | LogError::Timeout | LogError::Refused { .. }),
-                )) => {
+                Err(BootError::Behind { .. }) if behind < TRIES => {
+                    behind += 1;
+                    sleep(AGAIN).await;
+                }
+                Err(error) if error.is_passing() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
                     tracing::debug!(error = %error, "The log cannot be read");
                     sleep(POLL).await;
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Reads what is new, from a snapshot when the log does not begin early enough any more.
+    async fn follow<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
+        let info = log.info().await?;
+        if info.last < self.session.sequence {
+            return Err(BootError::Behind {
+                last: info.last,
+                known: self.session.sequence,
+            });
+        }
+        self.info = info;
+        match self.catch_up(log, clock::now()).await {
+            Err(BootError::Log(LogError::Gap(sequence))) => {
+                tracing::info!(
+                    sequence,
+                    "The log was shortened; starting again from the newest snapshot"
+                );
+                *self = Self::load(log, snapshots).await?;
+                Ok(true)
+            }
+            result => result,
+        }
+    }
+
+    /// Shortens a log that is full, so that a writer can begin.
+    async fn make_room<L: Log, M: Messages>(&mut self, snapshots: &Snapshots<M, L>) {
+        tracing::error!("The stream is full: no writer can begin");
+        let nothing = State::new(Mvcc::new());
+        let state = RwLock::new(std::mem::replace(&mut self.state, nothing));
+        let pin = Pin::new(&state, self.session.clone());
+        let kept = snapshots.keep(&state, &pin).await;
+        self.state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = kept {
+            let error = anyhow::Error::new(error);
+            tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
+            sleep(EPOCH_LIMIT).await;
         }
     }
 
@@ -259,8 +326,15 @@ impl Replica {
     }
 }
 
-/// Waits for the ack of an epoch record. What became of it is read from the log in any case.
-async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<(), BootError> {
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// What became of the record is read from the log.
+    Look,
+    Full,
+}
+
+/// Waits for the ack of an epoch record.
+async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Outcome, BootError> {
     while let Ok(ack) = timeout(EPOCH_LIMIT, acks.recv()).await {
         let ack = ack.ok_or(BootError::AcksEnded)?;
         if ack.token != token {
@@ -268,16 +342,13 @@ async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<()
         }
         match ack.outcome {
             Ok(_) | Err(Rejection::Conflict) => {}
-            Err(Rejection::Full) => {
-                tracing::error!("The stream is full: no writer can begin");
-                sleep(EPOCH_LIMIT).await;
-            }
+            Err(Rejection::Full) => return Ok(Outcome::Full),
             Err(Rejection::Other { code, description }) => {
                 tracing::warn!(code, description, "The log refuses the epoch record");
                 sleep(POLL).await;
             }
         }
-        return Ok(());
+        break;
     }
-    Ok(())
+    Ok(Outcome::Look)
 }

@@ -38,6 +38,22 @@ pub enum LogError {
     Gap(u64),
 }
 
+/// Whether an error may go away by itself.
+pub(crate) trait Passing: std::error::Error {
+    fn is_passing(&self) -> bool;
+}
+
+impl Passing for LogError {
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Disconnected | Self::Timeout => true,
+            // No meta leader, no quorum, no responders.
+            Self::Refused { code, .. } => matches!(code, 503 | 10008 | 10009 | 10118),
+            Self::Answer(_) | Self::TooLarge { .. } | Self::Gap(_) => false,
+        }
+    }
+}
+
 /// Where a log begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogInfo {

@@ -1,17 +1,17 @@
 //! From the command line to a running store, and back.
 
 use crate::args::{Args, LogFormat};
-use crate::boot::{BootError, Identity, Replica};
+use crate::boot::{Identity, Replica};
 use crate::clock;
 use crate::grpc::{self, Node};
 use crate::http;
 use crate::listen;
+use crate::log::Passing;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::{Stream, StreamLimits};
-use crate::log::{Log, LogError};
 use crate::metrics::Metrics;
 use crate::nats;
-use crate::snapshot::{SnapshotError, Snapshots};
+use crate::snapshot::Snapshots;
 use crate::store::Store;
 use crate::writer::{Cadence, Parts, Unsaved, Upkeep, Writer};
 use anyhow::Context;
@@ -109,8 +109,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         name: std::env::var("HOSTNAME").unwrap_or_default(),
     };
     let begun = clock::now();
-    let (mut replica, info) =
-        retry(|| async { Ok::<_, BootError>((Replica::load(&*log, &snapshots).await?, log.info().await?)) }).await?;
+    let mut replica = retry(|| Replica::load(&*log, &snapshots)).await?;
     tracing::info!(
         revision = replica.state.mvcc.visible(),
         keys = replica.state.mvcc.keys(),
@@ -118,12 +117,13 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         milliseconds = (clock::now() - begun).as_millis() as u64,
         "The log is read"
     );
-    let sent = replica.take_over(&*log, &mut acks, &identity).await?;
+    let sent = replica.take_over(&*log, &snapshots, &mut acks, &identity).await?;
 
     let Replica {
         session,
         mut state,
         replayed,
+        info,
         ..
     } = replica;
     let now = clock::now();
@@ -192,31 +192,6 @@ async fn create(args: &Args, log: &Stream, snapshots: &Stream) -> anyhow::Result
     retry(|| snapshots.create(&subject, limits(snapshot_bytes)))
         .await
         .context("make the snapshots' stream")
-}
-
-/// Whether an error may go away by itself.
-trait Passing: std::error::Error {
-    fn is_passing(&self) -> bool;
-}
-
-impl Passing for LogError {
-    fn is_passing(&self) -> bool {
-        match self {
-            Self::Disconnected | Self::Timeout | Self::Gap(_) => true,
-            // No meta leader, no quorum, no responders.
-            Self::Refused { code, .. } => matches!(code, 503 | 10008 | 10009 | 10118),
-            Self::Answer(_) | Self::TooLarge { .. } => false,
-        }
-    }
-}
-
-impl Passing for BootError {
-    fn is_passing(&self) -> bool {
-        match self {
-            Self::Log(error) | Self::Snapshot(SnapshotError::Log(error)) => error.is_passing(),
-            _ => false,
-        }
-    }
 }
 
 async fn retry<T, E, F>(mut work: impl FnMut() -> F) -> Result<T, E>

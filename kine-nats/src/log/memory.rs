@@ -3,6 +3,7 @@
 use super::{Ack, Log, LogError, LogInfo, Rejection};
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
@@ -20,6 +21,15 @@ pub(crate) enum Fault {
     Full,
 }
 
+#[derive(Default)]
+struct Event(Option<BoxFuture<'static, ()>>);
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Event").field(&self.0.is_some()).finish()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     records: Vec<Bytes>,
@@ -31,6 +41,7 @@ struct Inner {
     publish_fails: u32,
     /// Bytes of the largest record that is taken.
     largest: Option<usize>,
+    at_info: Event,
     faults: VecDeque<Option<Fault>>,
     connected: bool,
 }
@@ -99,9 +110,13 @@ impl Memory {
         self.lock().largest = Some(bytes);
     }
 
-    #[expect(dead_code)]
     pub(crate) fn set_limit(&self, bytes: u64) {
         self.lock().limit = Some(bytes);
+    }
+
+    /// What happens between the next look at the log's ends and its answer.
+    pub(crate) fn at_info(&self, event: impl Future<Output = ()> + Send + 'static) {
+        self.lock().at_info.0 = Some(Box::pin(event));
     }
 
     pub(crate) fn push(&self, record: Bytes) {
@@ -111,6 +126,11 @@ impl Memory {
     pub(crate) fn purge(&self, below: u64) {
         let mut inner = self.lock();
         inner.purged = inner.purged.max(below as usize - 1);
+    }
+
+    /// Bytes that are kept.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lock().bytes()
     }
 
     /// Sequence of the oldest record that is kept.
@@ -222,17 +242,24 @@ impl Log for MemoryLog {
     }
 
     async fn info(&self) -> Result<LogInfo, LogError> {
-        let mut inner = self.check()?;
-        if inner.info_fails > 0 {
-            inner.info_fails -= 1;
-            return Err(LogError::Timeout);
+        let (info, event) = {
+            let mut inner = self.check()?;
+            if inner.info_fails > 0 {
+                inner.info_fails -= 1;
+                return Err(LogError::Timeout);
+            }
+            let info = LogInfo {
+                first: inner.purged as u64 + 1,
+                last: inner.records.len() as u64,
+                bytes: inner.bytes(),
+                limit: inner.limit,
+            };
+            (info, inner.at_info.0.take())
+        };
+        if let Some(event) = event {
+            event.await;
         }
-        Ok(LogInfo {
-            first: inner.purged as u64 + 1,
-            last: inner.records.len() as u64,
-            bytes: inner.bytes(),
-            limit: inner.limit,
-        })
+        Ok(info)
     }
 
     async fn purge(&self, below: u64) -> Result<(), LogError> {

@@ -1,6 +1,8 @@
 //! The writer on a log that loses records and acks, and against other writers.
 
 mod doubt;
+mod space;
+mod takeover;
 
 use super::*;
 use crate::boot::{BootError, Identity, Replica};
@@ -42,11 +44,22 @@ async fn open(
 ) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Replica, Duration), BootError> {
     let (log, mut acks) = memory.open();
     let mut replica = Replica::load(&log, &snapshots(memory)).await?;
-    let sent = replica.take_over(&log, &mut acks, identity).await?;
+    let sent = replica.take_over(&log, &snapshots(memory), &mut acks, identity).await?;
     Ok((log, acks, replica, sent))
 }
 
+const NEVER: Cadence = Cadence {
+    bytes: u64::MAX,
+    most: u64::MAX,
+    records: u64::MAX,
+    age: Duration::from_secs(9999),
+};
+
 async fn start(memory: &Memory, identity: Identity) -> Running {
+    start_with(memory, identity, NEVER).await
+}
+
+async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
     let (log, acks, replica, sent) = open(memory, &identity).await.unwrap();
     let (queue, requests) = mpsc::channel(4096);
     let Replica { session, mut state, .. } = replica;
@@ -59,12 +72,6 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
         Metrics::new(),
     ));
     store.extend_lease(sent + LEASE_USED);
-    let forever = Cadence {
-        bytes: u64::MAX,
-        most: u64::MAX,
-        records: u64::MAX,
-        age: Duration::from_secs(9999),
-    };
     let unsaved = Unsaved {
         bytes: 0,
         records: 0,
@@ -79,7 +86,7 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
         store: Arc::clone(&store),
         incarnation: identity.incarnation,
         session,
-        upkeep: Upkeep::new(snapshots(memory), forever, unsaved),
+        upkeep: Upkeep::new(snapshots(memory), cadence, unsaved),
     });
     let (stop, stopped) = watch::channel(false);
     Running {

@@ -71,7 +71,10 @@ async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
     memory.inject([Some(Fault::LoseAck)]);
     memory.fail_info(3);
     let begun = clock::now();
-    let sent = replica.take_over(&log, &mut acks, &identity(1, 1)).await.unwrap();
+    let sent = replica
+        .take_over(&log, &snapshots(&memory), &mut acks, &identity(1, 1))
+        .await
+        .unwrap();
     assert!(clock::now() > begun + LEASE);
     assert_eq!(sent, begun);
 }

@@ -1,0 +1,83 @@
+//! Reading the log and becoming its writer, while others shorten it.
+
+use super::*;
+
+/// Stores a snapshot of the log's end, as its writer does.
+async fn snapshot(memory: &Memory) {
+    let snapshots = snapshots(memory);
+    let Replica { session, state, .. } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
+    let state = std::sync::RwLock::new(state);
+    let pin = crate::snapshot::Pin::new(&state, session);
+    snapshots.keep(&state, &pin).await.unwrap();
+}
+
+async fn load(memory: &Memory) -> Result<Replica, BootError> {
+    let (log, snapshots) = (memory.open().0, snapshots(memory));
+    let loading = Replica::load(&log, &snapshots);
+    tokio::time::timeout(Duration::from_secs(30), loading)
+        .await
+        .expect("it ends")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_is_stored_meanwhile_is_not_ahead_of_the_log() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    let (copy, store) = (memory.clone(), Arc::clone(&running.store));
+    memory.at_info(async move {
+        write(&store, "b").await.unwrap();
+        snapshot(&copy).await;
+    });
+    load(&memory).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_is_shortened_meanwhile_is_read_from_the_next_snapshot() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    let (copy, store) = (memory.clone(), Arc::clone(&running.store));
+    memory.at_info(async move {
+        for key in ["b", "c"] {
+            write(&store, key).await.unwrap();
+            snapshot(&copy).await;
+        }
+    });
+    assert_eq!(load(&memory).await.unwrap().state.mvcc.visible(), 4);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    let (log, mut acks) = memory.open();
+    let mut replica = load(&memory).await.unwrap();
+    for key in ["b", "c", "d"] {
+        write(&running.store, key).await.unwrap();
+        snapshot(&memory).await;
+    }
+    assert!(memory.first() > replica.session.sequence + 1);
+    running.stop().await;
+    replica
+        .take_over(&log, &snapshots(&memory), &mut acks, &identity(2, 1))
+        .await
+        .unwrap();
+    assert_eq!(replica.state.mvcc.visible(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_with_a_hole_is_an_error_soon() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    for key in ["a", "b", "c"] {
+        write(&running.store, key).await.unwrap();
+    }
+    running.stop().await;
+    memory.purge(3);
+    let refused = load(&memory).await.unwrap_err();
+    assert!(matches!(refused, BootError::NoSnapshot { first: 3 }), "{refused:?}");
+}
