@@ -128,6 +128,8 @@ reasons! {
     APIServerReady,
     /// The API server answers, and not through the ingress yet.
     IngressPending,
+    /// The API server answers, and the cluster's controllers are not at work yet.
+    ControllersPending,
     /// NATS does not answer the operator.
     StoreUnavailable,
     /// The keys of the Tenant's NATS account are lost; the data of its Clusters cannot be reached without them.

@@ -13,6 +13,7 @@ mod delete;
 mod fixtures;
 pub mod gate;
 pub mod identity;
+mod incarnation;
 mod keep;
 mod kept;
 mod observe;
@@ -23,6 +24,7 @@ mod store;
 pub mod validate;
 
 pub(crate) use kept::data_of;
+pub use probe::Answer;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,9 +60,10 @@ const STEADY: Duration = Duration::from_secs(30);
 pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
     let result = if cluster.metadata.deletion_timestamp.is_some() {
-        delete::delete(&context, &cluster).await
+        Box::pin(delete::delete(&context, &cluster)).await
     } else {
-        reconcile_living(&context, &cluster).await
+        // Large: each await below keeps its place in it, and hundreds run at once.
+        Box::pin(reconcile_living(&context, &cluster)).await
     };
     context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
     count_phases(&context);
@@ -81,7 +84,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     }
     let outcome = match &verdict {
         Err(refusal) if observed.is_kept(&identity) && !cluster.spec.paused => {
-            match keep::keep(context, &cluster, &identity, &observed).await {
+            match Box::pin(keep::keep(context, &cluster, &identity, &observed)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
                     asleep: observed.is_asleep(),
@@ -100,7 +103,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 spec: &cluster.spec,
                 config: &context.config,
             };
-            match apply::apply(context, &cluster, &blueprint, &observed).await {
+            match Box::pin(apply::apply(context, &cluster, &blueprint, &observed)).await {
                 Ok(applied) => translate(&cluster, Some(accepted.version), applied),
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
             }
@@ -174,7 +177,8 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         ca_not_after: None,
         control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
         inside: observed.answers(),
-        outside: observed.answers(),
+        outside: observed.answers().map_err(status::Lack::from),
+        believed: false,
         published: false,
         nodes: None,
         failure: None,
@@ -196,6 +200,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         control_plane: applied.control_plane,
         inside: applied.inside,
         outside: applied.outside,
+        believed: applied.believed,
         published: applied.published,
         nodes: applied.nodes,
         failure: None,
@@ -250,6 +255,8 @@ fn next_look(outcome: &Outcome) -> Action {
     // A limit is not lifted by asking again; what lifts it is a change of the Tenant, which is watched.
     let limited = outcome.store.reason == Reason::StoreQuotaExceeded;
     match &outcome.control_plane {
+        // It is not known yet: to look again late would leave standing what a predecessor found.
+        _ if outcome.believed => Action::requeue(STARTING),
         _ if limited => Action::requeue(jitter(STEADY)),
         ControlPlane::Running { started, .. } if !answers => {
             // A young one will answer in moments; an old one may never.
@@ -281,9 +288,12 @@ pub fn on_error(cluster: Arc<Cluster>, error: &ReconcileError, context: Arc<Cont
     let id = cluster.id();
     let failures = id.map_or(1, |id| {
         let mut count = 1;
+        let generation = cluster.metadata.generation;
         context.note(&id, |seen| {
-            seen.failures = seen.failures.saturating_add(1);
-            count = seen.failures;
+            // What failed with another spec says nothing about this one.
+            let before = seen.failures.filter(|(known, _)| *known == generation);
+            count = before.map_or(0, |(_, count)| count).saturating_add(1);
+            seen.failures = Some((generation, count));
         });
         count
     });

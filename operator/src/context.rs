@@ -12,6 +12,7 @@ use yoke_pki::plan::ROOT;
 
 use crate::apply::Applier;
 use crate::cache::Caches;
+use crate::cluster::Answer;
 use crate::config::Config;
 use crate::events::Events;
 use crate::metrics::OperatorMetrics;
@@ -63,8 +64,12 @@ pub struct Seen {
     pub nodes: Option<(i32, Instant)>,
     /// When its API was first asked, and whether it has answered since, by the way of a kubeconfig.
     pub asked: Option<(Instant, bool)>,
-    /// Reconciliations that failed since the last that did not.
-    pub failures: u32,
+    /// Reconciliations of one generation that failed since the last that did not.
+    pub failures: Option<(Option<i64>, u32)>,
+    /// UID of the pod whose controllers were seen at work.
+    pub controllers: Option<String>,
+    /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
+    pub slow: Option<(u32, Instant, Answer)>,
 }
 
 /// The root certificate cannot be had.

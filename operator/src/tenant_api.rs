@@ -7,15 +7,15 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Node};
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Node, ServiceAccount};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
-use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams};
 use kube::config::{AuthInfo, Config as KubeConfig};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use yoke_api::ClusterId;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
@@ -40,6 +40,9 @@ pub enum TenantApiError {
     /// It runs, and one of its parts is not ready.
     #[error("the API server is not ready yet")]
     NotReady,
+    /// Nobody has made the ServiceAccount that pods need.
+    #[error("waiting for ServiceAccount default in namespace default, which the controller manager makes")]
+    NoControllers,
     /// A request took too long.
     #[error("the tenant's API did not answer within {REQUEST_LIMIT:?}")]
     Limit,
@@ -178,47 +181,63 @@ impl TenantApi {
         Ok(i32::try_from(others + i64::try_from(list.items.len()).unwrap_or(0)).unwrap_or(i32::MAX))
     }
 
-    /// Applies what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, and the
-    /// address of `default/kubernetes`.
+    /// Whether the controllers work: the ServiceAccount that every pod needs is there, which they make first.
+    pub async fn check_controllers(&self) -> Result<(), TenantApiError> {
+        let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), "default");
+        match limited("its ServiceAccount", accounts.get_metadata_opt("default")).await? {
+            Some(_) => Ok(()),
+            None => Err(TenantApiError::NoControllers),
+        }
+    }
+
+    /// Brings about what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, and
+    /// the address of `default/kubernetes`. What is as it should be is not written: a write waits for the tenant's webhooks.
     pub async fn apply_base(&self, objects: &BaseObjects, params: &PatchParams) -> Result<(), TenantApiError> {
-        for binding in &objects.bindings {
-            self.apply_global(binding, params).await?;
-        }
-        if let Some((slice, endpoints)) = &objects.endpoints {
-            self.apply_in_default(slice, params).await?;
-            self.apply_in_default(endpoints, params).await?;
-        }
-        Ok(())
+        let bindings = objects.bindings.iter().map(|binding| {
+            let api = Api::all(self.client.clone());
+            async move { ensure(&api, binding, params).await }
+        });
+        let endpoints = async {
+            let Some((slice, endpoints)) = &objects.endpoints else {
+                return Ok(());
+            };
+            let slices = Api::namespaced(self.client.clone(), "default");
+            let all = Api::namespaced(self.client.clone(), "default");
+            tokio::try_join!(ensure(&slices, slice, params), ensure(&all, endpoints, params)).map(|_| ())
+        };
+        tokio::try_join!(futures::future::try_join_all(bindings), endpoints).map(|_| ())
     }
+}
 
-    async fn apply_global<K>(&self, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
-    where
-        K: Resource<DynamicType = (), Scope = ClusterResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + Serialize
-            + DeserializeOwned,
-    {
-        let api = Api::<K>::all(self.client.clone());
-        let patch = Patch::Apply(object);
-        limited("a base object", api.patch(&object.name_any(), params, &patch))
-            .await
-            .map(|_| ())
+async fn ensure<K>(api: &Api<K>, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let name = object.name_any();
+    let found = limited("a base object", api.get_opt(&name)).await?;
+    let is_so = |found: K| match (serde_json::to_value(object), serde_json::to_value(&found)) {
+        (Ok(wanted), Ok(found)) => is_part(&wanted, &found),
+        _ => false,
+    };
+    if found.is_some_and(is_so) {
+        return Ok(());
     }
+    let patch = Patch::Apply(object);
+    limited("a base object", api.patch(&name, params, &patch))
+        .await
+        .map(|_| ())
+}
 
-    async fn apply_in_default<K>(&self, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + Serialize
-            + DeserializeOwned,
-    {
-        let api = Api::<K>::namespaced(self.client.clone(), "default");
-        let patch = Patch::Apply(object);
-        limited("a base object", api.patch(&object.name_any(), params, &patch))
-            .await
-            .map(|_| ())
+/// Whether all of `wanted` is in `found`, which may say more.
+fn is_part(wanted: &Value, found: &Value) -> bool {
+    match (wanted, found) {
+        (Value::Object(wanted), Value::Object(found)) => wanted
+            .iter()
+            .all(|(key, value)| found.get(key).is_some_and(|found| is_part(value, found))),
+        (Value::Array(wanted), Value::Array(found)) => {
+            wanted.len() == found.len() && wanted.iter().zip(found).all(|(wanted, found)| is_part(wanted, found))
+        }
+        _ => wanted == found,
     }
 }
 
@@ -332,4 +351,22 @@ async fn limited<T>(
 
 fn to_base64(text: &str) -> String {
     data_encoding::BASE64.encode(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_objects_are_recognised_among_what_a_server_adds() {
+        let wanted = serde_json::to_value(build_binding("a", "group", "role")).expect("keys are strings");
+        let mut found = wanted.clone();
+        found["metadata"]["uid"] = "1".into();
+        assert!(is_part(&wanted, &found));
+        found["subjects"][0]["name"] = "other".into();
+        assert!(!is_part(&wanted, &found));
+        let mut more = wanted.clone();
+        more["subjects"] = serde_json::json!([wanted["subjects"][0], wanted["subjects"][0]]);
+        assert!(!is_part(&wanted, &more));
+    }
 }

@@ -8,8 +8,9 @@ use yoke_api::{Cluster, Reason};
 use super::build::{Blueprint, Materials, hosted, stateful_set};
 use super::gate::{self, ControlPlane, Template};
 use super::observe::{Observed, is_foreign};
+use super::status::Lack;
 use super::store::{self, Store};
-use super::{copies, kept, probe};
+use super::{copies, incarnation, kept, probe};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -23,7 +24,9 @@ pub(super) struct Applied {
     pub(super) ca_not_after: Option<Timestamp>,
     pub(super) control_plane: ControlPlane,
     pub(super) inside: Result<(), String>,
-    pub(super) outside: Result<(), String>,
+    pub(super) outside: Result<(), Lack>,
+    /// Whether it is believed that the API answers, while the operator itself reaches nothing yet.
+    pub(super) believed: bool,
     pub(super) published: bool,
     pub(super) nodes: Option<i32>,
 }
@@ -37,7 +40,8 @@ impl Applied {
             ca_not_after: None,
             control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
             inside: observed.answers(),
-            outside: observed.answers(),
+            outside: observed.answers().map_err(Lack::from),
+            believed: false,
             published: false,
             nodes: None,
         }
@@ -89,7 +93,7 @@ pub(super) async fn apply(
     )
     .await?
     {
-        Ok(materials) => apply_control_plane(context, blueprint, observed, &materials, &mut applied).await?,
+        Ok(materials) => apply_control_plane(context, cluster, blueprint, observed, &materials, &mut applied).await?,
         Err(missing) => applied.wait_for(&missing),
     }
     Ok(applied)
@@ -189,6 +193,7 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
 
 async fn apply_control_plane(
     context: &Context,
+    cluster: &Cluster,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
     materials: &Materials,
@@ -203,9 +208,11 @@ async fn apply_control_plane(
     if !store_ready && observed.stateful_set.is_none() {
         return Ok(());
     }
+    let digest = materials.restart_digest();
+    let template = stateful_set::template_digest(blueprint, &digest);
     let start = stateful_set::Start {
-        incarnation: gate::plan_incarnation(observed.stateful_set.as_deref(), 0),
-        digest: materials.restart_digest(),
+        incarnation: incarnation::ensure(context, cluster, blueprint.identity, observed, &template).await?,
+        digest,
         replicas: i32::from(!asleep),
     };
     let set = stateful_set::build_stateful_set(blueprint, &start);

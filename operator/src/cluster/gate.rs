@@ -115,11 +115,41 @@ pub fn plan_forced<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Vec<&Pod> {
     .collect()
 }
 
-/// The incarnation that a control plane is to run with: that of the StatefulSet there is, and never less than what is kept.
-pub fn plan_incarnation(set: Option<&StatefulSet>, kept: u64) -> u64 {
-    let annotations = set.and_then(|set| set.spec.as_ref()?.template.metadata.as_ref()?.annotations.as_ref());
-    let running = annotations.and_then(|all| all.get(labels::INCARNATION)?.parse().ok());
-    running.unwrap_or(1).max(kept).max(1)
+/// What is kept of the last start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastStart {
+    /// Its number.
+    pub number: u64,
+    /// Digest of the template that it was for.
+    pub template: String,
+}
+
+/// The number that a control plane is to run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incarnation {
+    /// The one that it has, or that is kept for it.
+    Same(u64),
+    /// One that must be kept before it is used.
+    New(u64),
+}
+
+/// The number for a template: another one for each StatefulSet that is made and each change of its template. `first` is
+/// for a control plane of which nothing is known.
+pub fn plan_incarnation(running: Option<u64>, kept: Option<&LastStart>, template: &str, first: u64) -> Incarnation {
+    match (running, kept) {
+        (None, None) => Incarnation::New(first),
+        (None, Some(kept)) => Incarnation::New(kept.number.saturating_add(1)),
+        // Whether it is of this template is not known: to count on would start every such control plane again.
+        (Some(running), None) => Incarnation::New(running),
+        (Some(running), Some(kept)) if kept.template == template => Incarnation::Same(running.max(kept.number)),
+        (Some(running), Some(kept)) => Incarnation::New(running.max(kept.number).saturating_add(1)),
+    }
+}
+
+/// The number in a StatefulSet.
+pub fn running_incarnation(set: Option<&StatefulSet>) -> Option<u64> {
+    let template = set?.spec.as_ref()?.template.metadata.as_ref()?;
+    template.annotations.as_ref()?.get(labels::INCARNATION)?.parse().ok()
 }
 
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {

@@ -132,7 +132,7 @@ pub(super) async fn write_status(
 ) -> Result<(), ReconcileError> {
     let before = cluster.status.clone().unwrap_or_default();
     let (status, states) = status::plan_status(cluster, identity, &context.config, outcome, Timestamp::now());
-    context.note(&identity.id, |seen| seen.failures = 0);
+    context.note(&identity.id, |seen| seen.failures = None);
     if !write(context, cluster, &status).await? {
         return Ok(());
     }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
-use yoke_api::ClusterId;
 use yoke_api::names::API_PORT;
+use yoke_api::{ClusterId, Reason};
 use yoke_pki::plan::LeafRole;
 
 use super::apply::Applied;
@@ -12,6 +12,7 @@ use super::build::{Materials, secrets};
 use super::gate::ControlPlane;
 use super::identity::Identity;
 use super::observe::Observed;
+use super::status::Lack;
 use crate::context::Context;
 use crate::tenant_api::{Access, Secret, TenantApi, TenantApiError, Way};
 
@@ -20,14 +21,18 @@ const BASE_EVERY: Duration = Duration::from_secs(600);
 /// How long what a predecessor found out is believed, while the operator itself reaches nothing.
 const DOORS_OPEN: Duration = Duration::from_secs(10);
 const NODES_EVERY: Duration = Duration::from_secs(30);
+/// How long one look may take in all.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// An API that takes longer to fail is left alone for a while.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// What was found.
-#[derive(Debug)]
-struct Answer {
+#[derive(Clone, Debug)]
+pub struct Answer {
     /// Whether the API answers inside.
-    inside: Result<(), String>,
-    /// Whether what a kubeconfig needs is there: the bindings, and the way through the ingress.
-    outside: Result<(), String>,
+    pub inside: Result<(), String>,
+    /// Whether what a tenant needs beside it is there: the ingress, the bindings, the controllers at work.
+    pub outside: Result<(), Lack>,
 }
 
 /// Looks whether the API answers, and notes it.
@@ -38,8 +43,8 @@ pub(super) async fn look_at_api(
     materials: &Materials,
     applied: &mut Applied,
 ) {
-    let missing = || Err("the control plane is not there yet".to_owned());
-    (applied.inside, applied.outside) = (missing(), missing());
+    let missing = || "the control plane is not there yet".to_owned();
+    (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
     let ControlPlane::Running { pod, .. } = &applied.control_plane else {
         return;
     };
@@ -47,7 +52,7 @@ pub(super) async fn look_at_api(
         return;
     };
     let id = &identity.id;
-    let answer = look(context, identity, pod, &inside).await;
+    let answer = look_in_turn(context, identity, pod, &inside).await;
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let mut began = Instant::now();
     let mut answered = works;
@@ -59,6 +64,7 @@ pub(super) async fn look_at_api(
     // An operator that has just started may not be let through yet: the doors open by its pod's address.
     if !answered && observed.is_trusted && began.elapsed() < DOORS_OPEN {
         (applied.inside, applied.outside) = (Ok(()), Ok(()));
+        applied.believed = true;
         return;
     }
     applied.inside = answer.inside;
@@ -103,6 +109,40 @@ fn through_ingress(context: &Context, identity: &Identity, inside: &Access) -> A
     }
 }
 
+/// Looks, unless this API has kept the operator waiting: then what was found holds for a while. Who hangs, by its own
+/// webhooks or otherwise, must not take the time of the others.
+async fn look_in_turn(context: &Context, identity: &Identity, pod: &str, inside: &Access) -> Answer {
+    let before = context.seen(&identity.id).slow;
+    if let Some((_, due, answer)) = &before
+        && Instant::now() < *due
+    {
+        return answer.clone();
+    }
+    let began = Instant::now();
+    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, identity, pod, inside)).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
+            Answer {
+                inside: Ok(()),
+                outside: Err(why.into()),
+            }
+        }
+    };
+    let works = answer.inside.is_ok() && answer.outside.is_ok();
+    let strikes = before.map_or(0, |(strikes, ..)| strikes);
+    let slow = plan_pause(strikes, began.elapsed(), works)
+        .map(|(strikes, pause)| (strikes, Instant::now() + pause, answer.clone()));
+    context.note(&identity.id, |seen| seen.slow = slow);
+    answer
+}
+
+/// How often in a row it was slow now, and how long to leave an API alone that was: not after the first time, then longer
+/// each time, up to five times as long as it took.
+fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duration)> {
+    (!works && took >= SLOW).then(|| (strikes.saturating_add(1), took * strikes.min(5)))
+}
+
 /// Asks the API, and gives it what every cluster must have.
 async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access) -> Answer {
     let id = &identity.id;
@@ -112,7 +152,7 @@ async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access
             let why = crate::chain(&error);
             return Answer {
                 inside: Err(why.clone()),
-                outside: Err(why),
+                outside: Err(why.into()),
             };
         }
     };
@@ -121,20 +161,44 @@ async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access
         if !context.config.ingress.probe {
             return Ok(());
         }
-        match ask(context, id, Way::Ingress, &ingress).await {
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!("through the ingress: {}", crate::chain(&error))),
-        }
+        let asked = ask(context, id, Way::Ingress, &ingress).await;
+        asked.map(|_| ()).map_err(|error| Lack {
+            reason: Reason::IngressPending,
+            why: format!("through the ingress: {}", crate::chain(&error)),
+        })
     };
     let base = async {
-        apply_base(context, id, pod, &api)
-            .await
-            .map_err(|error| crate::chain(&error))
+        let applied = apply_base(context, id, pod, &api).await;
+        applied.map_err(|error| Lack::from(crate::chain(&error)))
     };
+    let controllers = async {
+        let checked = check_controllers(context, id, pod, &api).await;
+        checked.map_err(|error| Lack {
+            reason: Reason::ControllersPending,
+            why: crate::chain(&error),
+        })
+    };
+    // All of them: what is missing of one must not cut off another.
+    let (outside, base, controllers) = tokio::join!(outside, base, controllers);
     Answer {
         inside: Ok(()),
-        outside: tokio::try_join!(outside, base).map(|_| ()),
+        outside: outside.and(base).and(controllers),
     }
+}
+
+/// Controllers that were seen at work under a pod are not asked for again.
+async fn check_controllers(
+    context: &Context,
+    id: &ClusterId,
+    pod: &str,
+    api: &TenantApi,
+) -> Result<(), TenantApiError> {
+    if context.seen(id).controllers.as_deref() == Some(pod) {
+        return Ok(());
+    }
+    api.check_controllers().await?;
+    context.note(id, |seen| seen.controllers = Some(pod.to_owned()));
+    Ok(())
 }
 
 async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Result<TenantApi, TenantApiError> {
@@ -163,6 +227,25 @@ async fn count_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Opti
         Err(error) => {
             tracing::warn!(cluster = %id, error = %crate::chain(&error), "nodes cannot be counted");
             None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_failures_are_followed_by_longer_pauses() {
+        let second = Duration::from_secs(1);
+        for (rule, strikes, took, works, expected) in [
+            ("fast failure", 3, second / 2, false, None),
+            ("slow success", 3, second * 4, true, None),
+            ("first slow failure", 0, second * 2, false, Some((1, second * 0))),
+            ("second", 1, second * 4, false, Some((2, second * 4))),
+            ("many", 9, second * 4, false, Some((10, second * 20))),
+        ] {
+            assert_eq!(plan_pause(strikes, took, works), expected, "{rule}");
         }
     }
 }

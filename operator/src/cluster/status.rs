@@ -32,6 +32,24 @@ const NOT_LOOKED_AT: [ConditionType; 5] = [
 /// What a refused spec asks for, and is not carried out while the rest is kept alive.
 const NOT_CARRIED_OUT: [ConditionType; 2] = [ConditionType::StoreReady, ConditionType::Asleep];
 
+/// What a tenant still waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// The reason.
+    pub reason: Reason,
+    /// An error's text.
+    pub why: String,
+}
+
+impl From<String> for Lack {
+    fn from(why: String) -> Self {
+        Self {
+            reason: Reason::APIServerNotReady,
+            why,
+        }
+    }
+}
+
 /// What one reconciliation found and did.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -59,8 +77,10 @@ pub struct Outcome {
     pub control_plane: ControlPlane,
     /// Whether the API answers inside.
     pub inside: Result<(), String>,
-    /// Whether the kubeconfig's own way works: the ingress, and the bindings in the tenant's API.
-    pub outside: Result<(), String>,
+    /// Whether what a tenant needs beside it is there: the ingress, the bindings in its API, its controllers at work.
+    pub outside: Result<(), Lack>,
+    /// Whether that is believed for moments, while the operator itself reaches nothing yet.
+    pub believed: bool,
     /// Whether ingress and tenant have been told.
     pub published: bool,
     /// Number of Nodes.
@@ -235,7 +255,7 @@ fn plan_ready(outcome: &Outcome) -> State {
         ControlPlane::Pending(why) => State::no(Reason::PodPending, why.clone()),
         ControlPlane::Running { .. } => match (&outcome.inside, &outcome.outside) {
             (Err(why), _) => State::no(Reason::APIServerNotReady, sentence(why)),
-            (Ok(()), Err(why)) => State::no(Reason::IngressPending, sentence(why)),
+            (Ok(()), Err(lack)) => State::no(lack.reason, sentence(&lack.why)),
             (Ok(()), Ok(())) => State::yes(Reason::AsExpected, "The API answers."),
         },
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => {
@@ -323,8 +343,11 @@ fn plan_phase(
     if outcome.accepted.is_err() && absent {
         return Phase::Refused;
     }
-    if outcome.asleep {
-        return Phase::Asleep;
+    match outcome.control_plane {
+        ControlPlane::Asleep => return Phase::Asleep,
+        ControlPlane::Absent if outcome.asleep => return Phase::Asleep,
+        ControlPlane::GoingToSleep => return Phase::Updating,
+        _ => {}
     }
     let replaced = matches!(outcome.control_plane, ControlPlane::Running { current: false, .. });
     let rolling = history.len() > 1 && history.first().is_some_and(|latest| latest.completed.is_none());

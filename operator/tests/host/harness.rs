@@ -154,7 +154,7 @@ impl Host {
         let Some(cluster) = self.clusters().get_opt(name).await.unwrap() else {
             return Ok(Action::await_change());
         };
-        cluster::reconcile(Arc::new(cluster), Arc::clone(&self.context)).await
+        Box::pin(cluster::reconcile(Arc::new(cluster), Arc::clone(&self.context))).await
     }
 
     pub(crate) async fn reconcile_tenant(&self) -> Result<Action, ReconcileError> {
@@ -163,7 +163,7 @@ impl Host {
         let Some(tenant) = api.get_opt(TENANT).await.unwrap() else {
             return Ok(Action::await_change());
         };
-        tenant::reconcile(Arc::new(tenant), Arc::clone(&self.context)).await
+        Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&self.context))).await
     }
 
     /// Waits until the watches have seen everything that is there now: a mark of each kind that decides would be much, so

@@ -8,6 +8,7 @@ mod harness;
 mod issuer;
 mod lost;
 mod refused;
+mod starts;
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]
 mod support;

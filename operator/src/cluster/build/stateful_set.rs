@@ -1,5 +1,6 @@
 //! The control plane: one pod of four containers, with no volume that outlives it.
 
+use data_encoding::HEXLOWER;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction,
@@ -10,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
+use sha2::{Digest as _, Sha256};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME};
 
@@ -65,6 +67,17 @@ pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulS
         }),
         status: None,
     }
+}
+
+/// Digest of the pod's template but for the number of its start.
+pub fn template_digest(blueprint: &Blueprint<'_>, digest: &str) -> String {
+    let start = Start {
+        incarnation: 0,
+        digest: digest.to_owned(),
+        replicas: 0,
+    };
+    let template = serde_json::to_vec(&build_template(blueprint, &start)).expect("keys are strings only");
+    HEXLOWER.encode(&Sha256::digest(&template)[..16])
 }
 
 fn build_template(blueprint: &Blueprint<'_>, start: &Start) -> PodTemplateSpec {

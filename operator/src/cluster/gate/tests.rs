@@ -133,10 +133,33 @@ fn long_back_off_is_cut_short() {
 }
 
 #[test]
-fn incarnation_never_falls() {
-    assert_eq!(plan_incarnation(None, 0), 1);
-    assert_eq!(plan_incarnation(Some(&set(1)), 0), 7);
-    assert_eq!(plan_incarnation(Some(&set(1)), 9), 9);
+fn incarnation_is_raised_once_for_each_change() {
+    let kept = |number, template: &str| LastStart {
+        number,
+        template: template.into(),
+    };
+    for (rule, running, kept, expected) in [
+        ("first start", None, None, Incarnation::New(1)),
+        ("made again", None, Some(kept(7, "a")), Incarnation::New(8)),
+        ("nothing changed", Some(7), Some(kept(7, "a")), Incarnation::Same(7)),
+        (
+            "kept and not applied yet",
+            Some(7),
+            Some(kept(8, "a")),
+            Incarnation::Same(8),
+        ),
+        (
+            "restored with an old number",
+            Some(7),
+            Some(kept(9, "b")),
+            Incarnation::New(10),
+        ),
+        ("template changed", Some(7), Some(kept(7, "b")), Incarnation::New(8)),
+        ("number lost", Some(7), None, Incarnation::New(7)),
+    ] {
+        assert_eq!(plan_incarnation(running, kept.as_ref(), "a", 1), expected, "{rule}");
+    }
+    assert_eq!(running_incarnation(Some(&set(1))), Some(7));
 }
 
 #[test]

@@ -24,6 +24,7 @@ fn outcome() -> Outcome {
         },
         inside: Ok(()),
         outside: Ok(()),
+        believed: false,
         published: true,
         nodes: Some(0),
         failure: None,
@@ -53,7 +54,10 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "inside only",
             Outcome {
-                outside: Err("x".into()),
+                outside: Err(Lack {
+                    reason: Reason::IngressPending,
+                    why: "x".into(),
+                }),
                 ..outcome()
             },
             Phase::Provisioning,
@@ -63,7 +67,7 @@ fn ready_and_phase_follow_what_was_found() {
             "not inside",
             Outcome {
                 inside: Err("x".into()),
-                outside: Err("x".into()),
+                outside: Err("x".to_owned().into()),
                 ..outcome()
             },
             Phase::Provisioning,
@@ -73,7 +77,7 @@ fn ready_and_phase_follow_what_was_found() {
             "no pod",
             Outcome {
                 inside: Err("x".into()),
-                outside: Err("x".into()),
+                outside: Err("x".to_owned().into()),
                 control_plane: pending,
                 ..outcome()
             },
@@ -84,7 +88,7 @@ fn ready_and_phase_follow_what_was_found() {
             "store missing",
             Outcome {
                 inside: Err("x".into()),
-                outside: Err("x".into()),
+                outside: Err("x".to_owned().into()),
                 control_plane: ControlPlane::Absent,
                 store: State::no(Reason::StoreUnavailable, "x"),
                 ..outcome()
@@ -104,12 +108,22 @@ fn ready_and_phase_follow_what_was_found() {
             ("False", "AsleepByRequest"),
         ),
         (
+            "going to sleep",
+            Outcome {
+                asleep: true,
+                control_plane: ControlPlane::GoingToSleep,
+                ..outcome()
+            },
+            Phase::Updating,
+            ("False", "AsleepByRequest"),
+        ),
+        (
             "refused at first",
             Outcome {
                 accepted: Err(refused.clone()),
                 control_plane: ControlPlane::Absent,
                 inside: Err("x".into()),
-                outside: Err("x".into()),
+                outside: Err("x".to_owned().into()),
                 version: None,
                 ..outcome()
             },
@@ -186,7 +200,7 @@ fn silence_after_the_start_time_is_unavailable() {
     let ran = plan(None, &outcome(), 1001);
     let silent = Outcome {
         inside: Err("x".into()),
-        outside: Err("x".into()),
+        outside: Err("x".to_owned().into()),
         ..outcome()
     };
     assert_eq!(plan(Some(ran.clone()), &silent, 1030).phase, Some(Phase::Provisioning));

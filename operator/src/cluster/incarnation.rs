@@ -1,0 +1,97 @@
+//! The number of a control plane's start, which is raised before a StatefulSet is made and before its template changes: a
+//! store of a lower number, on a machine that comes back, ends for good.
+//!
+//! It is kept beside the store's user, with a digest of the template that it was raised for, so that it is raised once for
+//! each change, and never falls when the hosted namespace is lost.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::Cluster;
+use yoke_api::names::PKI_NAMESPACE;
+
+use super::build::stateful_set;
+use super::gate::{self, Incarnation, LastStart};
+use super::identity::Identity;
+use super::kept::{data_of, has_state};
+use super::observe::Observed;
+use crate::context::Context;
+use crate::error::ReconcileError;
+
+const NUMBER: &str = "incarnation";
+const TEMPLATE: &str = "template";
+
+/// The number that a control plane of this template is to run with.
+pub(super) async fn ensure(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    template: &str,
+) -> Result<u64, ReconcileError> {
+    // If the number was lost with everything else, what the store has seen is not known: no count comes near the time.
+    let first = match has_state(cluster) {
+        true => u64::try_from(Timestamp::now().as_second()).unwrap_or(1),
+        false => 1,
+    };
+    let name = identity.store_secret();
+    let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
+    let known = context.caches.secrets.get(&key);
+    let kept = known.as_deref().and_then(read);
+    let running = gate::running_incarnation(observed.stateful_set.as_deref());
+    if let Incarnation::Same(number) = gate::plan_incarnation(running, kept.as_ref(), template, first) {
+        return Ok(number);
+    }
+    // The watches may lag behind, and a number that is raised twice starts the control plane twice.
+    let secrets = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let sets = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
+    let (secret, set) = tokio::try_join!(secrets.get(&name), sets.get_opt(stateful_set::NAME))
+        .map_err(ReconcileError::host("the number of the last start"))?;
+    let running = gate::running_incarnation(set.as_ref());
+    match gate::plan_incarnation(running, read(&secret).as_ref(), template, first) {
+        Incarnation::Same(number) => Ok(number),
+        Incarnation::New(number) => {
+            let patch = KeptPatch {
+                metadata: KeptMetadata {
+                    resource_version: secret.resource_version().unwrap_or_default(),
+                },
+                string_data: [(NUMBER, number.to_string()), (TEMPLATE, template.to_owned())].into(),
+            };
+            secrets
+                .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                .await
+                .map_err(ReconcileError::host("the number of the next start"))?;
+            tracing::info!(cluster = %identity.id, incarnation = number, "control plane gets a new number");
+            Ok(number)
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KeptPatch<'a> {
+    metadata: KeptMetadata,
+    string_data: BTreeMap<&'a str, String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KeptMetadata {
+    /// Makes the patch fail if somebody else raised the number in between.
+    resource_version: String,
+}
+
+fn read(secret: &Secret) -> Option<LastStart> {
+    let mut data = data_of(secret);
+    let mut text = |key: &str| String::from_utf8(data.remove(key)?).ok();
+    Some(LastStart {
+        number: text(NUMBER)?.parse().ok()?,
+        template: text(TEMPLATE)?,
+    })
+}
