@@ -1,5 +1,6 @@
 //! The Tenant controller: a namespace, a Role for the Tenant's subjects, an account at NATS.
 
+mod account;
 pub mod build;
 mod delete;
 mod patch;
@@ -9,24 +10,18 @@ pub mod validate;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{Namespace, Secret};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Reason, Tenant, labels};
 
-use crate::cluster::data_of;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::account::{AccountKeys, revocations_of};
-use crate::nats::claims::same_claims;
-use crate::nats::{NatsError, limits};
-use crate::quantity;
 use status::Outcome;
 use validate::Refusal;
 
+pub(crate) use account::{ensure as ensure_account, push as push_account};
 pub use build::account_secret;
 
 /// Name of the controller, in metrics and field managers.
@@ -34,32 +29,6 @@ pub const CONTROLLER: &str = "tenant";
 
 /// NATS has no watch: accounts are looked at this often, and after a lost connection.
 const STEADY: Duration = Duration::from_secs(60);
-
-/// Pushes an account's claims if NATS has others, or none.
-pub async fn push_account(context: &Context, tenant: &Tenant, secret: &Secret) -> Result<String, NatsError> {
-    let data = data_of(secret);
-    let keys = AccountKeys::from_data(&data).map_err(|error| NatsError::Malformed {
-        what: "account keys",
-        source: error.into(),
-    })?;
-    let quota = &tenant.spec.quota;
-    let storage = quantity::to_bytes(&quota.storage).unwrap_or(1);
-    let limits = limits::account_limits(quota.clusters, storage, context.config.max_store_replicas());
-    let jwt = keys.account_jwt(
-        &tenant.name_any(),
-        limits,
-        revocations_of(&data),
-        Timestamp::now().as_second(),
-        context.nats.signer(),
-    )?;
-    let account = keys.public_key();
-    let found = context.nats.find_account(&account).await?;
-    if !found.is_some_and(|found| same_claims(&found, &jwt)) {
-        context.nats.push_account(&jwt).await?;
-        tracing::info!(tenant = tenant.name_any(), "account is pushed to NATS");
-    }
-    Ok(account)
-}
 
 /// Brings one Tenant to what its spec asks for.
 pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -101,9 +70,10 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
         return Ok(());
     }
     bind(context, tenant).await?;
-    match ensure_account(context, tenant).await? {
+    match account::ensure(context, tenant).await? {
         Some(secret) => {
-            outcome.account = Some(push_account(context, tenant, &secret).await?);
+            let secret = account::prune(context, secret).await?;
+            outcome.account = Some(account::push(context, tenant, &secret).await?);
         }
         None => outcome.account_lost = true,
     }
@@ -155,33 +125,6 @@ async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(
         reason: Reason::NamespaceConflict,
         message,
     }))
-}
-
-/// The Secret with the account's keys, made if the Tenant has had no account yet; `None` if it had one and the keys are gone.
-async fn ensure_account(context: &Context, tenant: &Tenant) -> Result<Option<Secret>, ReconcileError> {
-    let name = account_secret(&tenant.name_any());
-    let api = Api::<Secret>::namespaced(context.client.clone(), &context.config.namespace);
-    // The watch may lag behind, and keys that are drawn twice are data lost.
-    if let Some(found) = api
-        .get_opt(&name)
-        .await
-        .map_err(ReconcileError::host("the account's Secret"))?
-    {
-        return Ok(Some(found));
-    }
-    let had = tenant.status.as_ref().and_then(|status| status.account.as_ref());
-    if had.is_some() {
-        return Ok(None);
-    }
-    let data = AccountKeys::generate().to_data();
-    let mut secret = build::build_account_secret(tenant, &context.config.namespace);
-    secret.data = Some(data.into_iter().map(|(key, value)| (key, ByteString(value))).collect());
-    if let Some(made) = context.tenants.create(&api, &secret).await? {
-        return Ok(Some(made));
-    }
-    api.get_opt(&name)
-        .await
-        .map_err(ReconcileError::host("the account's Secret"))
 }
 
 /// When to try again after a failure.

@@ -6,9 +6,9 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{ByteString, NamespaceResourceScope};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -26,7 +26,8 @@ use super::store;
 use super::{gate, patch, validate};
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::account::REVOKED_PREFIX;
+use crate::nats::AccountKeys;
+use crate::nats::account::{to_retained, to_revocation};
 use crate::nats::streams::Provisioner;
 use crate::tenant;
 
@@ -87,7 +88,7 @@ async fn remove(
     }
     let stopping = remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
     // A pod on a machine that is lost may run on: from here on it writes nothing.
-    revoke_user(context, identity).await?;
+    revoke_user(context, identity, cluster.spec.deletion_policy).await?;
     force_lost(context, observed).await?;
     if stopping || !observed.pods.is_empty() {
         return Ok(Some("The control plane is being stopped."));
@@ -175,7 +176,7 @@ async fn force_lost(context: &Context, observed: &Observed) -> Result<(), Reconc
 }
 
 /// Notes the revocation in the account's Secret, where it outlives this Cluster, and pushes it.
-async fn revoke_user(context: &Context, identity: &Identity) -> Result<(), ReconcileError> {
+async fn revoke_user(context: &Context, identity: &Identity, policy: DeletionPolicy) -> Result<(), ReconcileError> {
     let key = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
     let Some(secret) = context.caches.secrets.get(&key) else {
         return Ok(());
@@ -186,47 +187,44 @@ async fn revoke_user(context: &Context, identity: &Identity) -> Result<(), Recon
     let Some(user) = user else {
         return Ok(());
     };
-    let namespace = &context.config.namespace;
-    let name = tenant::account_secret(&identity.tenant);
-    let api = Api::<Secret>::namespaced(context.client.clone(), namespace);
-    let Some(account) = api
-        .get_opt(&name)
-        .await
-        .map_err(ReconcileError::host("the account's Secret"))?
-    else {
+    let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
         return Ok(());
     };
-    let entry = format!("{REVOKED_PREFIX}{user}");
+    let Some(account) = tenant::ensure_account(context, &owner).await? else {
+        return Ok(());
+    };
+    let now = Timestamp::now().as_second();
+    let (entry, value) = match policy {
+        DeletionPolicy::Delete => to_revocation(&user, now),
+        DeletionPolicy::Retain => to_retained(&user, now),
+    };
     let noted = account.data.as_ref().is_some_and(|data| data.contains_key(&entry));
     let account = if noted {
         account
     } else {
         let revocation = Revocation {
-            string_data: [(entry, Timestamp::now().as_second().to_string())].into(),
+            data: [(entry, ByteString(value))].into(),
         };
+        let name = tenant::account_secret(&identity.tenant);
+        let api = Api::<Secret>::namespaced(context.client.clone(), &context.config.namespace);
         api.patch(&name, &PatchParams::default(), &Patch::Merge(&revocation))
             .await
             .map_err(ReconcileError::host("the account's Secret"))?
-    };
-    let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
-        return Ok(());
     };
     tenant::push_account(context, &owner, &account).await?;
     Ok(())
 }
 
 #[derive(Serialize, Debug)]
-#[serde(rename_all = "camelCase")]
 struct Revocation {
-    string_data: std::collections::BTreeMap<String, String>,
+    data: std::collections::BTreeMap<String, ByteString>,
 }
 
 async fn remove_streams(context: &Context, cluster: &Cluster, identity: &Identity) -> Result<(), ReconcileError> {
     if cluster.spec.deletion_policy == DeletionPolicy::Retain {
         return Ok(());
     }
-    // Without the account, its streams are gone with it, or out of anybody's reach.
-    let Some(keys) = store::find_account(context, &identity.tenant)? else {
+    let Some(keys) = find_keys(context, identity).await? else {
         return Ok(());
     };
     if context.nats.find_account(&keys.public_key()).await?.is_none() {
@@ -238,4 +236,20 @@ async fn remove_streams(context: &Context, cluster: &Cluster, identity: &Identit
         .delete(&identity.id)
         .await?;
     Ok(())
+}
+
+/// The account's keys, made anew if they were lost. Without an account its streams are gone with it, or out of anybody's
+/// reach.
+async fn find_keys(context: &Context, identity: &Identity) -> Result<Option<AccountKeys>, ReconcileError> {
+    if let Some(keys) = store::find_account(context, &identity.tenant)? {
+        return Ok(Some(keys));
+    }
+    let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
+        return Ok(None);
+    };
+    let Some(secret) = tenant::ensure_account(context, &owner).await? else {
+        return Ok(None);
+    };
+    tenant::push_account(context, &owner, &secret).await?;
+    Ok(Some(AccountKeys::from_data(&data_of(&secret))?))
 }

@@ -241,7 +241,7 @@ mod tests {
         for (rule, strikes, took, works, expected) in [
             ("fast failure", 3, second / 2, false, None),
             ("slow success", 3, second * 4, true, None),
-            ("first slow failure", 0, second * 2, false, Some((1, second * 0))),
+            ("first slow failure", 0, second * 2, false, Some((1, Duration::ZERO))),
             ("second", 1, second * 4, false, Some((2, second * 4))),
             ("many", 9, second * 4, false, Some((10, second * 20))),
         ] {

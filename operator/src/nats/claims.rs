@@ -1,7 +1,7 @@
 //! JSON Web Tokens of NATS, version 2, signed with ed25519 nkeys (ADR-14,
 //! <https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-14.md>). Pure: time and keys come in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use nkeys::KeyPair;
@@ -288,12 +288,49 @@ pub fn same_claims(one: &str, other: &str) -> bool {
     }
 }
 
-fn comparable(token: &str) -> Result<serde_json::Value, ClaimsError> {
+/// What the token of an account says that outlives the loss of its keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountFacts {
+    /// Public key of the account.
+    pub subject: String,
+    /// Public keys of its scoped signing keys.
+    pub scoped_keys: BTreeSet<String>,
+    /// Revocations.
+    pub revocations: BTreeMap<String, i64>,
+}
+
+/// Reads an account's token that came from the server, which has checked the signature.
+pub fn read_account(token: &str) -> Result<AccountFacts, ClaimsError> {
+    let claims = payload_of(token)?;
+    let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+    let scopes = claims["nats"]["signing_keys"].as_array();
+    let revocations = claims["nats"]["revocations"].as_object();
+    Ok(AccountFacts {
+        subject: text(&claims["sub"]).ok_or(ClaimsError::Malformed)?,
+        // A key without a scope is a plain text: it signed users of minutes only.
+        scoped_keys: scopes
+            .into_iter()
+            .flatten()
+            .filter_map(|scope| text(&scope["key"]))
+            .collect(),
+        revocations: revocations
+            .into_iter()
+            .flatten()
+            .filter_map(|(user, time)| Some((user.clone(), time.as_i64()?)))
+            .collect(),
+    })
+}
+
+fn payload_of(token: &str) -> Result<serde_json::Value, ClaimsError> {
     let payload = token.split('.').nth(1).ok_or(ClaimsError::Malformed)?;
     let payload = BASE64URL_NOPAD
         .decode(payload.as_bytes())
         .map_err(|_| ClaimsError::Malformed)?;
-    let mut claims: serde_json::Value = serde_json::from_slice(&payload).map_err(|_| ClaimsError::Malformed)?;
+    serde_json::from_slice(&payload).map_err(|_| ClaimsError::Malformed)
+}
+
+fn comparable(token: &str) -> Result<serde_json::Value, ClaimsError> {
+    let mut claims = payload_of(token)?;
     let fields = claims.as_object_mut().ok_or(ClaimsError::Malformed)?;
     fields.remove("iat");
     fields.remove("jti");

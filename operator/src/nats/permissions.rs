@@ -13,6 +13,10 @@ const STREAMS: [&str; 2] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}"];
 /// No consumers: the server delivers to whatever subject a consumer names, a neighbour's log included, without asking
 /// whether the user may publish there. A store reads by sequence, so it needs none.
 ///
+/// What it does not bound: the server sends its own answers wherever a request asks for them, a neighbour's log or inbox
+/// included, and checks no permission for that (nats-server 2.15.2). So Clusters of one Tenant, who share an account, are
+/// not safe from each other's stores here; other Tenants' are.
+///
 /// A store purges its log below a snapshot and deletes old snapshots, so it may destroy its own data; it can neither
 /// delete a stream nor change one.
 pub fn cluster_scope() -> UserLimits {

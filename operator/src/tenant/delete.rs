@@ -28,7 +28,7 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
         patch::write_deleting(context, tenant, clusters, Reason::ClustersRemain, message).await?;
         return Ok(Action::await_change());
     }
-    delete_account(context, &name).await?;
+    delete_account(context, tenant).await?;
     let namespace = context.caches.namespaces.get(&ObjectRef::<Namespace>::new(&name));
     if let Some(namespace) = namespace.filter(|namespace| build::is_owned(namespace, tenant)) {
         if namespace.metadata.deletion_timestamp.is_none() {
@@ -43,21 +43,24 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
     Ok(Action::await_change())
 }
 
-async fn delete_account(context: &Context, tenant: &str) -> Result<(), ReconcileError> {
+async fn delete_account(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
     let api = Api::<Secret>::namespaced(context.client.clone(), &context.config.namespace);
-    let name = account_secret(tenant);
+    let name = account_secret(&tenant.name_any());
+    let now = Timestamp::now().as_second();
     let Some(secret) = api
         .get_opt(&name)
         .await
         .map_err(ReconcileError::host("the account's Secret"))?
     else {
+        // Without its keys the account is known by name only, which is all that its deletion needs.
+        let account = tenant.status.as_ref().and_then(|status| status.account.as_deref());
+        if let Some(account) = account {
+            context.nats.delete_account(account, now).await?;
+        }
         return Ok(());
     };
     let keys = AccountKeys::from_data(&data_of(&secret))?;
-    context
-        .nats
-        .delete_account(&keys.public_key(), Timestamp::now().as_second())
-        .await?;
+    context.nats.delete_account(&keys.public_key(), now).await?;
     context.tenants.delete(&api, &secret).await?;
     Ok(())
 }

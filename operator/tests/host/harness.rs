@@ -213,6 +213,23 @@ impl Host {
         self.api(namespace).get_opt(name).await.unwrap()
     }
 
+    /// Whether the Tenant's account has the log of a Cluster.
+    pub(crate) async fn has_stream(&self, id: &str) -> bool {
+        let Some(secret) = self.secret("yoke-system", "nats-account-demo").await else {
+            return false;
+        };
+        let data = secret.data.unwrap().into_iter().map(|(key, value)| (key, value.0));
+        let keys = AccountKeys::from_data(&data.collect()).unwrap();
+        let now = k8s_openapi::jiff::Timestamp::now().as_second();
+        let credentials = keys.provisioner_credentials(now).unwrap();
+        let client = self.context.nats.connect_user(&credentials).await.unwrap();
+        let answer = client
+            .request(format!("$JS.API.STREAM.INFO.KINE_{id}"), "".into())
+            .await;
+        let answer: serde_json::Value = serde_json::from_slice(&answer.unwrap().payload).unwrap();
+        answer.get("error").is_none()
+    }
+
     /// Deletes an object, and waits until the operator's watch knows.
     pub(crate) async fn delete<K>(&self, namespace: &str, name: &str)
     where

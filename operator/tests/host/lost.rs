@@ -78,3 +78,51 @@ async fn leaves_of_a_lost_ca_stay_trusted() {
         "the leaves that there are must be trusted on"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn account_goes_on_without_its_first_keys() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let account = "nats-account-demo";
+    let credentials = text(&host, PKI, &format!("{id}-store"), "user.creds").await;
+    let works = async |host: &Host| {
+        let options = host.nats.connect_options(&credentials);
+        let client = options
+            .custom_inbox_prefix(id.inbox_prefix())
+            .connect(host.nats.url())
+            .await
+            .unwrap();
+        client
+            .request(format!("$JS.API.STREAM.INFO.KINE_{id}"), "".into())
+            .await
+            .is_ok()
+    };
+    assert!(works(&host).await);
+    host.lose_secret("yoke-system", account).await;
+    host.bring("a", "the loss is told", async || {
+        condition(&host.cluster("a").await, "StoreReady") == "False/AccountKeyLost"
+    })
+    .await;
+    assert_eq!(
+        condition(&host.cluster("a").await, "CertificatesReady"),
+        "True/AsExpected"
+    );
+    host.reconcile_tenant().await.unwrap();
+    assert!(host.secret("yoke-system", account).await.is_some());
+    assert!(works(&host).await, "a user of the lost key is good on");
+    host.bring("a", "the store is looked at again", async || {
+        condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
+    })
+    .await;
+    // A Cluster that goes takes its streams along, also if nobody has made new keys yet.
+    host.lose_secret("yoke-system", account).await;
+    host.clusters().delete("a", &Default::default()).await.unwrap();
+    host.until("the Cluster is gone", async || {
+        let _ = host.reconcile("a").await;
+        host.finalize(id.hosted_namespace().as_str()).await;
+        host.clusters().get_opt("a").await.unwrap().is_none()
+    })
+    .await;
+    assert!(host.secret("yoke-system", account).await.is_some());
+    assert!(!host.has_stream(id.as_str()).await);
+}

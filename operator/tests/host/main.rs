@@ -3,7 +3,7 @@
 // The lint spares tests, and not what they are helped by.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
-#[allow(dead_code)]
+mod deletion;
 mod harness;
 mod issuer;
 mod lost;

@@ -1,0 +1,190 @@
+//! In what order a Cluster and a Tenant go, and what they leave to others.
+
+use std::sync::Mutex;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::api::rbac::v1::RoleBinding;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use yoke_api::Tenant;
+
+use crate::harness::{Host, PKI, TENANT};
+
+/// A pod of a control plane that no kubelet ends.
+async fn make_pod(host: &Host, hosted: &str, id: &str) {
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "control-plane-0", "labels": {
+            "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": TENANT, "yoke.drzzl.io/cluster": "a",
+            "yoke.drzzl.io/component": "control-plane", "app.kubernetes.io/managed-by": "yoke-operator"}},
+        "spec": {"containers": [{"name": "a", "image": "a"}]},
+    }))
+    .unwrap();
+    host.api::<Pod>(hosted)
+        .create(&PostParams::default(), &pod)
+        .await
+        .unwrap();
+}
+
+/// What there is of a Cluster that is being deleted, in the order in which it must go.
+async fn left(host: &Host, hosted: &str, id: &str) -> Vec<&'static str> {
+    let selector = ListParams::default().labels(&format!("yoke.drzzl.io/id={id}"));
+    let secrets = host.api::<Secret>(PKI).list(&selector).await.unwrap().items;
+    let kept = secrets
+        .iter()
+        .any(|secret| secret.metadata.name.as_deref() == Some(&format!("{id}-store")));
+    let namespaces = Api::<Namespace>::all(host.client.clone());
+    let namespace = namespaces.get_opt(hosted).await.unwrap();
+    [
+        (
+            "ingress",
+            host.api::<ConfigMap>(hosted)
+                .get_opt("yoke-ingress")
+                .await
+                .unwrap()
+                .is_some(),
+        ),
+        ("control plane", host.stateful_set(hosted).await.is_some()),
+        (
+            "pod",
+            host.api::<Pod>(hosted)
+                .get_opt("control-plane-0")
+                .await
+                .unwrap()
+                .is_some(),
+        ),
+        ("keys", secrets.len() > usize::from(kept)),
+        ("user", kept),
+        ("namespace", namespace.is_some()),
+        ("streams", host.has_stream(id).await),
+        ("cluster", host.clusters().get_opt("a").await.unwrap().is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(what, is)| is.then_some(what))
+    .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_goes_in_order_and_its_data_last() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    make_pod(&host, &hosted, id.as_str()).await;
+    let order = [
+        "ingress",
+        "control plane",
+        "pod",
+        "keys",
+        "user",
+        "namespace",
+        "streams",
+        "cluster",
+    ];
+    assert_eq!(left(&host, &hosted, id.as_str()).await, order);
+    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
+    // While the pod lives nothing goes that it lives by, and its user is revoked already.
+    host.bring("a", "the control plane is being stopped", async || {
+        host.stateful_set(&hosted).await.is_none()
+    })
+    .await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    assert_eq!(left(&host, &hosted, id.as_str()).await, &order[2..]);
+    let account = host
+        .secret("yoke-system", "nats-account-demo")
+        .await
+        .unwrap()
+        .data
+        .unwrap();
+    assert!(account.keys().any(|key| key.starts_with("revoked.U")));
+    let now = DeleteParams::default().grace_period(0);
+    host.api::<Pod>(&hosted).delete("control-plane-0", &now).await.unwrap();
+    let seen = Mutex::new(Vec::new());
+    host.until("the Cluster is gone", async || {
+        let _ = host.reconcile("a").await;
+        let left = left(&host, &hosted, id.as_str()).await;
+        let gone = left.is_empty();
+        // What is left is always the end of the order.
+        assert_eq!(left, &order[order.len() - left.len()..]);
+        if left.first() == Some(&"namespace") {
+            host.finalize(&hosted).await;
+        }
+        seen.lock().unwrap().push(left.len());
+        gone
+    })
+    .await;
+    assert!(
+        seen.lock().unwrap().contains(&3),
+        "streams outlive all but the object: {seen:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn finalizers_of_others_are_left_to_them() {
+    let host = Host::start().await;
+    host.make_cluster("a").await;
+    host.reconcile("a").await.unwrap();
+    let both = serde_json::json!({"metadata": {"finalizers": ["yoke.drzzl.io/operator", "other.example/hold"]}});
+    host.patch_cluster("a", both).await;
+    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
+    host.until("the operator's finalizer is gone", async || {
+        let _ = host.reconcile("a").await;
+        let hosted = host.hosted("a").await;
+        host.finalize(&hosted).await;
+        host.cluster("a").await.metadata.finalizers == Some(vec!["other.example/hold".to_owned()])
+    })
+    .await;
+    host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
+        .await;
+    assert!(host.clusters().get_opt("a").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenant_without_keys_takes_its_account_along() {
+    let host = Host::start().await;
+    let tenants = Api::<Tenant>::all(host.client.clone());
+    let account = tenants.get(TENANT).await.unwrap().status.unwrap().account.unwrap();
+    host.lose_secret("yoke-system", "nats-account-demo").await;
+    tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
+    host.until("the Tenant is gone", async || {
+        let _ = host.reconcile_tenant().await;
+        host.finalize(TENANT).await;
+        tenants.get_opt(TENANT).await.unwrap().is_none()
+    })
+    .await;
+    assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_tenant_loses_the_subjects_that_it_loses() {
+    let host = Host::start().await;
+    let people = |names: &[&str]| -> serde_json::Value {
+        let subjects = names
+            .iter()
+            .map(|name| serde_json::json!({"kind": "User", "name": name}));
+        serde_json::json!({"spec": {"subjects": subjects.collect::<Vec<_>>()}})
+    };
+    host.patch_tenant(people(&["ann", "bob"])).await;
+    host.reconcile_tenant().await.unwrap();
+    let bound = async || {
+        let bindings = host.api::<RoleBinding>(TENANT).get("yoke-tenant").await.unwrap();
+        let names = bindings.subjects.unwrap().into_iter().map(|subject| subject.name);
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(bound().await, ["ann", "bob"]);
+    host.patch_tenant(people(&["ann"])).await;
+    host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["yoke.test"]}}))
+        .await;
+    host.reconcile_tenant().await.unwrap();
+    let tenant = Api::<Tenant>::all(host.client.clone()).get(TENANT).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let accepted = conditions
+        .iter()
+        .find(|condition| condition.type_ == "Accepted")
+        .unwrap();
+    assert_eq!(
+        (accepted.status.as_str(), accepted.reason.as_str()),
+        ("False", "HostnameNotAllowed")
+    );
+    assert_eq!(bound().await, ["ann"]);
+}
