@@ -230,6 +230,7 @@ async fn assert_subscriptions(server: &Server, client: &async_nats::Client, tena
     for (subject, sender, published, arrives) in [
         ("kine.bcdfghjk24.rpc.>", &peer, "kine.bcdfghjk24.rpc.hello", true),
         ("_INBOX_bcdfghjk24.>", &peer, "_INBOX_bcdfghjk24.x", true),
+        ("_INBOX_bcdfghjk24.>", &neighbour, "_INBOX_bcdfghjk24.x", false),
         (">", &neighbour, "kine.cdfghjkl24.rpc.hello", false),
         ("kine.cdfghjkl24.rpc.>", &neighbour, "kine.cdfghjkl24.rpc.hello", false),
         ("kine.bcdfghjk24.log", &peer, "kine.bcdfghjk24.log", false),
