@@ -10,6 +10,9 @@ pub const FILTER_VARIABLE: &str = "YOKE_LOG";
 
 const FALLBACK_VARIABLE: &str = "RUST_LOG";
 const DEFAULT_FILTER: &str = "info";
+/// Libraries that tell of the usual as if it were remarkable: each connection made, each answer that is no success, which
+/// a probe expects. A filter that names them goes before.
+const QUIET: &str = "async_nats=warn,kube_client::client::builder=off";
 
 /// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +42,8 @@ pub fn init_tracing(name: &str) -> Result<(), LoggingError> {
     let result = if std::io::stderr().is_terminal() {
         builder.try_init()
     } else {
-        builder.json().flatten_event(true).with_ansi(false).try_init()
+        let json = builder.json().flatten_event(true).with_span_list(false);
+        json.with_ansi(false).try_init()
     };
     result.map_err(LoggingError::Subscriber)?;
     tracing::info!(process = name, "process started");
@@ -53,7 +57,7 @@ fn filter_of(variable: impl Fn(&str) -> Option<String>) -> Result<EnvFilter, Log
         .find(|filter| !filter.trim().is_empty())
         .unwrap_or_else(|| DEFAULT_FILTER.into());
     EnvFilter::builder()
-        .parse(&filter)
+        .parse(format!("{QUIET},{filter}"))
         .map_err(|source| LoggingError::Filter { filter, source })
 }
 
@@ -76,8 +80,20 @@ mod tests {
                 "RUST_LOG" => rust.map(str::to_owned),
                 _ => None,
             });
-            assert_eq!(filter.unwrap().to_string(), expected, "{rule}");
+            let filter = filter.unwrap().to_string();
+            let directives: Vec<_> = filter
+                .split(',')
+                .filter(|one| !one.contains("::") && !one.starts_with("async_nats"))
+                .collect();
+            assert_eq!(directives, [expected], "{rule}");
         }
+    }
+
+    #[test]
+    fn what_is_quiet_can_be_heard() {
+        let filter = |given: Option<&str>| filter_of(|_| given.map(str::to_owned)).unwrap().to_string();
+        assert!(filter(None).contains("async_nats=warn"));
+        assert!(filter(Some("info,async_nats=debug")).contains("async_nats=debug"));
     }
 
     #[test]
