@@ -295,8 +295,9 @@ impl Replica {
     async fn make_room<L: Log, M: Messages>(&mut self, snapshots: &Snapshots<M, L>) {
         tracing::error!("The stream is full: no writer can begin");
         let nothing = State::new(Mvcc::new());
+        let leases = self.state.leases.terms();
         let state = RwLock::new(std::mem::replace(&mut self.state, nothing));
-        let pin = Pin::new(&state, self.session.clone());
+        let pin = Pin::new(&state, self.session.clone(), leases);
         let kept = snapshots.keep(&state, &pin).await;
         self.state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = kept {

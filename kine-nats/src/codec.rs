@@ -86,7 +86,7 @@ pub(crate) struct Record {
 pub(crate) struct Operations {
     bytes: Vec<u8>,
     count: u32,
-    touches_leases: bool,
+    leases: Vec<(i64, Option<i64>)>,
 }
 
 impl Operations {
@@ -102,9 +102,9 @@ impl Operations {
         self.count
     }
 
-    /// Whether a lease is made or ended.
-    pub(crate) fn touches_leases(&self) -> bool {
-        self.touches_leases
+    /// Leases that are made, with their seconds, or ended, in order.
+    pub(crate) fn take_leases(&mut self) -> Vec<(i64, Option<i64>)> {
+        std::mem::take(&mut self.leases)
     }
 
     pub(crate) fn change(&mut self, kv: &[u8]) {
@@ -119,12 +119,12 @@ impl Operations {
     }
 
     pub(crate) fn grant(&mut self, id: i64, ttl: i64) {
-        self.touches_leases = true;
+        self.leases.push((id, Some(ttl)));
         self.push(3, &[&id.to_le_bytes(), &ttl.to_le_bytes()]);
     }
 
     pub(crate) fn revoke(&mut self, id: i64, revision: i64) {
-        self.touches_leases = true;
+        self.leases.push((id, None));
         self.push(4, &[&id.to_le_bytes(), &revision.to_le_bytes()]);
     }
 

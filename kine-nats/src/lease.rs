@@ -37,6 +37,11 @@ impl Leases {
         self.leases.iter().map(|(id, lease)| (*id, lease))
     }
 
+    /// Number and seconds of each.
+    pub(crate) fn terms(&self) -> Vec<(i64, i64)> {
+        self.iter().map(|(id, lease)| (id, lease.ttl)).collect()
+    }
+
     /// The length that a lease gets when a client asks for `ttl`.
     pub(crate) fn granted_ttl(ttl: i64) -> i64 {
         ttl.max(SHORTEST)

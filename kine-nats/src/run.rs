@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 use crate::nats;
 use crate::snapshot::Snapshots;
 use crate::store::Store;
-use crate::writer::{Cadence, Parts, Unsaved, Upkeep, Writer};
+use crate::writer::{Cadence, Parts, RESERVE, Unsaved, Upkeep, Writer};
 use anyhow::Context;
 use std::future::Future;
 use std::sync::Arc;
@@ -26,7 +26,6 @@ use tokio::time::{sleep, timeout};
 use tracing_subscriber::EnvFilter;
 
 const QUEUE: usize = 4096;
-const RESERVE: u64 = 64 << 20;
 const DEFAULT_QUOTA: u64 = 512 << 20;
 const RETRY: Duration = Duration::from_millis(200);
 /// How long stopping may take.
@@ -150,7 +149,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
     let limit = info.limit.unwrap_or(u64::MAX);
     let cadence = Cadence {
         bytes: args.snapshot_bytes.unwrap_or((limit / 4).min(RESERVE)),
-        most: limit / 3,
+        most: limit / 4,
         records: 50_000,
         age: Duration::from_secs(600),
     };
@@ -161,6 +160,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         since: now,
         urgent: false,
     };
+    let upkeep = Upkeep::new((Arc::clone(&log), info), snapshots, &store.read(), cadence, unsaved);
     let parts = Parts {
         log,
         acks,
@@ -168,7 +168,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         store: Arc::clone(&store),
         incarnation: identity.incarnation,
         session,
-        upkeep: Upkeep::new(snapshots, cadence, unsaved),
+        upkeep,
     };
     let writer = Writer::new(parts);
     stores.send_replace(Some(store));

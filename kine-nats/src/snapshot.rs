@@ -98,14 +98,14 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// Takes note of what is acknowledged now.
-    pub(crate) fn new(state: &RwLock<State>, session: Session) -> Self {
+    /// Takes note of what is acknowledged now, `leases` included.
+    pub(crate) fn new(state: &RwLock<State>, session: Session, leases: Vec<(i64, i64)>) -> Self {
         let state = state.read().unwrap_or_else(PoisonError::into_inner);
         Self {
             session,
             revision: state.mvcc.visible(),
             compacted: state.mvcc.compacted(),
-            leases: state.leases.iter().map(|(id, lease)| (id, lease.ttl)).collect(),
+            leases,
         }
     }
 }

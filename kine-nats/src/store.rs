@@ -147,13 +147,17 @@ impl Store {
         until > 0 && nanoseconds(clock::now()) < until.saturating_add(nanoseconds(LEADER_LOST))
     }
 
-    /// Whether the stream takes nothing more.
+    /// Whether puts have to wait until there is room in the stream.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_full(&self, full: bool) {
-        self.full.store(full, Ordering::Relaxed);
+        match (self.full.swap(full, Ordering::Relaxed), full) {
+            (false, true) => tracing::warn!("The log is nearly full: nothing is put until there is room"),
+            (true, false) => tracing::info!("The log has room again"),
+            _ => {}
+        }
     }
 
     /// From here on requests are refused.

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
-pub(crate) use upkeep::{Cadence, Unsaved, Upkeep};
+pub(crate) use upkeep::{Cadence, RESERVE, Unsaved, Upkeep};
 
 /// How long a challenger waits for a sign of life.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -105,7 +105,8 @@ struct Batch {
     /// Revision and compact revision once it is stored.
     revision: i64,
     compacted: i64,
-    touches_leases: bool,
+    /// Leases that it makes or ends.
+    leases: Vec<(i64, Option<i64>)>,
     /// When it was sent first; the lease counts from here.
     sent: Duration,
     acked: bool,
@@ -178,8 +179,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            self.start_job();
-            let open = self.has_room() && !self.waits_for_quiet();
+            self.upkeep.begin(&self.store, &self.session);
+            let open = self.has_room();
             tokio::select! {
                 biased;
                 ack = self.acks.recv() => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await?,
@@ -217,7 +218,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.end_lease();
         let mut operations = Operations::default();
         operations.resign();
-        self.dispatch(&operations, Vec::new()).await?;
+        self.dispatch(operations, Vec::new()).await?;
         while !self.pending.is_empty() {
             self.next_ack().await?;
         }
@@ -246,7 +247,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             self.expire(expired).await?;
         }
         if self.pending.is_empty() && now > self.last_sent + IDLE {
-            self.dispatch(&Operations::default(), Vec::new()).await?;
+            self.dispatch(Operations::default(), Vec::new()).await?;
         }
         Ok(())
     }
@@ -267,7 +268,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 let _ = evaluate(&mut evaluation, &Command::Revoke(id));
             }
         }
-        self.dispatch(&operations, Vec::new()).await
+        self.dispatch(operations, Vec::new()).await
     }
 
     /// Evaluates what waits, and sends it as one record.
@@ -304,11 +305,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 return Ok(());
             }
         }
-        self.dispatch(&operations, replies).await
+        self.dispatch(operations, replies).await
     }
 
     /// Makes a record of operations that are applied to the head already, and sends it.
-    async fn dispatch(&mut self, operations: &Operations, replies: Vec<Reply>) -> Result<(), WriterError> {
+    async fn dispatch(&mut self, mut operations: Operations, replies: Vec<Reply>) -> Result<(), WriterError> {
         let (revision, compacted) = {
             let state = self.store.read();
             (state.mvcc.head(), state.compacting)
@@ -325,14 +326,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
             previous: self.hash,
             base,
         };
-        let (record, hash) = encode(&header, operations);
+        let (record, hash) = encode(&header, &operations);
         let expected = self.session.sequence + self.pending.len() as u64;
         let sent = clock::now();
         self.token += 1;
         self.hash = hash;
         self.last_sent = sent;
         let token = self.token;
-        let touches_leases = operations.touches_leases();
         let copy = record.clone();
         self.pending.push_back(Batch {
             token,
@@ -340,7 +340,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             hash,
             revision,
             compacted,
-            touches_leases,
+            leases: operations.take_leases(),
             sent,
             acked: false,
             replies,
@@ -350,16 +350,6 @@ impl<L: Log, M: Messages> Writer<L, M> {
             Err(error @ LogError::TooLarge { .. }) => Err(error.into()),
             Err(_) => self.recover().await,
         }
-    }
-
-    fn waits_for_quiet(&self) -> bool {
-        self.upkeep.waits_for_quiet()
-    }
-
-    /// Leases have no history, so nothing that touches them may be in flight when a snapshot begins.
-    fn start_job(&mut self) {
-        let quiet = self.pending.iter().all(|batch| !batch.touches_leases);
-        self.upkeep.begin(&self.store, &self.session, quiet);
     }
 }
 

@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
+/// What a stream adds to a record.
+const MESSAGE: u64 = 200;
+
 /// What happens to the next record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -156,7 +159,7 @@ impl Inner {
         self.records
             .iter()
             .skip(self.purged)
-            .map(|record| record.len() as u64)
+            .map(|record| record.len() as u64 + MESSAGE)
             .sum()
     }
 
@@ -166,7 +169,7 @@ impl Inner {
         }
         if self
             .limit
-            .is_some_and(|limit| self.bytes() + record.len() as u64 > limit)
+            .is_some_and(|limit| self.bytes() + record.len() as u64 + MESSAGE > limit)
         {
             return Err(Rejection::Full);
         }

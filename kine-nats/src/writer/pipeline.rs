@@ -77,10 +77,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         metrics
             .commit
             .observe(clock::now().saturating_sub(batch.sent).as_secs_f64());
-        self.upkeep.note(batch.record.len() as u64, batch.revision > before);
-        if self.store.is_full() {
-            self.store.set_full(false);
-        }
+        self.upkeep.note(batch, batch.revision > before);
+        self.store.set_full(self.upkeep.is_tight());
     }
 
     /// Finds out what became of everything in flight, front first, and has it stored. Ends when nothing is in doubt.
@@ -190,12 +188,10 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 }
                 Err(Rejection::Conflict) => {}
                 Err(Rejection::Full) => {
-                    if !self.store.is_full() {
-                        tracing::error!("The stream is full");
-                    }
+                    tracing::error!("The stream is full");
                     self.store.set_full(true);
                     self.upkeep.hurry();
-                    self.start_job();
+                    self.upkeep.begin(&self.store, &self.session);
                     self.wait_for_job().await;
                 }
                 Err(Rejection::Other { code, description }) => {

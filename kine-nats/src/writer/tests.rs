@@ -62,7 +62,12 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
 async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
     let (log, acks, replica, sent) = open(memory, &identity).await.unwrap();
     let (queue, requests) = mpsc::channel(4096);
-    let Replica { session, mut state, .. } = replica;
+    let Replica {
+        session,
+        mut state,
+        info,
+        ..
+    } = replica;
     state.leases.renew_all(clock::now());
     let store = Arc::new(Store::new(
         state,
@@ -79,14 +84,22 @@ async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Ru
         since: clock::now(),
         urgent: false,
     };
+    let log = Arc::new(log);
+    let upkeep = Upkeep::new(
+        (Arc::clone(&log), info),
+        snapshots(memory),
+        &store.read(),
+        cadence,
+        unsaved,
+    );
     let writer = Writer::new(Parts {
-        log: Arc::new(log),
+        log,
         acks,
         queue: requests,
         store: Arc::clone(&store),
         incarnation: identity.incarnation,
         session,
-        upkeep: Upkeep::new(snapshots(memory), cadence, unsaved),
+        upkeep,
     });
     let (stop, stopped) = watch::channel(false);
     Running {

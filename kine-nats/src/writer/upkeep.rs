@@ -1,14 +1,26 @@
 //! Work beside the writer: snapshots, and trims of the history. At most one piece at a time, so that a snapshot never
 //! meets a trim.
 
+use super::Batch;
 use crate::clock;
-use crate::log::Log;
+use crate::log::{Log, LogInfo};
 use crate::session::Session;
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
+use crate::state::State;
 use crate::store::Store;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::task::{JoinError, JoinHandle};
+
+/// What is kept free in the log; a quarter of a small one.
+pub(crate) const RESERVE: u64 = 64 << 20;
+/// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
+const MESSAGE: u64 = 256;
+/// How long after a snapshot the next one begins at the earliest, and after one that failed.
+const SPACING: Duration = Duration::from_millis(100);
+const AGAIN: Duration = Duration::from_secs(3);
 
 /// When a snapshot is due.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +34,7 @@ pub(crate) struct Cadence {
 }
 
 /// What the log holds beyond the newest snapshot.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Unsaved {
     pub(crate) bytes: u64,
     pub(crate) records: u64,
@@ -31,38 +43,112 @@ pub(crate) struct Unsaved {
     pub(crate) urgent: bool,
 }
 
-/// How a piece of work ended: the bytes of a snapshot, 0 for a trim.
-type Ended = Result<Result<u64, SnapshotError>, JoinError>;
+impl Unsaved {
+    /// Takes back what a snapshot did not save.
+    fn add(&mut self, earlier: Self) {
+        self.bytes += earlier.bytes;
+        self.records += earlier.records;
+        self.changed |= earlier.changed;
+        self.since = earlier.since;
+        self.urgent |= earlier.urgent;
+    }
+}
+
+/// How full the log is.
+#[derive(Debug, Clone)]
+struct Space {
+    limit: Option<u64>,
+    /// Bytes when it was last looked at, and what had been appended until then.
+    seen: (u64, u64),
+    /// Bytes that this writer appended.
+    appended: Arc<AtomicU64>,
+}
+
+impl Space {
+    /// Whether only the reserve is left. It is for what must go on when nothing is put any more: epochs, signs of life,
+    /// leases, deletes and compactions.
+    fn is_tight(&self) -> bool {
+        let Some(limit) = self.limit else { return false };
+        let used = self.seen.0 + (self.appended.load(Ordering::Relaxed) - self.seen.1);
+        used + RESERVE.min(limit / 4) >= limit
+    }
+}
+
+/// How a piece of work ended.
+#[derive(Debug)]
+pub(super) enum Done {
+    Trimmed,
+    /// Bytes of the snapshot, and the space as it was seen afterwards.
+    Saved(u64, Option<(u64, u64)>),
+}
+
+pub(super) type Ended = Result<Result<Done, SnapshotError>, JoinError>;
 
 /// What is due, and what is under way.
 #[derive(Debug)]
 pub(crate) struct Upkeep<L, M> {
+    log: Arc<L>,
     snapshots: Snapshots<M, L>,
     cadence: Cadence,
     unsaved: Unsaved,
+    /// What the snapshot under way covers.
+    saving: Unsaved,
+    /// Leases as far as they are stored; the state's are ahead of that, and have no history.
+    leases: BTreeMap<i64, i64>,
+    space: Space,
     trim_due: bool,
     /// Bytes of the last snapshot.
     size: u64,
-    job: Option<JoinHandle<Result<u64, SnapshotError>>>,
+    /// No snapshot begins before.
+    not_before: Duration,
+    job: Option<JoinHandle<Result<Done, SnapshotError>>>,
 }
 
 impl<L: Log, M: Messages> Upkeep<L, M> {
-    pub(crate) fn new(snapshots: Snapshots<M, L>, cadence: Cadence, unsaved: Unsaved) -> Self {
+    pub(crate) fn new(
+        (log, info): (Arc<L>, LogInfo),
+        snapshots: Snapshots<M, L>,
+        state: &State,
+        cadence: Cadence,
+        unsaved: Unsaved,
+    ) -> Self {
         Self {
+            log,
             snapshots,
             cadence,
             unsaved,
+            saving: Unsaved::default(),
+            leases: state.leases.terms().into_iter().collect(),
+            space: Space {
+                limit: info.limit,
+                seen: (info.bytes, 0),
+                appended: Arc::default(),
+            },
             trim_due: true,
             size: 0,
+            not_before: Duration::ZERO,
             job: None,
         }
     }
 
     /// Notes a record that is stored.
-    pub(super) fn note(&mut self, bytes: u64, changed: bool) {
+    pub(super) fn note(&mut self, batch: &Batch, changed: bool) {
+        let bytes = batch.record.len() as u64;
+        self.space.appended.fetch_add(bytes + MESSAGE, Ordering::Relaxed);
         self.unsaved.bytes += bytes;
         self.unsaved.records += 1;
         self.unsaved.changed |= changed;
+        for (id, ttl) in &batch.leases {
+            match ttl {
+                Some(ttl) => self.leases.insert(*id, *ttl),
+                None => self.leases.remove(id),
+            };
+        }
+    }
+
+    /// Whether puts have to wait until there is room in the log.
+    pub(super) fn is_tight(&self) -> bool {
+        self.space.is_tight()
     }
 
     /// The history may be shortened.
@@ -75,42 +161,47 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.unsaved.urgent = true;
     }
 
-    pub(super) fn waits_for_quiet(&self) -> bool {
-        self.job.is_none() && !self.trim_due && self.is_due()
-    }
-
     fn is_due(&self) -> bool {
-        let unsaved = &self.unsaved;
-        let old = unsaved.changed && clock::now() > unsaved.since + self.cadence.age;
+        let (unsaved, now) = (&self.unsaved, clock::now());
+        let old = unsaved.changed && now > unsaved.since + self.cadence.age;
         let bytes = self.size.min(self.cadence.most).max(self.cadence.bytes);
-        unsaved.urgent || unsaved.bytes >= bytes || unsaved.records >= self.cadence.records || old
+        let many = unsaved.bytes >= bytes || unsaved.records >= self.cadence.records;
+        now >= self.not_before && (unsaved.urgent || many || old || self.is_tight())
     }
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
-    pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session, quiet: bool) {
+    pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session) {
         if self.job.is_some() {
             return;
         }
+        let store = Arc::clone(store);
         if self.trim_due {
             self.trim_due = false;
-            let store = Arc::clone(store);
             self.job = Some(tokio::spawn(async move {
                 while store.write().mvcc.trim(1000) {
                     tokio::task::yield_now().await;
                 }
-                Ok(0)
+                Ok(Done::Trimmed)
             }));
-        } else if self.is_due() && quiet {
-            self.unsaved = Unsaved {
-                bytes: 0,
-                records: 0,
-                changed: false,
+        } else if self.is_due() {
+            let now = Unsaved {
                 since: clock::now(),
-                urgent: false,
+                ..Unsaved::default()
             };
-            let pin = Pin::new(store.state(), session.clone());
-            let (snapshots, store) = (self.snapshots.clone(), Arc::clone(store));
-            self.job = Some(tokio::spawn(async move { snapshots.keep(store.state(), &pin).await }));
+            self.saving = std::mem::replace(&mut self.unsaved, now);
+            let leases = self.leases.iter().map(|(id, ttl)| (*id, *ttl)).collect();
+            let pin = Pin::new(store.state(), session.clone(), leases);
+            let (snapshots, log, appended) = (
+                self.snapshots.clone(),
+                Arc::clone(&self.log),
+                Arc::clone(&self.space.appended),
+            );
+            self.job = Some(tokio::spawn(async move {
+                let bytes = snapshots.keep(store.state(), &pin).await?;
+                let appended = appended.load(Ordering::Relaxed);
+                let seen = log.info().await.ok().map(|info| (info.bytes, appended));
+                Ok(Done::Saved(bytes, seen))
+            }));
         }
     }
 
@@ -126,13 +217,18 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     pub(super) fn end(&mut self, store: &Store, ended: Ended) {
         self.job = None;
         match ended {
-            Ok(Ok(0)) => {}
-            Ok(Ok(bytes)) => {
+            Ok(Ok(Done::Trimmed)) => {}
+            Ok(Ok(Done::Saved(bytes, seen))) => {
                 self.size = bytes;
+                self.space.seen = seen.unwrap_or(self.space.seen);
+                self.not_before = clock::now() + SPACING;
+                store.set_full(self.is_tight());
                 store.metrics.snapshots.inc();
                 tracing::info!(bytes, "A snapshot is stored");
             }
             Ok(Err(error)) => {
+                self.unsaved.add(self.saving);
+                self.not_before = clock::now() + AGAIN;
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
             }

@@ -306,7 +306,7 @@ async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only()
             assert!(begun.elapsed() < WAIT, "{error}");
         }
     }
-    assert!(kine.log().contains("The stream is full"));
+    assert!(kine.log().contains("The log is nearly full"));
     let revision = client.revision().await;
     client.compact(revision).await.unwrap();
     let mut refused = None;

@@ -62,6 +62,7 @@ fn what_was_pinned_comes_back_although_the_store_went_on() {
             hash: 77,
             ..Session::default()
         },
+        store.read().unwrap().leases.terms(),
     );
     let (before, leases) = {
         let state = store.read().unwrap();
@@ -122,7 +123,7 @@ fn every_flipped_byte_is_found() {
     state.put(b"a", b"1", 0);
     state.mvcc.publish(2);
     let store = RwLock::new(state);
-    let pin = Pin::new(&store, Session::default());
+    let pin = Pin::new(&store, Session::default(), Vec::new());
     let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
     let [chunk] = chunks.as_slice() else {
         panic!("{chunks:?}")

@@ -29,7 +29,7 @@ fn pin(state: &RwLock<State>, sequence: u64, epoch: u64) -> Pin {
         writer: epoch,
         ..Session::default()
     };
-    Pin::new(state, session)
+    Pin::new(state, session, Vec::new())
 }
 
 async fn newest(snapshots: &Stored) -> (u64, u64) {

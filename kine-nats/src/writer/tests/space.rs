@@ -16,6 +16,23 @@ fn fill(memory: &Memory) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_full_log_is_made_room_in_while_a_lease_is_granted() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    for _ in 0..20 {
+        running.store.submit(put_bytes("a", 100)).await.unwrap();
+    }
+    fill(&memory);
+    let answer = running.store.submit(Command::Grant { id: 7, ttl: 60 }).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    write(&running.store, "b").await.unwrap();
+    running.stop().await;
+    let replica = Replica::load(&memory.open().0, &snapshots(&memory)).await.unwrap();
+    assert!(replica.state.leases.get(7).is_some());
+    assert!(memory.first() > 10, "{}", memory.first());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 1)).await;
@@ -27,5 +44,63 @@ async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
     let started = tokio::time::timeout(Duration::from_secs(60), start(&memory, identity(2, 1))).await;
     let running = started.expect("a writer begins");
     assert_eq!(write(&running.store, "b").await, Ok(22));
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_snapshot_is_tried_again_after_seconds() {
+    let memory = Memory::new();
+    let cadence = Cadence { records: 10, ..NEVER };
+    memory.messages().set_left(Some(0));
+    let running = start_with(&memory, identity(1, 1), cadence).await;
+    for _ in 0..10 {
+        write(&running.store, "a").await.unwrap();
+    }
+    let begun = Instant::now();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    memory.messages().set_left(None);
+    while memory.messages().counts().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "not tried again");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_secs(1), "{:?}", begun.elapsed());
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
+    let memory = Memory::new();
+    memory.set_limit(200_000);
+    let running = start(&memory, identity(1, 1)).await;
+    let store = &running.store;
+    // No snapshot makes room.
+    memory.messages().set_left(Some(0));
+    let mut refused = None;
+    for _ in 0..300 {
+        if let Err(refusal) = store.submit(put_bytes("a", 1000)).await {
+            refused = Some(refusal);
+            break;
+        }
+    }
+    assert_eq!(refused, Some(Refusal::NoSpace));
+    assert!(memory.bytes() < 155_000 && store.is_full());
+    store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
+    store.submit(Command::Compact(store.revision())).await.unwrap();
+    let delete = pb::DeleteRangeRequest {
+        key: "a".into(),
+        ..Default::default()
+    };
+    store.submit(Command::DeleteRange(delete)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(
+        store.read_latest(|state| state.mvcc.latest(b"a").is_none()).await,
+        Ok(true)
+    );
+    assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), Refusal::NoSpace);
+    // Puts are taken again once two snapshots are stored.
+    memory.messages().set_left(None);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    store.submit(put_bytes("a", 1)).await.unwrap();
+    assert!(!store.is_full() && memory.bytes() < 10_000, "{}", memory.bytes());
     running.stop().await;
 }

@@ -6,8 +6,9 @@ use super::*;
 async fn snapshot(memory: &Memory) {
     let snapshots = snapshots(memory);
     let Replica { session, state, .. } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
+    let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, session);
+    let pin = crate::snapshot::Pin::new(&state, session, leases);
     snapshots.keep(&state, &pin).await.unwrap();
 }
 
