@@ -10,6 +10,7 @@
 //! in doubt: it is looked up at the stream's leader and sent again until it is known to be stored, or until the log shows
 //! that another writer began. Nobody is told of success before that.
 
+mod loss;
 mod pipeline;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use crate::snapshot::Messages;
 use crate::store::{Queued, Store};
 use crate::txn::{Answer, Command, Evaluation, evaluate};
 use bytes::Bytes;
+use loss::Recent;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,12 +69,17 @@ pub enum WriterError {
         acknowledged: u64,
     },
     /// The log holds less than was acknowledged.
-    #[error("write: the log ends at sequence {last}, but records up to {acknowledged} were acknowledged")]
+    #[error(
+        "write: the log has lost records: it ends at sequence {last}, \
+         and records up to {acknowledged} were acknowledged, with revision {revision}"
+    )]
     Lost {
         /// Where the log ends.
         last: u64,
         /// Where it ended before.
         acknowledged: u64,
+        /// Newest revision that was acknowledged.
+        revision: i64,
     },
     /// The log holds something that cannot be.
     #[error("write: the log cannot be continued")]
@@ -131,6 +138,7 @@ pub(crate) struct Writer<L, M> {
     token: u64,
     last_sent: Duration,
     upkeep: Upkeep<L, M>,
+    recent: Recent,
 }
 
 /// What a writer is made of.
@@ -171,6 +179,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             token: 0,
             last_sent: Duration::ZERO,
             upkeep,
+            recent: Recent::default(),
         }
     }
 

@@ -48,7 +48,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifest.bytes)
     }
 
-    async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
+    /// Stores a snapshot of what is pinned.
+    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
         let Session { sequence, writer, .. } = pin.session;
         self.remove_strays(sequence).await?;
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());

@@ -6,6 +6,7 @@ use crate::codec;
 use crate::log::{Ack, Log, LogError, Rejection};
 use crate::session::Verdict;
 use crate::snapshot::Messages;
+use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -47,6 +48,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let Some(batch) = self.pending.pop_front() else { return };
         self.session.sequence = sequence;
         self.session.hash = batch.hash;
+        self.session.after_void = false;
+        self.recent.push(sequence, batch.record.clone());
         let before = {
             let mut state = self.store.write();
             let before = state.mvcc.visible();
@@ -106,7 +109,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 Ok(Some(record)) if self.pending.front().is_some_and(|batch| batch.record == record) => {
                     self.commit(next)
                 }
-                Ok(Some(record)) => self.pass(next, &record)?,
+                Ok(Some(record)) => self.pass(next, record)?,
                 Ok(None) => match self.resend().await? {
                     Resent::Answered => silent = 0,
                     Resent::Silent => {
@@ -127,12 +130,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
     }
 
     /// Looks at a record of somebody else.
-    fn pass(&mut self, sequence: u64, record: &[u8]) -> Result<(), WriterError> {
-        let record = codec::decode(record)?;
+    fn pass(&mut self, sequence: u64, bytes: Bytes) -> Result<(), WriterError> {
+        let record = codec::decode(&bytes)?;
         let mut session = self.session.clone();
         let verdict = session.admit(sequence, &record, self.store.revision())?;
         if verdict == Verdict::Void {
-            self.session.sequence = sequence;
+            self.session = session;
+            self.recent.push(sequence, bytes);
             return Ok(());
         }
         self.store.end_lease();
@@ -148,11 +152,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
             return Ok(Resent::Silent);
         };
         if info.last < expected {
-            self.store.end_lease();
-            return Err(WriterError::Lost {
-                last: info.last,
-                acknowledged: expected,
-            });
+            self.restore().await?;
+            return Ok(Resent::Answered);
         }
         if info.first > expected + 1 {
             self.store.end_lease();

@@ -353,18 +353,6 @@ async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_beg
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_lost_what_was_acknowledged_ends_the_writer() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    write(&running.store, "a").await.unwrap();
-    write(&running.store, "b").await.unwrap();
-    memory.truncate(2);
-    assert_eq!(write(&running.store, "c").await, Err(Refusal::Stopped));
-    let ended = running.writer.await.unwrap();
-    assert!(matches!(ended, Err(WriterError::Lost { last: 2, .. })), "{ended:?}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;

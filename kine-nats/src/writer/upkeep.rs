@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::task::{JoinError, JoinHandle};
+use tokio::time::timeout;
 
 /// What is kept free in the log; a quarter of a small one.
 pub(crate) const RESERVE: u64 = 64 << 20;
@@ -21,6 +22,8 @@ const MESSAGE: u64 = 256;
 /// How long after a snapshot the next one begins at the earliest, and after one that failed.
 const SPACING: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(3);
+/// How long the last snapshot of a writer may take.
+const SAVING: Duration = Duration::from_secs(60);
 
 /// When a snapshot is due.
 #[derive(Debug, Clone, Copy)]
@@ -189,8 +192,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 ..Unsaved::default()
             };
             self.saving = std::mem::replace(&mut self.unsaved, now);
-            let leases = self.leases.iter().map(|(id, ttl)| (*id, *ttl)).collect();
-            let pin = Pin::new(store.state(), session.clone(), leases);
+            let pin = self.pin(&store, session);
             let (snapshots, log, appended) = (
                 self.snapshots.clone(),
                 Arc::clone(&self.log),
@@ -202,6 +204,26 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 let seen = log.info().await.ok().map(|info| (info.bytes, appended));
                 Ok(Done::Saved(bytes, seen))
             }));
+        }
+    }
+
+    fn pin(&self, store: &Store, session: &Session) -> Pin {
+        let leases = self.leases.iter().map(|(id, ttl)| (*id, *ttl)).collect();
+        Pin::new(store.state(), session.clone(), leases)
+    }
+
+    /// Stores a snapshot and clears nothing away.
+    pub(super) async fn save(&mut self, store: &Store, session: &Session) {
+        if let Some(job) = self.job.take() {
+            job.abort();
+            // It must not trim what the snapshot walks.
+            let _ = job.await;
+        }
+        let pin = self.pin(store, session);
+        match timeout(SAVING, self.snapshots.save(store.state(), &pin)).await {
+            Ok(Ok(_)) => tracing::error!(sequence = session.sequence, "A snapshot holds what the log has lost"),
+            Ok(Err(error)) => tracing::error!(error = %error, "What the log has lost could not be saved"),
+            Err(_) => tracing::error!("What the log has lost could not be saved in time"),
         }
     }
 

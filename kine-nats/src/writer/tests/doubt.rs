@@ -91,3 +91,64 @@ async fn a_record_that_no_server_takes_ends_the_writer() {
         "{ended:?}"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_log_lost_is_stored_again() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    for key in ["a", "b", "c"] {
+        write(&running.store, key).await.unwrap();
+    }
+    let before = memory.records();
+    memory.truncate(2);
+    assert_eq!(write(&running.store, "d").await, Ok(5));
+    assert_eq!(memory.records()[..4], before);
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b", "c", "d"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_only_seemed_shorter_is_continued() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    for key in ["a", "b"] {
+        write(&running.store, key).await.unwrap();
+    }
+    let mut records = memory.records();
+    memory.truncate(1);
+    let store = Arc::clone(&running.store);
+    let waiting = tokio::spawn(async move { write(&store, "c").await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    records.drain(..1);
+    records.into_iter().for_each(|record| memory.push(record));
+    assert_eq!(waiting.await.unwrap(), Ok(4));
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    for key in ["a", "b"] {
+        write(&running.store, key).await.unwrap();
+    }
+    memory.truncate(1);
+    assert_eq!(write(&running.store, "c").await, Err(Refusal::Stopped));
+    let ended = running.writer.await.unwrap();
+    assert!(
+        matches!(
+            ended,
+            Err(WriterError::Lost {
+                last: 1,
+                acknowledged: 3,
+                revision: 3
+            })
+        ),
+        "{ended:?}"
+    );
+    let refused = open(&memory, &identity(2, 0)).await.map(|_| ());
+    assert!(
+        matches!(refused, Err(BootError::Behind { last: 1, known: 3 })),
+        "{refused:?}"
+    );
+}

@@ -1,0 +1,110 @@
+//! A log that ends before what was acknowledged, as after a power failure of a server that acknowledges before it has
+//! synced. What the writer remembers is stored again, byte for byte in its old place; when that is not possible, a
+//! snapshot of what was acknowledged keeps everyone from going on with the shorter log as if nothing had happened.
+
+use super::pipeline::ACK_LIMIT;
+use super::{Writer, WriterError};
+use crate::log::{Log, LogError};
+use crate::snapshot::Messages;
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// Bytes of records that are remembered.
+const REMEMBERED: usize = 16 << 20;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The newest records of the log, without a gap.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    records: VecDeque<Bytes>,
+    /// Sequence of the oldest one.
+    first: u64,
+    bytes: usize,
+}
+
+impl Recent {
+    pub(super) fn push(&mut self, sequence: u64, record: Bytes) {
+        if self.records.is_empty() {
+            self.first = sequence;
+        }
+        self.bytes += record.len();
+        self.records.push_back(record);
+        while self.bytes > REMEMBERED {
+            let Some(oldest) = self.records.pop_front() else { break };
+            self.bytes -= oldest.len();
+            self.first += 1;
+        }
+    }
+
+    fn get(&self, sequence: u64) -> Option<&Bytes> {
+        let at = sequence.checked_sub(self.first)?;
+        self.records.get(usize::try_from(at).ok()?)
+    }
+}
+
+impl<L: Log, M: Messages> Writer<L, M> {
+    /// Has the log hold again what was acknowledged, or ends the writer.
+    pub(super) async fn restore(&mut self) -> Result<(), WriterError> {
+        let acknowledged = self.session.sequence;
+        // A leader that was elected just now may not know its own end yet.
+        let deadline = Instant::now() + ACK_LIMIT;
+        let last = loop {
+            match self.log.info().await {
+                Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info.last,
+                Ok(info) if info.last < acknowledged => sleep(PAUSE).await,
+                // Whoever asked asks again.
+                Ok(_) | Err(_) => return Ok(()),
+            }
+        };
+        tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
+        match self.append_again(last).await {
+            Ok(true) => {
+                tracing::warn!(acknowledged, "They are stored again");
+                return Ok(());
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(error = %error, "They cannot be stored yet");
+                return Ok(());
+            }
+        }
+        self.store.end_lease();
+        self.upkeep.save(&self.store, &self.session).await;
+        Err(WriterError::Lost {
+            last,
+            acknowledged,
+            revision: self.store.revision(),
+        })
+    }
+
+    /// Stores the records behind `last` again. Answers `false` when they are not known, or others took their places.
+    async fn append_again(&mut self, last: u64) -> Result<bool, LogError> {
+        let Some(known) = self.recent.get(last) else {
+            return Ok(false);
+        };
+        if self.log.get(last).await?.as_ref() != Some(known) {
+            return Ok(false);
+        }
+        for sequence in last + 1..=self.session.sequence {
+            let Some(record) = self.recent.get(sequence).cloned() else {
+                return Ok(false);
+            };
+            self.token += 1;
+            self.log.publish(self.token, record.clone(), sequence - 1).await?;
+            let deadline = Instant::now() + ACK_LIMIT;
+            while let Ok(Some(ack)) = timeout_at(deadline, self.acks.recv()).await {
+                if ack.token == self.token {
+                    break;
+                }
+            }
+            match self.log.get(sequence).await? {
+                Some(found) if found == record => {}
+                Some(_) => return Ok(false),
+                None => return Err(LogError::Timeout),
+            }
+        }
+        Ok(true)
+    }
+}
