@@ -13,8 +13,8 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
 use futures::channel::mpsc;
-use futures::{SinkExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -24,12 +24,14 @@ use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
 use crate::metrics::OperatorMetrics;
+use crate::triggers::Triggers;
 
 /// Triggers that wait to be taken. When they are this many, watches wait too; controllers take them without delay, since
 /// they keep one entry for each object.
@@ -88,23 +90,12 @@ pub struct Triggered {
     pub tenants: mpsc::Receiver<ObjectRef<Tenant>>,
 }
 
-#[derive(Clone)]
-struct Triggers {
-    clusters: mpsc::Sender<ObjectRef<Cluster>>,
-    tenants: mpsc::Sender<ObjectRef<Tenant>>,
-    all_clusters: Store<Cluster>,
-}
-
 /// Starts all watches.
 pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMetrics) -> (Caches, Triggered) {
     let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
     let (cluster_store, cluster_writer) = reflector::store();
-    let triggers = Triggers {
-        clusters: cluster_sender,
-        tenants: tenant_sender,
-        all_clusters: cluster_store.clone(),
-    };
+    let triggers = Triggers::new(cluster_sender, tenant_sender, cluster_store.clone());
     let drain = supervisor.drain();
     let mut starter = Starter {
         client,
@@ -183,6 +174,7 @@ impl Starter<'_> {
             + Clone
             + Debug
             + DeserializeOwned
+            + Serialize
             + Send
             + Sync
             + 'static,
@@ -198,6 +190,7 @@ impl Starter<'_> {
             + Clone
             + Debug
             + DeserializeOwned
+            + Serialize
             + Send
             + Sync
             + 'static,
@@ -219,6 +212,7 @@ impl Starter<'_> {
             + Clone
             + Debug
             + DeserializeOwned
+            + Serialize
             + Send
             + Sync
             + 'static,
@@ -241,9 +235,8 @@ impl Starter<'_> {
                     next = stream.try_next() => next,
                 };
                 match next {
-                    Ok(Some(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object))) => {
-                        triggers.send(&object).await;
-                    }
+                    Ok(Some(Event::Apply(object) | Event::InitApply(object))) => triggers.send(&object, false).await,
+                    Ok(Some(Event::Delete(object))) => triggers.send(&object, true).await,
                     Ok(Some(Event::Init | Event::InitDone)) => {}
                     // The watcher starts again by itself after an error; it never ends.
                     Ok(None) => return Ok(()),
@@ -290,45 +283,6 @@ where
                 "object cannot be read and is left out"
             );
             None
-        }
-    }
-}
-
-impl Triggers {
-    /// Calls for the reconciliation of the Cluster and the Tenant that an object's labels name. If it names no Cluster, it
-    /// may matter to all of the Tenant's.
-    async fn send<K: Resource<DynamicType = ()>>(&mut self, object: &K) {
-        let meta = object.meta();
-        let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).cloned();
-        let (kind, name) = (K::kind(&()), meta.name.clone().unwrap_or_default());
-        let tenant = match kind.as_ref() {
-            "Cluster" => meta.namespace.clone(),
-            "Tenant" => Some(name.clone()),
-            _ => label(labels::TENANT),
-        };
-        let cluster = if kind == "Cluster" {
-            Some(name)
-        } else {
-            label(labels::CLUSTER)
-        };
-        let Some(tenant) = tenant else {
-            return;
-        };
-        if cluster.is_none() || kind == "Cluster" {
-            // An error means that the controller has ended, with the process soon to follow.
-            let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
-        }
-        let affected = match cluster {
-            Some(cluster) => vec![ObjectRef::new(&cluster).within(&tenant)],
-            None => self
-                .all_clusters
-                .state_filter(|cluster| cluster.metadata.namespace.as_deref() == Some(&tenant))
-                .iter()
-                .map(|cluster| ObjectRef::new(&cluster.name_any()).within(&tenant))
-                .collect(),
-        };
-        for cluster in affected {
-            let _ = self.clusters.send(cluster).await;
         }
     }
 }

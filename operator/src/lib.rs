@@ -24,6 +24,7 @@ pub mod quantity;
 pub mod run;
 pub mod tenant;
 pub mod tenant_api;
+mod triggers;
 
 pub use error::ReconcileError;
 pub use run::{Arguments, run};

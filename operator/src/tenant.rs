@@ -70,6 +70,10 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
         return Ok(());
     }
     bind(context, tenant).await?;
+    // Clusters are judged by what is known of the namespace: told of it, we come back.
+    if !owns_namespace(context, tenant) {
+        return Ok(());
+    }
     match account::ensure(context, tenant).await? {
         Some(secret) => {
             let secret = account::prune(context, secret).await?;

@@ -87,11 +87,16 @@ async fn remove(
         return Ok(Some("The ingress stops to send clients to the cluster."));
     }
     let stopping = remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
+    let lost = gate::plan_forced(&observed.pods, Timestamp::now());
+    // Until it has ended it needs its store: without it the API server waits for its whole grace period.
+    if lost.is_empty() && (stopping || !observed.pods.is_empty()) {
+        return Ok(Some("The control plane is being stopped."));
+    }
     // A pod on a machine that is lost may run on: from here on it writes nothing.
     revoke_user(context, identity, cluster.spec.deletion_policy).await?;
-    force_lost(context, observed).await?;
-    if stopping || !observed.pods.is_empty() {
-        return Ok(Some("The control plane is being stopped."));
+    if !lost.is_empty() {
+        force(context, &lost).await?;
+        return Ok(Some("What is left of the control plane is being taken away."));
     }
     let kept = identity.store_secret();
     let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
@@ -154,9 +159,9 @@ where
     Ok(!found.is_empty())
 }
 
-/// Takes away the pods that no kubelet has ended in time.
-async fn force_lost(context: &Context, observed: &Observed) -> Result<(), ReconcileError> {
-    for pod in gate::plan_forced(&observed.pods, Timestamp::now()) {
+/// Takes away pods that no kubelet has ended in time.
+async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
+    for pod in pods {
         let api = Api::<Pod>::namespaced(context.client.clone(), &pod.namespace().unwrap_or_default());
         let params = DeleteParams {
             grace_period_seconds: Some(0),

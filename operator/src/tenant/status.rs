@@ -69,7 +69,10 @@ fn plan_ready(outcome: &Outcome) -> State {
     match (&outcome.failure, &outcome.account) {
         (Some((reason, why)), _) => State::no(*reason, format!("{why}.")),
         (None, Some(_)) => State::yes(Reason::AsExpected, "Namespace, role and account are there."),
-        (None, None) => State::no(Reason::AccountPending, "The NATS account is being made."),
+        (None, None) => State::no(
+            Reason::AccountPending,
+            "The namespace and the NATS account are being made.",
+        ),
     }
 }
 

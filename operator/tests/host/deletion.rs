@@ -25,6 +25,11 @@ async fn make_pod(host: &Host, hosted: &str, id: &str) {
         .unwrap();
 }
 
+async fn is_revoked(host: &Host) -> bool {
+    let account = host.secret("yoke-system", "nats-account-demo").await.unwrap();
+    account.data.unwrap().keys().any(|key| key.starts_with("revoked.U"))
+}
+
 /// What there is of a Cluster that is being deleted, in the order in which it must go.
 async fn left(host: &Host, hosted: &str, id: &str) -> Vec<&'static str> {
     let selector = ListParams::default().labels(&format!("yoke.drzzl.io/id={id}"));
@@ -81,7 +86,7 @@ async fn cluster_goes_in_order_and_its_data_last() {
     ];
     assert_eq!(left(&host, &hosted, id.as_str()).await, order);
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    // While the pod lives nothing goes that it lives by, and its user is revoked already.
+    // While the pod lives nothing goes that it lives by.
     host.bring("a", "the control plane is being stopped", async || {
         host.stateful_set(&hosted).await.is_none()
     })
@@ -90,13 +95,7 @@ async fn cluster_goes_in_order_and_its_data_last() {
         host.reconcile("a").await.unwrap();
     }
     assert_eq!(left(&host, &hosted, id.as_str()).await, &order[2..]);
-    let account = host
-        .secret("yoke-system", "nats-account-demo")
-        .await
-        .unwrap()
-        .data
-        .unwrap();
-    assert!(account.keys().any(|key| key.starts_with("revoked.U")));
+    assert!(!is_revoked(&host).await);
     let now = DeleteParams::default().grace_period(0);
     host.api::<Pod>(&hosted).delete("control-plane-0", &now).await.unwrap();
     let seen = Mutex::new(Vec::new());
@@ -104,6 +103,11 @@ async fn cluster_goes_in_order_and_its_data_last() {
         let _ = host.reconcile("a").await;
         let left = left(&host, &hosted, id.as_str()).await;
         let gone = left.is_empty();
+        let has_user = left.contains(&"user");
+        assert!(
+            has_user || is_revoked(&host).await,
+            "a user is revoked before it is forgotten"
+        );
         // What is left is always the end of the order.
         assert_eq!(left, &order[order.len() - left.len()..]);
         if left.first() == Some(&"namespace") {

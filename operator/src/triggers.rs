@@ -1,0 +1,269 @@
+//! Whose reconciliation a change of an object calls for.
+//!
+//! An object that names its Cluster calls for that one. One that belongs to a Tenant only calls for the Tenant, and for its
+//! Clusters just if it says something else than before that they are held against: a Tenant may have hundreds of them.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use futures::SinkExt as _;
+use futures::channel::mpsc;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Resource, ResourceExt as _};
+use serde::Serialize;
+use serde_json::Value;
+use yoke_api::{Cluster, ConditionType, Tenant, labels};
+
+use crate::conditions;
+use crate::nats::account::REVOKED_PREFIX;
+
+/// Sends the calls of one watch.
+#[derive(Clone)]
+pub(crate) struct Triggers {
+    clusters: mpsc::Sender<ObjectRef<Cluster>>,
+    tenants: mpsc::Sender<ObjectRef<Tenant>>,
+    all_clusters: Store<Cluster>,
+    memory: Memory,
+}
+
+/// What objects that concern more than one Cluster said last.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    said: HashMap<(String, String), u64>,
+}
+
+/// Whom a change calls for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Calls {
+    tenant: bool,
+    cluster: Option<String>,
+    others: Others,
+}
+
+/// Which Clusters of the Tenant beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Others {
+    #[default]
+    None,
+    /// Those that are refused: there may be room for one now.
+    Refused,
+    All,
+}
+
+impl Triggers {
+    pub(crate) fn new(
+        clusters: mpsc::Sender<ObjectRef<Cluster>>,
+        tenants: mpsc::Sender<ObjectRef<Tenant>>,
+        all_clusters: Store<Cluster>,
+    ) -> Self {
+        Self {
+            clusters,
+            tenants,
+            all_clusters,
+            memory: Memory::default(),
+        }
+    }
+
+    /// Calls for those whom an object concerns that changed, or is gone.
+    pub(crate) async fn send<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) {
+        let meta = object.meta();
+        let tenant = match K::kind(&()).as_ref() {
+            "Cluster" => meta.namespace.clone(),
+            "Tenant" => meta.name.clone(),
+            _ => meta.labels.as_ref().and_then(|all| all.get(labels::TENANT)).cloned(),
+        };
+        let Some(tenant) = tenant else {
+            return;
+        };
+        let calls = self.memory.plan(object, gone);
+        if calls.tenant {
+            // An error means that the controller has ended, with the process soon to follow.
+            let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
+        }
+        let others = self.all_clusters.state_filter(|cluster| {
+            cluster.metadata.namespace.as_deref() == Some(&tenant)
+                && match calls.others {
+                    Others::None => false,
+                    Others::Refused => is_refused(cluster),
+                    Others::All => true,
+                }
+        });
+        let others = others.iter().map(|cluster| cluster.name_any());
+        for cluster in calls.cluster.into_iter().chain(others) {
+            let _ = self.clusters.send(ObjectRef::new(&cluster).within(&tenant)).await;
+        }
+    }
+}
+
+fn is_refused(cluster: &Cluster) -> bool {
+    let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
+    let accepted = conditions::find(conditions.unwrap_or_default(), ConditionType::Accepted);
+    accepted.is_some_and(|accepted| accepted.status == "False")
+}
+
+impl Memory {
+    fn plan<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) -> Calls {
+        let kind = K::kind(&());
+        let meta = object.meta();
+        if let Some(cluster) = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER)) {
+            return Calls {
+                cluster: Some(cluster.clone()),
+                ..Calls::default()
+            };
+        }
+        match kind.as_ref() {
+            "Cluster" => {
+                let (is_new, changed) =
+                    self.compare(object, gone, &["/metadata/generation", "/metadata/deletionTimestamp"]);
+                Calls {
+                    // Its status matters to nobody else.
+                    tenant: is_new || gone,
+                    cluster: meta.name.clone(),
+                    others: if changed { Others::Refused } else { Others::None },
+                }
+            }
+            "Tenant" => self.plan_shared(
+                object,
+                gone,
+                &["/metadata/generation", "/metadata/deletionTimestamp", "/status/account"],
+            ),
+            "Namespace" => self.plan_shared(object, gone, &["/metadata/annotations", "/metadata/deletionTimestamp"]),
+            "Secret" => self.plan_shared(object, gone, &["/data"]),
+            _ => Calls {
+                tenant: true,
+                ..Calls::default()
+            },
+        }
+    }
+
+    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &[&str]) -> Calls {
+        let (_, changed) = self.compare(object, gone, parts);
+        Calls {
+            tenant: true,
+            cluster: None,
+            others: if changed { Others::All } else { Others::None },
+        }
+    }
+
+    /// Whether an object was not known, and whether it says something else than before in these parts.
+    fn compare<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &[&str]) -> (bool, bool) {
+        let key = (object.namespace().unwrap_or_default(), object.name_any());
+        if gone {
+            self.said.remove(&key);
+            return (false, true);
+        }
+        let value = serde_json::to_value(object).unwrap_or_default();
+        let mut hasher = DefaultHasher::new();
+        object.uid().hash(&mut hasher);
+        for part in parts {
+            let mut part = value.pointer(part).cloned();
+            // Revocations come with each Cluster that goes and matter to none that stays.
+            if let Some(Value::Object(fields)) = &mut part {
+                fields.retain(|key, _| !key.starts_with(REVOKED_PREFIX));
+            }
+            part.unwrap_or_default().to_string().hash(&mut hasher);
+        }
+        let said = hasher.finish();
+        let before = self.said.insert(key, said);
+        (before.is_none(), before != Some(said))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{Pod, Secret};
+    use k8s_openapi::api::rbac::v1::Role;
+    use serde_json::json;
+
+    use super::*;
+
+    fn calls(tenant: bool, cluster: Option<&str>, others: Others) -> Calls {
+        Calls {
+            tenant,
+            cluster: cluster.map(str::to_owned),
+            others,
+        }
+    }
+
+    /// What a watch sees of one object in turn, and whom each sight calls for.
+    fn check<K>(rule: &str, memory: &mut Memory, value: Value, gone: bool, expected: &Calls)
+    where
+        K: Resource<DynamicType = ()> + Serialize + serde::de::DeserializeOwned,
+    {
+        let object: K = serde_json::from_value(value).unwrap();
+        assert_eq!(&memory.plan(&object, gone), expected, "{rule}");
+    }
+
+    #[test]
+    fn clusters_are_called_for_what_they_are_held_against() {
+        let mut memory = Memory::default();
+        let tenant = |generation: i64, clusters: i64, account: Option<&str>| {
+            json!({"metadata": {"name": "t", "uid": "1", "generation": generation}, "spec": {},
+                "status": {"clusters": clusters, "account": account}})
+        };
+        let (all, none) = (calls(true, None, Others::All), calls(true, None, Others::None));
+        for (rule, value, expected) in [
+            ("first sight", tenant(1, 0, None), &all),
+            ("its account", tenant(1, 0, Some("A")), &all),
+            ("a Cluster more", tenant(1, 1, Some("A")), &none),
+            ("another quota", tenant(2, 1, Some("A")), &all),
+            ("listed again", tenant(2, 1, Some("A")), &none),
+        ] {
+            check::<Tenant>(rule, &mut memory, value, false, expected);
+        }
+        check::<Tenant>("gone", &mut memory, tenant(2, 1, Some("A")), true, &all);
+    }
+
+    #[test]
+    fn keys_of_an_account_matter_and_revocations_do_not() {
+        let mut memory = Memory::default();
+        let secret = |data: Value| json!({"metadata": {"name": "nats-account-t", "uid": "1"}, "data": data});
+        for (rule, data, others) in [
+            ("made", json!({"account.seed": "QQ=="}), Others::All),
+            (
+                "revocation",
+                json!({"account.seed": "QQ==", "revoked.U": "QQ=="}),
+                Others::None,
+            ),
+            (
+                "another key",
+                json!({"account.seed": "Qg==", "revoked.U": "QQ=="}),
+                Others::All,
+            ),
+        ] {
+            check::<Secret>(rule, &mut memory, secret(data), false, &calls(true, None, others));
+        }
+        let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
+        check::<Role>("role", &mut memory, role, false, &calls(true, None, Others::None));
+    }
+
+    #[test]
+    fn a_cluster_calls_for_itself_and_for_those_that_wait_for_room() {
+        let mut memory = Memory::default();
+        let cluster = |generation: i64, phase: &str| {
+            json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "generation": generation}, "spec": {},
+                "status": {"phase": phase}})
+        };
+        for (rule, value, expected) in [
+            (
+                "made",
+                cluster(1, "Provisioning"),
+                calls(true, Some("a"), Others::Refused),
+            ),
+            ("status", cluster(1, "Running"), calls(false, Some("a"), Others::None)),
+            ("spec", cluster(2, "Running"), calls(false, Some("a"), Others::Refused)),
+        ] {
+            check::<Cluster>(rule, &mut memory, value, false, &expected);
+        }
+        let gone = calls(true, Some("a"), Others::Refused);
+        check::<Cluster>("gone", &mut memory, cluster(2, "Deleting"), true, &gone);
+        let pod = json!({"metadata": {"name": "p", "labels": {"yoke.drzzl.io/cluster": "a"}}});
+        check::<Pod>(
+            "its pod",
+            &mut memory,
+            pod,
+            false,
+            &calls(false, Some("a"), Others::None),
+        );
+    }
+}
