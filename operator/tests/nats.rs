@@ -229,8 +229,9 @@ async fn assert_subscriptions(server: &Server, client: &async_nats::Client, tena
         .unwrap();
     for (subject, sender, published, arrives) in [
         ("kine.bcdfghjk24.rpc.>", &peer, "kine.bcdfghjk24.rpc.hello", true),
-        ("_INBOX_bcdfghjk24.>", &peer, "_INBOX_bcdfghjk24.x", true),
-        ("_INBOX_bcdfghjk24.>", &neighbour, "_INBOX_bcdfghjk24.x", false),
+        // Not all of the inbox: the answer to the question below goes there too.
+        ("_INBOX_bcdfghjk24.x", &peer, "_INBOX_bcdfghjk24.x", true),
+        ("_INBOX_bcdfghjk24.x", &neighbour, "_INBOX_bcdfghjk24.x", false),
         (">", &neighbour, "kine.cdfghjkl24.rpc.hello", false),
         ("kine.cdfghjkl24.rpc.>", &neighbour, "kine.cdfghjkl24.rpc.hello", false),
         ("kine.bcdfghjk24.log", &peer, "kine.bcdfghjk24.log", false),
