@@ -114,6 +114,8 @@ reasons! {
     Updating,
     /// The object is being deleted.
     Deleting,
+    /// What belonged to a Cluster that went without the operator is being removed.
+    Orphaned,
     /// Clusters of the Tenant still exist.
     ClustersRemain,
     /// Waiting for certificates to be issued.

@@ -24,6 +24,11 @@ pub const OWNER_UID: &str = "yoke.drzzl.io/owner-uid";
 /// Annotation on a hosted namespace: `namespace/name` of the Cluster that owns it.
 pub const OWNER: &str = "yoke.drzzl.io/owner";
 
+/// Annotation on a hosted namespace: what becomes of the stored data if the Cluster goes without the operator.
+pub const DELETION_POLICY: &str = "yoke.drzzl.io/deletion-policy";
+/// The value of [`DELETION_POLICY`] by which the data goes too.
+pub const DELETION_POLICY_DELETE: &str = "Delete";
+
 /// Finalizer on Clusters: the operator removes what lies outside the Cluster's namespace first.
 pub const FINALIZER: &str = "yoke.drzzl.io/operator";
 

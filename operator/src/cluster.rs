@@ -17,6 +17,7 @@ mod incarnation;
 mod keep;
 mod kept;
 mod observe;
+pub mod orphans;
 mod patch;
 mod probe;
 pub mod status;

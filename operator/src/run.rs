@@ -104,9 +104,10 @@ async fn run_controllers(
         None => return Ok(()),
     }
     synced.set_ready();
+    let orphans = cluster::orphans::run(Arc::clone(&context), drain.clone());
     let clusters = run_clusters(Arc::clone(&context), triggered.clusters, drain.clone());
     let tenants = run_tenants(context, triggered.tenants, drain);
-    tokio::join!(clusters, tenants);
+    let (_, (), ()) = tokio::join!(orphans, clusters, tenants);
     Ok(())
 }
 

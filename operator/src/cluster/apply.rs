@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use yoke_api::{Cluster, Reason};
+use kube::{Api, ResourceExt as _};
+use yoke_api::{Cluster, Reason, labels};
 
 use super::build::{Blueprint, Materials, hosted, stateful_set};
 use super::gate::{self, ControlPlane, Template};
@@ -126,9 +126,10 @@ async fn ensure_namespace(
     blueprint: &Blueprint<'_>,
     observed: &Observed,
 ) -> Result<(), ReconcileError> {
-    let wanted = hosted::build_namespace(blueprint.identity);
+    let wanted = hosted::build_namespace(blueprint.identity, blueprint.spec.deletion_policy);
     if let Some(namespace) = observed.namespace.as_deref()
         && namespace.metadata.deletion_timestamp.is_none()
+        && is_annotated(namespace, &wanted)
         && namespace.metadata.labels
             == wanted
                 .metadata
@@ -159,6 +160,14 @@ async fn ensure_namespace(
         }
         None => Err(ReconcileError::Ending(name)),
     }
+}
+
+/// Whether a namespace has the annotations that it should, of which others may have added some.
+fn is_annotated(namespace: &Namespace, wanted: &Namespace) -> bool {
+    let policy = |namespace: &Namespace| namespace.annotations().get(labels::DELETION_POLICY).cloned();
+    let mut annotations = wanted.annotations().iter();
+    policy(namespace) == policy(wanted)
+        && annotations.all(|(key, value)| namespace.annotations().get(key) == Some(value))
 }
 
 /// The API server labels every namespace with its own name.

@@ -51,7 +51,7 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     if !owns(context, cluster, &identity, &observed) {
         return release(context, cluster, Some(&identity)).await;
     }
-    if let Some(waiting) = remove(context, cluster, &identity, &observed).await? {
+    if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed).await? {
         patch::write_deleting(context, cluster, waiting).await?;
         return Ok(Action::requeue(AGAIN));
     }
@@ -74,9 +74,9 @@ async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identit
 }
 
 /// Removes what there is, in order; says what is waited for, if anything.
-async fn remove(
+pub(super) async fn remove(
     context: &Context,
-    cluster: &Cluster,
+    policy: DeletionPolicy,
     identity: &Identity,
     observed: &Observed,
 ) -> Result<Option<&'static str>, ReconcileError> {
@@ -93,7 +93,7 @@ async fn remove(
         return Ok(Some("The control plane is being stopped."));
     }
     // A pod on a machine that is lost may run on: from here on it writes nothing.
-    revoke_user(context, identity, cluster.spec.deletion_policy).await?;
+    revoke_user(context, identity, policy).await?;
     if !lost.is_empty() {
         force(context, &lost).await?;
         return Ok(Some("What is left of the control plane is being taken away."));
@@ -127,7 +127,7 @@ async fn remove(
         }
         return Ok(Some("The namespace of the control plane is being removed."));
     }
-    remove_streams(context, cluster, identity).await?;
+    remove_streams(context, policy, identity).await?;
     Ok(None)
 }
 
@@ -225,8 +225,12 @@ struct Revocation {
     data: std::collections::BTreeMap<String, ByteString>,
 }
 
-async fn remove_streams(context: &Context, cluster: &Cluster, identity: &Identity) -> Result<(), ReconcileError> {
-    if cluster.spec.deletion_policy == DeletionPolicy::Retain {
+pub(super) async fn remove_streams(
+    context: &Context,
+    policy: DeletionPolicy,
+    identity: &Identity,
+) -> Result<(), ReconcileError> {
+    if policy == DeletionPolicy::Retain {
         return Ok(());
     }
     let Some(keys) = find_keys(context, identity).await? else {

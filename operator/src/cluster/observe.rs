@@ -34,17 +34,21 @@ pub(super) struct Observed {
 }
 
 pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
-    let hosted = identity.hosted().to_string();
-    let id = identity.id.as_str();
-    let set = caches
-        .stateful_sets
-        .get(&ObjectRef::new(stateful_set::NAME).within(&hosted));
-    let status = set.as_deref().and_then(|set| set.status.as_ref());
+    let mut observed = observe_identity(caches, identity);
+    let status = observed.stateful_set.as_deref().and_then(|set| set.status.as_ref());
     let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
     let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
+    observed.is_trusted =
+        status.and_then(|status| status.ready_replicas) == Some(1) && ready.is_some_and(|ready| ready.status == "True");
+    observed
+}
+
+/// What there is of an identity, whether or not a Cluster has it.
+pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed {
+    let hosted = identity.hosted().to_string();
+    let id = identity.id.as_str();
     Observed {
-        is_trusted: status.and_then(|status| status.ready_replicas) == Some(1)
-            && ready.is_some_and(|ready| ready.status == "True"),
+        is_trusted: false,
         namespace: caches.namespaces.get(&ObjectRef::new(&hosted)),
         stateful_set: caches
             .stateful_sets

@@ -1,12 +1,14 @@
 //! In what order a Cluster and a Tenant go, and what they leave to others.
 
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use yoke_api::Tenant;
+use yoke_operator::cluster::orphans::Orphans;
 
 use crate::harness::{Host, PKI, TENANT};
 
@@ -191,4 +193,37 @@ async fn refused_tenant_loses_the_subjects_that_it_loses() {
         ("False", "HostnameNotAllowed")
     );
     assert_eq!(bound().await, ["ann"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_cluster_left_is_collected_after_a_while() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let id = id.as_str();
+    host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
+        .await;
+    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
+    host.until("the watch knows that the Cluster is gone", async || {
+        host.context.caches.clusters.state().is_empty()
+    })
+    .await;
+    let mut orphans = Orphans::default();
+    let now = Instant::now();
+    let before = left(&host, &hosted, id).await;
+    assert_eq!(
+        before,
+        ["ingress", "control plane", "keys", "user", "namespace", "streams"]
+    );
+    orphans.sweep(&host.context, now).await;
+    orphans.sweep(&host.context, now + Duration::from_secs(599)).await;
+    assert_eq!(left(&host, &hosted, id).await, before, "a Cluster may be restored");
+    let orphans = tokio::sync::Mutex::new(orphans);
+    host.until("all is gone, the data too", async || {
+        let later = now + Duration::from_secs(601);
+        orphans.lock().await.sweep(&host.context, later).await;
+        host.finalize(&hosted).await;
+        left(&host, &hosted, id).await.is_empty()
+    })
+    .await;
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
+use yoke_api::cluster::DeletionPolicy;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP};
@@ -19,15 +20,19 @@ use crate::config::Config;
 /// Name of the ConfigMap with kube-apiserver's files.
 pub(super) const API_SERVER_FILES: &str = "kube-apiserver";
 
-/// The hosted namespace. It holds pods of the strictest kind only.
-pub fn build_namespace(identity: &Identity) -> Namespace {
+/// The hosted namespace. It holds pods of the strictest kind only, and tells what is to become of the data.
+pub fn build_namespace(identity: &Identity, policy: DeletionPolicy) -> Namespace {
+    let mut annotations = identity.owner_annotations();
+    if policy == DeletionPolicy::Delete {
+        annotations.insert(labels::DELETION_POLICY.into(), labels::DELETION_POLICY_DELETE.into());
+    }
     let mut labels = identity.labels(component::CONTROL_PLANE);
     labels.insert("pod-security.kubernetes.io/enforce".into(), "restricted".into());
     Namespace {
         metadata: ObjectMeta {
             name: Some(identity.hosted().to_string()),
             labels: Some(labels),
-            annotations: Some(identity.owner_annotations()),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         },
         ..Namespace::default()

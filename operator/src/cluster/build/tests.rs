@@ -67,7 +67,11 @@ fn objects_are_those_of_the_golden_files() {
             &hosted::build_network_policy(&identity, &config),
         );
         compare(&case, "service", &hosted::build_service(&identity));
-        compare(&case, "namespace", &hosted::build_namespace(&identity));
+        compare(
+            &case,
+            "namespace",
+            &hosted::build_namespace(&identity, cluster.spec.deletion_policy),
+        );
         compare(&case, "configmap", &hosted::build_api_server_files(&blueprint));
     }
 }

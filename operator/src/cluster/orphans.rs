@@ -1,0 +1,168 @@
+//! Removes what belonged to a Cluster whose object went without the operator: its finalizer was taken away by hand.
+//!
+//! What is collected has the operator's own labels, and no Cluster has had its identity for a while; the host API is asked
+//! once more before anything goes. It goes in the order of every deletion. Streams go only if the hosted namespace says
+//! that they should: where nobody knows any more, data stays.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::api::ListParams;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
+use yoke_api::cluster::DeletionPolicy;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::{Cluster, ClusterId, Reason, labels};
+use yoke_runtime::Drain;
+
+use super::identity::Identity;
+use super::{delete, observe};
+use crate::context::Context;
+use crate::error::ReconcileError;
+use crate::events::Notice;
+
+/// Pace of looking.
+const EVERY: Duration = Duration::from_secs(30);
+/// How long no Cluster may have an identity before what has it is removed: a Cluster that is restored needs it.
+const ABSENT: Duration = Duration::from_secs(600);
+
+/// What was seen without its Cluster, and since when.
+#[derive(Debug, Default)]
+pub struct Orphans {
+    since: HashMap<ClusterId, (Instant, bool)>,
+}
+
+/// Looks for orphans until the process ends.
+pub async fn run(context: Arc<Context>, drain: Drain) -> Result<(), std::convert::Infallible> {
+    let mut orphans = Orphans::default();
+    while drain.until_started(tokio::time::sleep(EVERY)).await.is_some() {
+        if drain
+            .until_started(orphans.sweep(&context, Instant::now()))
+            .await
+            .is_none()
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl Orphans {
+    /// Goes one step with everything that has been without its Cluster for long enough.
+    pub async fn sweep(&mut self, context: &Context, now: Instant) {
+        let found = find(context);
+        self.since.retain(|id, _| found.contains_key(id));
+        for (id, identity) in found {
+            let (since, told) = *self.since.entry(id.clone()).or_insert((now, false));
+            if now.duration_since(since) < ABSENT {
+                continue;
+            }
+            match is_gone(context, &identity).await {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    tracing::warn!(cluster = %id, error = %crate::chain(&error), "Clusters cannot be asked for");
+                    continue;
+                }
+            }
+            if !told {
+                tell(context, &identity).await;
+                self.since.insert(id.clone(), (since, true));
+            }
+            if let Err(error) = Box::pin(collect(context, &identity)).await {
+                tracing::warn!(cluster = %id, error = %crate::chain(&error), "what a Cluster left cannot be removed");
+            }
+        }
+    }
+}
+
+/// Identities of hosted namespaces and kept Secrets that no Cluster has.
+fn find(context: &Context) -> BTreeMap<ClusterId, Identity> {
+    let mut found = BTreeMap::new();
+    let mut see = |meta: &kube::api::ObjectMeta| {
+        let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key)).cloned();
+        let id = label(labels::ID).and_then(|id| id.parse::<ClusterId>().ok());
+        if let (Some(id), Some(tenant), Some(cluster)) = (id, label(labels::TENANT), label(labels::CLUSTER)) {
+            let uid = meta
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(labels::OWNER_UID))
+                .cloned();
+            found.entry(id.clone()).or_insert_with(|| Identity {
+                public_name: id.public_name(&cluster, &context.config.base_domain),
+                id,
+                tenant,
+                cluster,
+                uid: uid.unwrap_or_default(),
+            });
+        }
+    };
+    for namespace in context.caches.namespaces.state() {
+        let hosted = namespace
+            .labels()
+            .get(labels::ID)
+            .and_then(|id| id.parse::<ClusterId>().ok());
+        if hosted.is_some_and(|id| id.hosted_namespace().as_str() == namespace.name_any()) {
+            see(&namespace.metadata);
+        }
+    }
+    for secret in context.caches.secrets.state() {
+        if secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE) {
+            see(&secret.metadata);
+        }
+    }
+    for cluster in context.caches.clusters.state() {
+        if let Some(id) = cluster.id() {
+            found.remove(&id);
+        }
+    }
+    found
+}
+
+/// Whether no Cluster has the identity now; the watch may have missed one.
+async fn is_gone(context: &Context, identity: &Identity) -> Result<bool, ReconcileError> {
+    let asking = ReconcileError::host("Clusters of an identity");
+    let labelled = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
+    let others = Api::<Cluster>::all(context.client.clone());
+    let named = Api::<Cluster>::namespaced(context.client.clone(), &identity.tenant);
+    let (others, named) = tokio::try_join!(others.list(&labelled), named.get_opt(&identity.cluster)).map_err(asking)?;
+    Ok(others.items.is_empty() && named.is_none_or(|cluster| cluster.id().is_some_and(|id| id != identity.id)))
+}
+
+async fn tell(context: &Context, identity: &Identity) {
+    let (tenant, cluster) = (&identity.tenant, &identity.cluster);
+    tracing::warn!(cluster = %identity.id, namespace = tenant, name = cluster, "Cluster went by hand; what it left is removed");
+    if let Some(owner) = context.caches.tenants.get(&ObjectRef::new(tenant)) {
+        let notice = Notice {
+            warning: true,
+            action: "Collect",
+            reason: Reason::Orphaned,
+            note: format!(
+                "Cluster {cluster} ({}) went without the operator; what it left is removed.",
+                identity.id
+            ),
+        };
+        context.events.publish(owner.as_ref(), &[notice]).await;
+    }
+}
+
+async fn collect(context: &Context, identity: &Identity) -> Result<(), ReconcileError> {
+    let observed = observe::observe_identity(&context.caches, identity);
+    let annotations = observed.namespace.as_deref().map(|namespace| namespace.annotations());
+    let policy = match annotations
+        .and_then(|all| all.get(labels::DELETION_POLICY))
+        .map(String::as_str)
+    {
+        Some(labels::DELETION_POLICY_DELETE) => DeletionPolicy::Delete,
+        _ => DeletionPolicy::Retain,
+    };
+    // The namespace says what becomes of the streams, so they go before it.
+    if observed.stateful_set.is_none() && observed.pods.is_empty() {
+        delete::remove_streams(context, policy, identity).await?;
+    }
+    if delete::remove(context, policy, identity, &observed).await?.is_none() {
+        context.forget(&identity.id);
+    }
+    Ok(())
+}
