@@ -46,6 +46,8 @@ struct Inner {
     largest: Option<usize>,
     at_info: Event,
     faults: VecDeque<Option<Fault>>,
+    /// Acks that are kept back; `None` while none are.
+    held: Option<Vec<(mpsc::Sender<Ack>, Ack)>>,
     connected: bool,
 }
 
@@ -88,6 +90,19 @@ impl Memory {
     /// Where the snapshots of this log are.
     pub(crate) fn messages(&self) -> MemoryMessages {
         self.messages.clone()
+    }
+
+    /// Keeps acks back from here on.
+    pub(crate) fn hold_acks(&self) {
+        self.lock().held = Some(Vec::new());
+    }
+
+    /// Hands out what was kept back.
+    pub(crate) async fn release_acks(&self) {
+        let held = self.lock().held.take();
+        for (sender, ack) in held.unwrap_or_default() {
+            let _ = sender.send(ack).await;
+        }
     }
 
     /// What happens to the next records, in order.
@@ -217,10 +232,12 @@ impl Log for MemoryLog {
                 }
             }
         };
-        self.acks
-            .send(Ack { token, outcome })
-            .await
-            .map_err(|_| LogError::Disconnected)
+        let ack = Ack { token, outcome };
+        if let Some(held) = &mut self.memory.lock().held {
+            held.push((self.acks.clone(), ack));
+            return Ok(());
+        }
+        self.acks.send(ack).await.map_err(|_| LogError::Disconnected)
     }
 
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {

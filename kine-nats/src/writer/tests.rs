@@ -1,6 +1,7 @@
 //! The writer on a log that loses records and acks, and against other writers.
 
 mod doubt;
+mod simulator;
 mod space;
 mod takeover;
 
@@ -61,6 +62,23 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
 
 async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
     let (log, acks, replica, sent) = open(memory, &identity).await.unwrap();
+    let (store, writer) = launch(Arc::new(log), acks, snapshots(memory), replica, sent, cadence);
+    let (stop, stopped) = watch::channel(false);
+    Running {
+        store,
+        writer: tokio::spawn(writer.run(stopped)),
+        stop,
+    }
+}
+
+fn launch<L: Log>(
+    log: Arc<L>,
+    acks: mpsc::Receiver<Ack>,
+    snapshots: Snapshots<MemoryMessages, L>,
+    replica: Replica,
+    sent: Duration,
+    cadence: Cadence,
+) -> (Arc<Store>, Writer<L, MemoryMessages>) {
     let (queue, requests) = mpsc::channel(4096);
     let Replica {
         session,
@@ -78,35 +96,20 @@ async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Ru
     ));
     store.extend_lease(sent + LEASE_USED);
     let unsaved = Unsaved {
-        bytes: 0,
-        records: 0,
-        changed: false,
         since: clock::now(),
-        urgent: false,
+        ..Unsaved::default()
     };
-    let log = Arc::new(log);
-    let upkeep = Upkeep::new(
-        (Arc::clone(&log), info),
-        snapshots(memory),
-        &store.read(),
-        cadence,
-        unsaved,
-    );
+    let upkeep = Upkeep::new((Arc::clone(&log), info), snapshots, &store.read(), cadence, unsaved);
     let writer = Writer::new(Parts {
         log,
         acks,
         queue: requests,
         store: Arc::clone(&store),
-        incarnation: identity.incarnation,
+        incarnation: session.incarnation,
         session,
         upkeep,
     });
-    let (stop, stopped) = watch::channel(false);
-    Running {
-        store,
-        writer: tokio::spawn(writer.run(stopped)),
-        stop,
-    }
+    (store, writer)
 }
 
 fn put(key: &str) -> Command {

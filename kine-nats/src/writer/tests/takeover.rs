@@ -82,3 +82,28 @@ async fn a_log_with_a_hole_is_an_error_soon() {
     let refused = load(&memory).await.unwrap_err();
     assert!(matches!(refused, BootError::NoSnapshot { first: 3 }), "{refused:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arrive() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    let mut tasks = JoinSet::new();
+    let mut in_flight = Vec::new();
+    for round in 0..6 {
+        let before = memory.records().len();
+        memory.hold_acks();
+        for number in 0..6 {
+            let store = Arc::clone(&running.store);
+            tasks.spawn(async move { write(&store, &format!("{round}-{number}")).await.unwrap() });
+            // Each is a record of its own if it may be.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        in_flight.push(memory.records().len() - before);
+        memory.release_acks().await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Each round ends with one more record, of all that waited.
+    assert_eq!(in_flight, [1, 1, PIPELINE, PIPELINE, PIPELINE, PIPELINE]);
+    tasks.join_all().await;
+    running.stop().await;
+}
