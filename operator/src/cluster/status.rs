@@ -322,7 +322,9 @@ fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Timestamp) ->
         history.truncate(HISTORY_LENGTH);
     }
     let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
+    // What was not brought up to date this time may be the pod of the version before.
     if current
+        && outcome.published
         && outcome.inside.is_ok()
         && let Some(latest) = history.first_mut()
         && latest.completed.is_none()

@@ -3,6 +3,7 @@
 // The lint spares tests, and not what they are helped by.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
+mod answers;
 mod deletion;
 mod harness;
 mod issuer;
@@ -12,3 +13,4 @@ mod starts;
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]
 mod support;
+mod tenant_api;

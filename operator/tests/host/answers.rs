@@ -1,0 +1,116 @@
+//! What a status says of a control plane's API.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::controller::Action;
+use yoke_api::cluster::Phase;
+
+use crate::harness::{Host, TENANT, condition};
+use crate::tenant_api::TenantServer;
+
+/// A control plane's pod as the kubelet tells of it when it runs.
+async fn run_pod(host: &Host, name: &str) {
+    let hosted = host.hosted(name).await;
+    let id = host.cluster(name).await.id().unwrap();
+    let template = host.stateful_set(&hosted).await.unwrap().spec.unwrap().template;
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "control-plane-0", "annotations": template.metadata.unwrap().annotations, "labels": {
+            "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": TENANT, "yoke.drzzl.io/cluster": name,
+            "yoke.drzzl.io/component": "control-plane", "app.kubernetes.io/managed-by": "yoke-operator"}},
+        "spec": {"containers": [{"name": "kube-apiserver", "image": "a"}]},
+    }))
+    .unwrap();
+    let pods = host.api::<Pod>(&hosted);
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let now = k8s_openapi::jiff::Timestamp::now().to_string();
+    let status = serde_json::json!({"status": {"phase": "Running", "containerStatuses": [{
+        "name": "kube-apiserver", "image": "a", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {"startedAt": now}}}]}});
+    let params = PatchParams::default();
+    pods.patch_status("control-plane-0", &params, &Patch::Merge(status))
+        .await
+        .unwrap();
+    let status = serde_json::json!({"status": {"replicas": 1, "readyReplicas": 1}});
+    let sets = host.api::<StatefulSet>(&hosted);
+    sets.patch_status("control-plane", &params, &Patch::Merge(status))
+        .await
+        .unwrap();
+}
+
+async fn ready(host: &Host) -> String {
+    condition(&host.cluster("a").await, "Ready")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    let server = TenantServer::start(&host, "a").await;
+    run_pod(&host, "a").await;
+    host.bring("a", "the controllers are waited for", async || {
+        ready(&host).await == "False/ControllersPending"
+    })
+    .await;
+    server.behaviour.lock().unwrap().has_account = true;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(server.behaviour.lock().unwrap().writes, 4);
+
+    // An operator that has just started believes its predecessor for moments, and looks again at once.
+    drop(server);
+    host.restart_operator().await;
+    let action = host.reconcile("a").await.unwrap();
+    assert_eq!(ready(&host).await, "True/AsExpected");
+    assert_eq!(action, Action::requeue(Duration::from_millis(200)));
+
+    // Asleep is said when no pod is left.
+    host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
+        .await;
+    let phase = async || host.cluster("a").await.status.unwrap().phase;
+    host.bring("a", "the pod is to end", async || {
+        ready(&host).await == "False/AsleepByRequest"
+    })
+    .await;
+    assert_eq!(phase().await, Some(Phase::Updating));
+    let pods = host.api::<Pod>(&host.hosted("a").await);
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("control-plane-0", &now).await.unwrap();
+    host.bring("a", "it is asleep", async || phase().await == Some(Phase::Asleep))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webhooks_of_a_tenant_cost_the_operator_little() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    let server = TenantServer::start(&host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    // What is as it should be is not written, so a webhook that hangs takes nothing from a cluster that works.
+    server.behaviour.lock().unwrap().hangs = true;
+    host.restart_operator().await;
+    host.reconcile("a").await.unwrap();
+    assert_eq!(ready(&host).await, "True/AsExpected");
+    assert_eq!(server.behaviour.lock().unwrap().writes, 4);
+    // What must be written is waited for within a limit, and not again and again.
+    server.behaviour.lock().unwrap().objects.clear();
+    host.restart_operator().await;
+    host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))
+        .await;
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let began = Instant::now();
+        host.reconcile("a").await.unwrap();
+        times.push(began.elapsed());
+    }
+    assert!(times.iter().all(|time| *time < Duration::from_secs(6)), "{times:?}");
+    assert!(
+        times[2] < Duration::from_secs(1),
+        "the third look is put off: {times:?}"
+    );
+}

@@ -1,0 +1,159 @@
+//! A tenant's API as far as the operator asks it, at the address of the control plane's Service, with the certificate that
+//! was issued for it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::api::core::v1::Service;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufStream};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use crate::harness::{Host, PKI};
+
+/// How the API behaves, and what was asked of it.
+#[derive(Default)]
+pub(crate) struct Behaviour {
+    /// Whether the controller manager has made the first ServiceAccount.
+    pub(crate) has_account: bool,
+    /// Whether writes wait for a webhook that never answers.
+    pub(crate) hangs: bool,
+    /// What was written, by path.
+    pub(crate) objects: BTreeMap<String, String>,
+    /// Number of writes.
+    pub(crate) writes: usize,
+    /// Number of requests.
+    pub(crate) requests: usize,
+}
+
+/// The API; dropped, it listens no more.
+pub(crate) struct TenantServer {
+    pub(crate) behaviour: Arc<Mutex<Behaviour>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for TenantServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl TenantServer {
+    /// Listens where the Service of a Cluster says.
+    pub(crate) async fn start(host: &Host, cluster: &str) -> Self {
+        let hosted = host.hosted(cluster).await;
+        let service = host.api::<Service>(&hosted).get(cluster).await.unwrap();
+        let address = service.spec.unwrap().cluster_ip.unwrap();
+        let id = host.cluster(cluster).await.id().unwrap();
+        let issued = host
+            .secret(PKI, &format!("{id}-apiserver"))
+            .await
+            .unwrap()
+            .data
+            .unwrap();
+        let chain = CertificateDer::pem_slice_iter(&issued["tls.crt"].0).map(Result::unwrap);
+        let key = PrivateKeyDer::from_pem_slice(&issued["tls.key"].0).unwrap();
+        let config = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(chain.collect(), key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind(format!("{address}:6443")).await.unwrap();
+        let behaviour = Arc::new(Mutex::new(Behaviour::default()));
+        let shared = Arc::clone(&behaviour);
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, behaviour) = (acceptor.clone(), Arc::clone(&shared));
+                connections.spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        let _ = serve(BufStream::new(stream), &behaviour).await;
+                    }
+                });
+            }
+        });
+        Self { behaviour, task }
+    }
+}
+
+async fn serve<S>(mut stream: BufStream<S>, behaviour: &Mutex<Behaviour>) -> std::io::Result<()>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    loop {
+        let (mut first, mut length) = (String::new(), 0);
+        if stream.read_line(&mut first).await? == 0 {
+            return Ok(());
+        }
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).await?;
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).await?;
+        let mut words = first.split_whitespace();
+        let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let path = target.split('?').next().unwrap_or_default();
+        let Some((status, answer)) = answer(method, path, body, behaviour) else {
+            return std::future::pending().await;
+        };
+        let head = format!(
+            "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            answer.len()
+        );
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(answer.as_bytes()).await?;
+        stream.flush().await?;
+    }
+}
+
+/// `None`: never.
+fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>) -> Option<(u16, String)> {
+    let mut behaviour = behaviour.lock().unwrap();
+    behaviour.requests += 1;
+    let missing = || {
+        let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "not found", "reason": "NotFound", "code": 404});
+        (404, status.to_string())
+    };
+    let meta = |kind: &str, rest: serde_json::Value| {
+        let mut object = serde_json::json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+        object
+            .as_object_mut()
+            .unwrap()
+            .extend(rest.as_object().unwrap().clone());
+        (200, object.to_string())
+    };
+    Some(match (method, path) {
+        ("PATCH", _) => {
+            behaviour.writes += 1;
+            if behaviour.hangs {
+                return None;
+            }
+            let text = String::from_utf8(body).unwrap();
+            behaviour.objects.insert(path.to_owned(), text.clone());
+            (200, text)
+        }
+        (_, "/readyz") => (200, "ok".into()),
+        (_, "/api/v1/namespaces/default/serviceaccounts/default") if behaviour.has_account => meta(
+            "PartialObjectMetadata",
+            serde_json::json!({"metadata": {"name": "default", "namespace": "default"}}),
+        ),
+        (_, "/api/v1/nodes") => meta(
+            "PartialObjectMetadataList",
+            serde_json::json!({"metadata": {}, "items": []}),
+        ),
+        _ => behaviour
+            .objects
+            .get(path)
+            .map_or_else(missing, |text| (200, text.clone())),
+    })
+}
