@@ -1,11 +1,11 @@
 //! Snapshots: the state at a sequence of the log, in chunks with a manifest that is written last and read back.
 //!
-//! A snapshot holds, for each key, the newest version below the compact revision, then every change since, in order: what
+//! A snapshot holds the leases and, for each key, the newest version below the compact revision, then every change since, in order: what
 //! the history holds survives a restart, so that watches resume where they were.
 //!
 //! ```text
 //! kine.<id>.snap.c.<sequence>.<writer>   chunk, chunk, chunk, …   (all of one snapshot under one subject)
-//! kine.<id>.snap.m                       manifest: session, revisions, leases, where its chunks are, their digest
+//! kine.<id>.snap.m                       manifest: session, revisions, where its chunks are, their digest
 //! ```
 
 mod chunk;
@@ -13,7 +13,7 @@ mod chunk;
 pub(crate) mod memory;
 mod stream;
 
-use crate::codec::CodecError;
+use crate::codec::{CodecError, Operation};
 use crate::log::LogError;
 use crate::mvcc::{Item, Mvcc};
 use crate::session::Session;
@@ -26,7 +26,8 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 pub(crate) use stream::Snapshots;
 
-const FORMAT: u32 = 1;
+/// 1 had the leases in the manifest.
+const FORMAT: u32 = 2;
 
 /// Why a snapshot cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +127,7 @@ pub(crate) struct Manifest {
     after_void: bool,
     revision: i64,
     compacted: i64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     leases: Vec<(i64, i64)>,
     pub(crate) chunks: u32,
     /// Sequence of the first chunk in the snapshot stream.
@@ -180,7 +182,7 @@ impl Manifest {
             after_void,
             revision: pin.revision,
             compacted: pin.compacted,
-            leases: pin.leases.clone(),
+            leases: Vec::new(),
             chunks,
             first,
             digest,
@@ -204,15 +206,15 @@ impl Manifest {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let (body, _) = crate::codec::unseal(bytes)?;
         let manifest: Self = serde_json::from_slice(body).map_err(SnapshotError::Manifest)?;
-        if manifest.format == FORMAT {
+        if (1..=FORMAT).contains(&manifest.format) {
             Ok(manifest)
         } else {
             Err(SnapshotError::Format(manifest.format))
         }
     }
 
-    /// An empty state into which the chunks are loaded.
-    pub(crate) fn begin(&self, now: Duration) -> Snapshot {
+    /// An empty state into which the chunks are loaded. The time of leases begins with the next writer.
+    pub(crate) fn begin(&self) -> Snapshot {
         let session = Session {
             sequence: self.sequence,
             cluster: self.cluster,
@@ -226,22 +228,31 @@ impl Manifest {
         };
         let mut state = State::new(Mvcc::restored(self.revision, self.compacted));
         for (id, ttl) in &self.leases {
-            state.leases.grant(*id, *ttl, now);
+            state.leases.grant(*id, *ttl, Duration::ZERO);
         }
         Snapshot { session, state }
     }
 }
 
 impl Snapshot {
-    /// Takes a version from a chunk.
-    pub(crate) fn load(&mut self, section: Section, item: Item) {
-        let (key, lease) = (bytes::Bytes::copy_from_slice(item.key()), item.lease);
-        let before = self.state.mvcc.latest(&key).map_or(0, |item| item.lease);
-        match section {
-            Section::Base => self.state.mvcc.load(item),
-            Section::History => {
-                self.state.mvcc.replay(item);
+    /// Takes what a chunk holds.
+    pub(crate) fn load(&mut self, chunk: Chunk) {
+        for operation in chunk.operations {
+            match operation {
+                Operation::Grant { id, ttl } => self.state.leases.grant(id, ttl, Duration::ZERO),
+                Operation::Change(item) => self.load_item(chunk.section, item),
+                _ => {}
             }
+        }
+    }
+
+    fn load_item(&mut self, section: Section, item: Item) {
+        let (key, lease) = (Bytes::copy_from_slice(item.key()), item.lease);
+        let before = self.state.mvcc.latest(&key).map_or(0, |item| item.lease);
+        if section == Section::Base {
+            self.state.mvcc.load(item);
+        } else {
+            self.state.mvcc.replay(item);
         }
         self.state.leases.attach(&key, before, lease);
     }

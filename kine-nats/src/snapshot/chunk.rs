@@ -1,7 +1,6 @@
 //! The chunks of a snapshot: encoded versions in the form of a record's operations.
 
 use crate::codec::{CodecError, Operation, Operations, Reader, decode_operations, operation_bytes, seal, unseal};
-use crate::mvcc::Item;
 use crate::snapshot::Pin;
 use crate::state::State;
 use bytes::Bytes;
@@ -20,6 +19,8 @@ pub(crate) enum Section {
     Base,
     /// Changes since the compact revision, in order.
     History,
+    /// Leases; they come first, because keys hang on them.
+    Leases,
 }
 
 /// A chunk that was read.
@@ -27,7 +28,7 @@ pub(crate) enum Section {
 pub(crate) struct Chunk {
     pub(crate) number: u32,
     pub(crate) section: Section,
-    pub(crate) items: Vec<Item>,
+    pub(crate) operations: Vec<Operation>,
     pub(crate) hash: u64,
 }
 
@@ -42,20 +43,22 @@ impl Chunk {
         let section = match reader.u32()? {
             0 => Section::Base,
             1 => Section::History,
+            2 => Section::Leases,
             _ => return Err(CodecError::Magic),
         };
         let count = reader.u32()?;
-        let items = decode_operations(reader.0, count)?
-            .into_iter()
-            .map(|operation| match operation {
-                Operation::Change(item) => Ok(item),
-                _ => Err(CodecError::Operation(0)),
-            })
-            .collect::<Result<_, _>>()?;
+        let operations = decode_operations(reader.0, count)?;
+        let belongs = |operation: &Operation| match section {
+            Section::Leases => matches!(operation, Operation::Grant { .. }),
+            Section::Base | Section::History => matches!(operation, Operation::Change(_)),
+        };
+        if !operations.iter().all(belongs) {
+            return Err(CodecError::Operation(0));
+        }
         Ok(Self {
             number,
             section,
-            items,
+            operations,
             hash,
         })
     }
@@ -78,6 +81,7 @@ fn encode(number: u32, section: Section, operations: &Operations) -> (Bytes, u64
 #[derive(Debug)]
 pub(crate) struct Chunks<'a> {
     state: &'a RwLock<State>,
+    leases: &'a [(i64, i64)],
     revision: i64,
     floor: i64,
     place: Place,
@@ -87,6 +91,8 @@ pub(crate) struct Chunks<'a> {
 
 #[derive(Debug)]
 enum Place {
+    /// How many leases are done.
+    Leases(usize),
     Base(Bytes),
     /// The next change: its revision, and how many of that revision are done.
     History(i64, usize),
@@ -94,12 +100,13 @@ enum Place {
 }
 
 impl<'a> Chunks<'a> {
-    pub(crate) fn new(state: &'a RwLock<State>, pin: &Pin) -> Self {
+    pub(crate) fn new(state: &'a RwLock<State>, pin: &'a Pin) -> Self {
         Self {
             state,
+            leases: &pin.leases,
             revision: pin.revision,
             floor: pin.compacted,
-            place: Place::Base(Bytes::from_static(&[0])),
+            place: Place::Leases(0),
             number: 0,
             buffered: Operations::default(),
         }
@@ -117,6 +124,19 @@ impl<'a> Chunks<'a> {
         self.number += 1;
         self.buffered = Operations::default();
         Some(chunk)
+    }
+
+    fn fill_leases(&mut self, done: usize) -> Option<(Bytes, u64)> {
+        let page = self.leases.iter().skip(done).take(PAGE);
+        let begin = self.buffered.count();
+        page.for_each(|(id, ttl)| self.buffered.grant(*id, *ttl));
+        let done = done + (self.buffered.count() - begin) as usize;
+        self.place = if done < self.leases.len() {
+            Place::Leases(done)
+        } else {
+            Place::Base(Bytes::from_static(&[0]))
+        };
+        self.cut(Section::Leases)
     }
 
     fn fill_base(&mut self, from: &Bytes) -> Option<(Bytes, u64)> {
@@ -185,6 +205,7 @@ impl Iterator for Chunks<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let chunk = match std::mem::replace(&mut self.place, Place::End) {
+                Place::Leases(done) => self.fill_leases(done),
                 Place::Base(from) => self.fill_base(&from),
                 Place::History(revision, done) => self.fill_history(revision, done),
                 Place::End => return None,

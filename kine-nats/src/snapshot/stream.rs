@@ -2,7 +2,6 @@
 
 use super::chunk::Chunks;
 use super::{Chunk, Manifest, Messages, Pin, Snapshot, SnapshotError, Written};
-use crate::clock;
 use crate::log::Log;
 use crate::session::Session;
 use crate::state::State;
@@ -127,7 +126,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
-        let mut snapshot = manifest.begin(clock::now());
+        let mut snapshot = manifest.begin();
         let subject = self.chunks(&manifest.name);
         let (mut next, mut number) = (manifest.first, 0);
         let mut digest = Xxh3::new();
@@ -142,10 +141,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
                     return Err(SnapshotError::Incomplete);
                 }
                 digest.update(&chunk.hash.to_le_bytes());
-                chunk
-                    .items
-                    .into_iter()
-                    .for_each(|item| snapshot.load(chunk.section, item));
+                snapshot.load(chunk);
                 next = sequence + 1;
                 number += 1;
             }

@@ -30,14 +30,11 @@ fn filled() -> RwLock<State> {
 }
 
 fn load(manifest: &Manifest, chunks: &[Bytes]) -> State {
-    let mut snapshot = manifest.begin(Duration::ZERO);
+    let mut snapshot = manifest.begin();
     for (number, bytes) in chunks.iter().enumerate() {
         let chunk = Chunk::decode(bytes).unwrap();
         assert_eq!(chunk.number as usize, number);
-        chunk
-            .items
-            .into_iter()
-            .for_each(|item| snapshot.load(chunk.section, item));
+        snapshot.load(chunk);
     }
     snapshot.finish().state
 }
@@ -99,7 +96,7 @@ fn what_was_pinned_comes_back_although_the_store_went_on() {
         },
     );
     let manifest = Manifest::decode(&manifest.encode().unwrap()).unwrap();
-    assert_eq!(manifest.begin(Duration::ZERO).session, pin.session);
+    assert_eq!(manifest.begin().session, pin.session);
     let copy = load(&manifest, &chunks);
     let changes: Vec<_> = copy
         .mvcc
@@ -139,4 +136,25 @@ fn every_flipped_byte_is_found() {
         bad[at] ^= 0x10;
         assert!(Manifest::decode(&bad).is_err(), "byte {at}");
     }
+}
+
+#[test]
+fn any_number_of_leases_fits() {
+    let mut state = State::new(Mvcc::new());
+    for id in 1..=100_000 {
+        state.leases.grant(id << 40, 60, Duration::ZERO);
+    }
+    state.mvcc.advance();
+    state.put(b"a", b"1", 5 << 40);
+    state.mvcc.publish(2);
+    let before = state.leases.terms();
+    let store = RwLock::new(state);
+    let pin = Pin::new(&store, Session::default(), before.clone());
+    let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
+    let manifest = Manifest::new(&pin, Written::default());
+    let longest = chunks.iter().map(Bytes::len).max();
+    assert!(longest < Some(1 << 20) && manifest.encode().unwrap().len() < 1000);
+    let copy = load(&manifest, &chunks);
+    assert_eq!(copy.leases.terms(), before);
+    assert_eq!(copy.leases.get(5 << 40).unwrap().keys.len(), 1);
 }
