@@ -1,10 +1,10 @@
 //! Evaluates a request against the head of the store: decides, changes the store, writes down the operations for the log
 //! and makes the answer. A refused request changes nothing.
 
+mod leases;
 mod limits;
 
 use crate::codec::Operations;
-use crate::lease::{LONGEST, Leases};
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
@@ -23,9 +23,18 @@ pub(crate) enum Command {
     DeleteRange(pb::DeleteRangeRequest),
     Txn(pb::TxnRequest),
     Compact(i64),
-    Grant { id: i64, ttl: i64 },
+    Grant {
+        id: i64,
+        ttl: i64,
+    },
     Revoke(i64),
     KeepAlive(i64),
+    /// Goes through the writer so that nothing is told that is not stored.
+    TimeToLive {
+        id: i64,
+        keys: bool,
+    },
+    Leases,
 }
 
 /// Its answer; headers hold only the revision.
@@ -38,6 +47,8 @@ pub(crate) enum Answer {
     Grant(pb::LeaseGrantResponse),
     Revoke(pb::LeaseRevokeResponse),
     KeepAlive(pb::LeaseKeepAliveResponse),
+    TimeToLive(pb::LeaseTimeToLiveResponse),
+    Leases(pb::LeaseLeasesResponse),
 }
 
 /// What an evaluation works on.
@@ -78,15 +89,9 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
         Command::Compact(revision) => step.compact(*revision).map(Answer::Compact),
         Command::Grant { id, ttl } => step.grant(*id, *ttl).map(Answer::Grant),
         Command::Revoke(id) => step.revoke(*id).map(Answer::Revoke),
-        Command::KeepAlive(id) => {
-            let now = step.evaluation.now;
-            let ttl = step.evaluation.state.leases.renew(*id, now).unwrap_or(0);
-            Ok(Answer::KeepAlive(pb::LeaseKeepAliveResponse {
-                header: step.header(),
-                id: *id,
-                ttl,
-            }))
-        }
+        Command::KeepAlive(id) => Ok(Answer::KeepAlive(step.keep_alive(*id))),
+        Command::TimeToLive { id, keys } => Ok(Answer::TimeToLive(step.time_to_live(*id, *keys))),
+        Command::Leases => Ok(Answer::Leases(step.leases())),
     }
 }
 
@@ -291,39 +296,6 @@ impl Step<'_, '_> {
         state.compacting = revision;
         self.evaluation.operations.compact(revision);
         Ok(pb::CompactionResponse { header: self.header() })
-    }
-
-    fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, Refusal> {
-        let Evaluation {
-            state, operations, now, ..
-        } = &mut *self.evaluation;
-        if ttl > LONGEST {
-            return Err(Refusal::LeaseTtlTooLarge);
-        }
-        if state.leases.get(id).is_some() {
-            return Err(Refusal::LeaseExists);
-        }
-        let ttl = Leases::granted_ttl(ttl);
-        state.leases.grant(id, ttl, *now);
-        operations.grant(id, ttl);
-        Ok(pb::LeaseGrantResponse {
-            header: self.header(),
-            id,
-            ttl,
-            error: String::new(),
-        })
-    }
-
-    fn revoke(&mut self, id: i64) -> Result<pb::LeaseRevokeResponse, Refusal> {
-        let lease = self.evaluation.state.leases.get(id).ok_or(Refusal::LeaseNotFound)?;
-        let revision = if lease.keys.is_empty() {
-            0
-        } else {
-            self.write_revision()
-        };
-        self.evaluation.state.revoke(id);
-        self.evaluation.operations.revoke(id, revision);
-        Ok(pb::LeaseRevokeResponse { header: self.header() })
     }
 }
 

@@ -1,7 +1,6 @@
 //! Leases.
 
 use super::{Node, mismatch, stamp};
-use crate::clock;
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
 use crate::txn::{Answer, Command};
@@ -65,31 +64,13 @@ impl Lease for Node {
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         let pb::LeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        let read = |state: &crate::state::State| {
-            let header = Some(store.header(state.mvcc.visible()));
-            let Some(lease) = state.leases.get(id) else {
-                return pb::LeaseTimeToLiveResponse {
-                    header,
-                    id,
-                    ttl: -1,
-                    ..Default::default()
-                };
-            };
-            let left = lease.ends.saturating_sub(clock::now()).as_secs();
-            let keys = if keys {
-                lease.keys.iter().cloned().collect()
-            } else {
-                Vec::new()
-            };
-            pb::LeaseTimeToLiveResponse {
-                header,
-                id,
-                ttl: left.cast_signed(),
-                granted_ttl: lease.ttl,
-                keys,
+        match store.submit(Command::TimeToLive { id, keys }).await? {
+            Answer::TimeToLive(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
             }
-        };
-        Ok(Response::new(store.read_latest(read).await?))
+            _ => Err(mismatch()),
+        }
     }
 
     async fn lease_leases(
@@ -97,11 +78,13 @@ impl Lease for Node {
         request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let read = |state: &crate::state::State| pb::LeaseLeasesResponse {
-            header: Some(store.header(state.mvcc.visible())),
-            leases: state.leases.iter().map(|(id, _)| pb::LeaseStatus { id }).collect(),
-        };
-        Ok(Response::new(store.read_latest(read).await?))
+        match store.submit(Command::Leases).await? {
+            Answer::Leases(mut answer) => {
+                stamp(&store, &mut answer.header);
+                Ok(Response::new(answer))
+            }
+            _ => Err(mismatch()),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod limits;
 
 use super::*;
+use crate::lease::LONGEST;
 use crate::mvcc::Mvcc;
 use prost::Message;
 

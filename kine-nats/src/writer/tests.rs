@@ -1,6 +1,7 @@
 //! The writer on a log that loses records and acks, and against other writers.
 
 mod doubt;
+mod leases;
 mod simulator;
 mod space;
 mod takeover;
@@ -353,31 +354,4 @@ async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_beg
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let refused = open(&memory, &identity(3, 4)).await;
     assert!(matches!(refused, Err(BootError::Superseded { theirs: 5, ours: 4 })));
-}
-
-#[tokio::test(start_paused = true)]
-async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
-    for key in ["b", "a"] {
-        let request = pb::PutRequest {
-            key: Bytes::from_static(key.as_bytes()),
-            lease: 7,
-            ..Default::default()
-        };
-        running.store.submit(Command::Put(request)).await.unwrap();
-    }
-    running.stop().await;
-    let running = start(&memory, identity(2, 0)).await;
-    assert_eq!(running.store.revision(), 3);
-    let begun = Instant::now();
-    while running.store.revision() == 3 {
-        assert!(begun.elapsed() < Duration::from_secs(5));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
-    assert_eq!(running.store.revision(), 4, "all keys of a lease go at one revision");
-    running.stop().await;
-    assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
 }

@@ -1,0 +1,71 @@
+//! Leases: their ends, and what is told of them.
+
+use super::*;
+use crate::grpc::Node;
+use pb::lease_server::Lease;
+use tonic::Request;
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_not_stored_yet_is_not_told_of() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    let (_sender, receiver) = watch::channel(Some(Arc::clone(&running.store)));
+    let node = Node::new(receiver, Duration::from_secs(60), Vec::new());
+    write(&running.store, "a").await.unwrap();
+    memory.hold_acks();
+    let store = Arc::clone(&running.store);
+    let granting = tokio::spawn(async move { store.submit(Command::Grant { id: 7, ttl: 60 }).await });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let soon = Duration::from_millis(500);
+    let early = tokio::time::timeout(soon, node.lease_leases(Request::new(pb::LeaseLeasesRequest {}))).await;
+    assert!(early.is_err(), "{early:?}");
+    let one = pb::LeaseTimeToLiveRequest { id: 7, keys: true };
+    let early = tokio::time::timeout(soon, node.lease_time_to_live(Request::new(one))).await;
+    assert!(early.is_err(), "{early:?}");
+    memory.release_acks().await;
+    granting.await.unwrap().unwrap();
+    let answer = node
+        .lease_leases(Request::new(pb::LeaseLeasesRequest {}))
+        .await
+        .unwrap();
+    assert_eq!(answer.into_inner().leases, [pb::LeaseStatus { id: 7 }]);
+    let answer = node.lease_time_to_live(Request::new(one)).await.unwrap().into_inner();
+    assert_eq!((answer.granted_ttl, answer.header.unwrap().revision), (60, 2));
+    let none = pb::LeaseTimeToLiveRequest { id: 8, keys: true };
+    assert_eq!(
+        node.lease_time_to_live(Request::new(none))
+            .await
+            .unwrap()
+            .into_inner()
+            .ttl,
+        -1
+    );
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
+    for key in ["b", "a"] {
+        let request = pb::PutRequest {
+            key: Bytes::from_static(key.as_bytes()),
+            lease: 7,
+            ..Default::default()
+        };
+        running.store.submit(Command::Put(request)).await.unwrap();
+    }
+    running.stop().await;
+    let running = start(&memory, identity(2, 0)).await;
+    assert_eq!(running.store.revision(), 3);
+    let begun = Instant::now();
+    while running.store.revision() == 3 {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert_eq!(running.store.revision(), 4, "all keys of a lease go at one revision");
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
+}
