@@ -9,9 +9,9 @@ use crate::refusal::Refusal;
 use crate::state::State;
 use crate::txn::{Answer, Command};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// How long a request may wait for the log; etcd's own limit.
@@ -19,11 +19,17 @@ pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
 /// Without a lease for this long there is no leader.
 const LEADER_LOST: Duration = Duration::from_secs(3);
 
+/// Bytes of the requests that wait for the writer; more wait with their clients.
+const QUEUE_BYTES: usize = 64 << 20;
+const UNIT: usize = 1024;
+
 /// A request on its way to the writer.
 #[derive(Debug)]
 pub(crate) struct Queued {
     pub(crate) command: Command,
     pub(crate) reply: oneshot::Sender<Result<Answer, Refusal>>,
+    /// Its share of what may wait.
+    pub(crate) room: OwnedSemaphorePermit,
 }
 
 /// One store, as its writer keeps it.
@@ -45,6 +51,8 @@ pub(crate) struct Store {
     full: AtomicBool,
     stopping: AtomicBool,
     queue: mpsc::Sender<Queued>,
+    /// What is left of the bytes that may wait, in units of [`UNIT`].
+    room: Arc<Semaphore>,
 }
 
 impl Store {
@@ -71,6 +79,7 @@ impl Store {
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             queue,
+            room: Arc::new(Semaphore::new(QUEUE_BYTES / UNIT)),
         }
     }
 
@@ -197,15 +206,24 @@ impl Store {
         }
     }
 
+    /// Bytes of the requests that wait for the writer.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        QUEUE_BYTES - self.room.available_permits() * UNIT
+    }
+
     /// Has the writer do a request.
     pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
         if self.is_stopping() {
             return Err(Refusal::Stopped);
         }
         let (reply, answer) = oneshot::channel();
+        let share = u32::try_from(command.bytes() / UNIT + 1).map_err(|_| Refusal::TooLarge)?;
         let work = async {
+            let room = Arc::clone(&self.room).acquire_many_owned(share).await;
+            let room = room.map_err(|_| Refusal::Stopped)?;
             self.queue
-                .send(Queued { command, reply })
+                .send(Queued { command, reply, room })
                 .await
                 .map_err(|_| Refusal::Stopped)?;
             answer.await.map_err(|_| Refusal::Stopped)?
@@ -222,7 +240,6 @@ fn nanoseconds(time: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::mvcc::Mvcc;
-    use std::sync::Arc;
 
     fn store() -> Store {
         Store::new(

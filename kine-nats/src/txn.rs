@@ -14,6 +14,7 @@ use bytes::Bytes;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::response_op::Response;
+use prost::Message;
 use std::time::Duration;
 
 /// A request that goes through the writer.
@@ -35,6 +36,18 @@ pub(crate) enum Command {
         keys: bool,
     },
     Leases,
+}
+
+impl Command {
+    /// About how large it is.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Put(request) => request.encoded_len(),
+            Self::DeleteRange(request) => request.encoded_len(),
+            Self::Txn(request) => request.encoded_len(),
+            _ => 0,
+        }
+    }
 }
 
 /// Its answer; headers hold only the revision.
@@ -79,6 +92,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
             let path = step.compare(request);
             step.check(&path)?;
             step.check_size(step.path_size(&path))?;
+            step.check_reads(&path)?;
             if path.puts() {
                 step.check_space()?;
             }

@@ -12,6 +12,9 @@ use std::collections::BTreeSet;
 pub(crate) const MAX_REQUEST: usize = 3 * 512 * 1024;
 /// etcd's longest transaction.
 const MAX_OPERATIONS: usize = 128;
+/// Comparisons and operations of a transaction with all that is nested in it. etcd bounds the length of each path only;
+/// here a request is done while nobody else reads.
+const MAX_TOTAL: usize = 1024;
 
 /// Checks the size of a request that writes.
 pub(crate) fn check_size(request: &impl Message) -> Result<(), Refusal> {
@@ -57,19 +60,20 @@ pub(crate) fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> 
 
 /// Checks a transaction with all that is nested in it.
 pub(crate) fn check_txn(request: &TxnRequest) -> Result<(), Refusal> {
-    check_operations(request, MAX_OPERATIONS)?;
+    check_operations(request, MAX_OPERATIONS, &mut 0)?;
     check_intervals(&request.success)?;
     check_intervals(&request.failure)?;
     Ok(())
 }
 
-fn check_operations(request: &TxnRequest, most: usize) -> Result<(), Refusal> {
+fn check_operations(request: &TxnRequest, most: usize, total: &mut usize) -> Result<(), Refusal> {
     let longest = request
         .compare
         .len()
         .max(request.success.len())
         .max(request.failure.len());
-    if longest > most {
+    *total += request.compare.len() + request.success.len() + request.failure.len();
+    if longest > most || *total > MAX_TOTAL {
         return Err(Refusal::TooManyOps);
     }
     if request.compare.iter().any(|compare| compare.key.is_empty()) {
@@ -80,7 +84,7 @@ fn check_operations(request: &TxnRequest, most: usize) -> Result<(), Refusal> {
             Some(Request::RequestRange(request)) => check_range(request)?,
             Some(Request::RequestPut(request)) => check_put(request)?,
             Some(Request::RequestDeleteRange(request)) => check_delete(request)?,
-            Some(Request::RequestTxn(request)) => check_operations(request, most - longest)?,
+            Some(Request::RequestTxn(request)) => check_operations(request, most - longest, total)?,
             None => return Err(Refusal::KeyNotFound),
         }
     }
@@ -247,6 +251,19 @@ mod tests {
                     (0..127)
                         .map(|n| put(&n.to_string()))
                         .chain([nested(vec![put("x")], vec![])])
+                        .collect(),
+                    vec![],
+                ),
+                Err(Refusal::TooManyOps),
+            ),
+            (
+                "nesting multiplies",
+                txn(
+                    (0..64)
+                        .map(|outer| {
+                            let inner = (0..64).map(|n| put(&format!("{outer}-{n}")));
+                            nested(inner.collect(), vec![])
+                        })
                         .collect(),
                     vec![],
                 ),

@@ -288,7 +288,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         {
             let mut state = self.store.write();
             let now = clock::now();
-            while let Some(Queued { command, reply }) = next {
+            while let Some(Queued { command, reply, room }) = next {
                 // Nobody waits for the answer any more; nothing was done yet.
                 if !reply.is_closed() {
                     let mut evaluation = Evaluation {
@@ -299,6 +299,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     };
                     replies.push((reply, evaluate(&mut evaluation, &command)));
                 }
+                drop((command, room));
                 let more = operations.len() < BATCH_BYTES && replies.len() < BATCH_REQUESTS;
                 next = if more { self.queue.try_recv().ok() } else { None };
             }

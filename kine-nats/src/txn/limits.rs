@@ -9,6 +9,8 @@ use crate::validate::MAX_REQUEST;
 /// Most bytes that one request may add to a record: its own, the numbers of its operations, and values that it keeps.
 /// With what else a record holds it stays below the 2 MiB that every server takes.
 const MAX_WRITTEN: usize = MAX_REQUEST + 64 * 1024;
+/// Most keys that the ranges of one transaction may go over.
+const MAX_READ: i64 = 100_000;
 /// Bytes of an operation besides its key and value.
 const OPERATION: usize = 64;
 
@@ -39,5 +41,30 @@ impl Step<'_, '_> {
             PathStep::Nested(path) => self.path_size(path),
         };
         path.steps.iter().map(size).sum()
+    }
+
+    pub(super) fn check_reads(&self, path: &Path<'_>) -> Result<(), Refusal> {
+        if self.reads(path) > MAX_READ {
+            Err(Refusal::TooLarge)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn reads(&self, path: &Path<'_>) -> i64 {
+        let mvcc = &self.evaluation.state.mvcc;
+        let count = |step: &PathStep<'_>| match step {
+            PathStep::Single(Request::RequestRange(request)) if !request.range_end.is_empty() => {
+                let at = if request.revision > 0 {
+                    request.revision
+                } else {
+                    mvcc.head()
+                };
+                mvcc.count(&request.key, &request.range_end, at)
+            }
+            PathStep::Single(_) => 0,
+            PathStep::Nested(path) => self.reads(path),
+        };
+        path.steps.iter().map(count).sum()
     }
 }

@@ -5,7 +5,6 @@ mod limits;
 use super::*;
 use crate::lease::LONGEST;
 use crate::mvcc::Mvcc;
-use prost::Message;
 
 struct Bench {
     state: State,

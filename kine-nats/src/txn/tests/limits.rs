@@ -47,3 +47,26 @@ fn the_largest_request_fits() {
     bench.put("a", &value);
     assert!(bench.run(Command::Put(kept("a"))).is_ok());
 }
+
+#[test]
+fn a_transaction_does_not_read_the_whole_store_over_and_over() {
+    let mut bench = Bench::new();
+    for number in 0..2000 {
+        bench.put(&format!("/a/{number}"), "");
+    }
+    let read = |ranges: usize, revision: i64| {
+        let range = pb::RangeRequest {
+            key: text("/a/"),
+            range_end: text("/a0"),
+            revision,
+            ..Default::default()
+        };
+        Command::Txn(pb::TxnRequest {
+            success: vec![op(Request::RequestRange(range)); ranges],
+            ..Default::default()
+        })
+    };
+    bench.run(read(50, 0)).unwrap();
+    assert_eq!(bench.run(read(51, 0)).err(), Some(Refusal::TooLarge));
+    assert!(bench.run(read(51, 3)).is_ok(), "what is read counts, not what is there");
+}

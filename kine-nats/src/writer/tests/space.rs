@@ -104,3 +104,23 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
     assert!(!store.is_full() && memory.bytes() < 10_000, "{}", memory.bytes());
     running.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_the_writer_is_limited_in_bytes() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    memory.set_connected(false);
+    let mut tasks = JoinSet::new();
+    for number in 0..100 {
+        let store = Arc::clone(&running.store);
+        tasks.spawn(async move { store.submit(put_bytes(&number.to_string(), 1 << 20)).await });
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let waiting = running.store.waiting();
+    assert!(waiting <= 64 << 20, "{waiting}");
+    memory.set_connected(true);
+    assert!(tasks.join_all().await.into_iter().all(|answer| answer.is_ok()));
+    assert_eq!(running.store.waiting(), 0);
+    running.stop().await;
+}
