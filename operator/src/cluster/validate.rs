@@ -1,12 +1,14 @@
 //! Whether a Cluster's spec can be carried out on this host. Pure: everything that it is held against comes in.
 
+mod arguments;
+
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use yoke_api::cluster::{Cluster, ExtraArg, PkiSpec};
+use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
-use yoke_api::{KubernetesVersion, Reason, Tenant, extra_args};
+use yoke_api::{KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
@@ -69,7 +71,7 @@ pub fn validate<'c>(
     let (version, catalogue) = check_version(cluster, around)?;
     let class = check_class(cluster, tenant, around.config)?;
     check_network(cluster, around.config)?;
-    check_arguments(cluster)?;
+    arguments::check(cluster)?;
     let quota = check_quota(cluster, tenant, around)?;
     check_extra_names(cluster, tenant, around)?;
     let facts = build_facts(cluster, identity, tenant)?;
@@ -261,67 +263,6 @@ fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
         return refuse(
             Reason::NetworkNotOffered,
             "The ranges of Pods and of Services share addresses.",
-        );
-    }
-    Ok(())
-}
-
-fn check_arguments(cluster: &Cluster) -> Result<(), Refusal> {
-    let given = &cluster.spec.extra_args;
-    for (component, arguments, allowed) in [
-        ("kube-apiserver", &given.api_server, extra_args::API_SERVER),
-        (
-            "kube-controller-manager",
-            &given.controller_manager,
-            extra_args::CONTROLLER_MANAGER,
-        ),
-        ("kube-scheduler", &given.scheduler, extra_args::SCHEDULER),
-    ] {
-        if let Some(argument) = arguments
-            .iter()
-            .find(|argument| !allowed.contains(&argument.name.as_str()))
-        {
-            return refuse(
-                Reason::ArgumentNotAllowed,
-                format!(
-                    "Argument --{} of {component} is not one that a tenant may set; there are: {}.",
-                    argument.name,
-                    allowed.join(", ")
-                ),
-            );
-        }
-    }
-    check_oidc(&given.api_server)
-}
-
-/// The arguments become one part of a file, which the API server refuses to start with if it is not whole.
-fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
-    let value = |name: &str| {
-        arguments
-            .iter()
-            .find(|argument| argument.name == name)
-            .map(|argument| argument.value.as_str())
-    };
-    if !arguments.iter().any(|argument| argument.name.starts_with("oidc-")) {
-        return Ok(());
-    }
-    let issuer = value("oidc-issuer-url").unwrap_or_default();
-    if !issuer.starts_with("https://") || issuer.contains(['?', '#', '@']) {
-        return refuse(
-            Reason::ArgumentNotAllowed,
-            "Argument --oidc-issuer-url is needed, and is an https URL without query, fragment and user.",
-        );
-    }
-    if value("oidc-client-id").unwrap_or_default().is_empty() {
-        return refuse(Reason::ArgumentNotAllowed, "Argument --oidc-client-id is needed.");
-    }
-    let claims = arguments
-        .iter()
-        .filter(|argument| argument.name == "oidc-required-claim");
-    if claims.clone().any(|claim| !claim.value.contains('=')) {
-        return refuse(
-            Reason::ArgumentNotAllowed,
-            "Argument --oidc-required-claim has the form name=value.",
         );
     }
     Ok(())

@@ -1,0 +1,67 @@
+//! Whether a tenant may set the arguments that it asks for. Pure.
+
+use yoke_api::cluster::{Cluster, ExtraArg};
+use yoke_api::{Reason, extra_args};
+
+use super::{Refusal, refuse};
+
+pub(super) fn check(cluster: &Cluster) -> Result<(), Refusal> {
+    let given = &cluster.spec.extra_args;
+    for (component, arguments, allowed) in [
+        ("kube-apiserver", &given.api_server, extra_args::API_SERVER),
+        (
+            "kube-controller-manager",
+            &given.controller_manager,
+            extra_args::CONTROLLER_MANAGER,
+        ),
+        ("kube-scheduler", &given.scheduler, extra_args::SCHEDULER),
+    ] {
+        if let Some(argument) = arguments
+            .iter()
+            .find(|argument| !allowed.contains(&argument.name.as_str()))
+        {
+            return refuse(
+                Reason::ArgumentNotAllowed,
+                format!(
+                    "Argument --{} of {component} is not one that a tenant may set; there are: {}.",
+                    argument.name,
+                    allowed.join(", ")
+                ),
+            );
+        }
+    }
+    check_oidc(&given.api_server)
+}
+
+/// The arguments become one part of a file, which the API server refuses to start with if it is not whole.
+fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
+    let value = |name: &str| {
+        arguments
+            .iter()
+            .find(|argument| argument.name == name)
+            .map(|argument| argument.value.as_str())
+    };
+    if !arguments.iter().any(|argument| argument.name.starts_with("oidc-")) {
+        return Ok(());
+    }
+    let issuer = value("oidc-issuer-url").unwrap_or_default();
+    if !issuer.starts_with("https://") || issuer.contains(['?', '#', '@']) {
+        return refuse(
+            Reason::ArgumentNotAllowed,
+            "Argument --oidc-issuer-url is needed, and is an https URL without query, fragment and user.",
+        );
+    }
+    if value("oidc-client-id").unwrap_or_default().is_empty() {
+        return refuse(Reason::ArgumentNotAllowed, "Argument --oidc-client-id is needed.");
+    }
+    let claims = arguments
+        .iter()
+        .filter(|argument| argument.name == "oidc-required-claim");
+    if claims.clone().any(|claim| !claim.value.contains('=')) {
+        return refuse(
+            Reason::ArgumentNotAllowed,
+            "Argument --oidc-required-claim has the form name=value.",
+        );
+    }
+    Ok(())
+}

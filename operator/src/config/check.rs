@@ -1,0 +1,155 @@
+//! Whether a configuration can be used, as a whole. Pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use yoke_api::KubernetesVersion;
+
+use super::{Config, ConfigError};
+use crate::network::Cidr;
+
+impl Config {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        check_domain("baseDomain", &self.base_domain)?;
+        self.check_ingress()?;
+        self.check_nats()?;
+        self.check_versions()?;
+        self.check_classes()?;
+        check_filled("kineNatsImage", &self.kine_nats_image)?;
+        check(
+            ["Always", "IfNotPresent", "Never"].contains(&self.image_pull_policy.as_str()),
+            "imagePullPolicy",
+            || "is one of Always, IfNotPresent, Never".into(),
+        )?;
+        check(!self.service_cidrs.is_empty(), "serviceCIDRs", || {
+            "at least one is needed".into()
+        })?;
+        for (index, cidr) in self.service_cidrs.iter().enumerate() {
+            check_cidr(&format!("serviceCIDRs[{index}]"), cidr)?;
+        }
+        check(!self.cluster_domains.is_empty(), "clusterDomains", || {
+            "at least one is needed".into()
+        })?;
+        for (index, domain) in self.cluster_domains.iter().enumerate() {
+            check_domain(&format!("clusterDomains[{index}]"), domain)?;
+        }
+        check(self.run_as_user > 0, "runAsUser", || "must not be root".into())
+    }
+
+    fn check_ingress(&self) -> Result<(), ConfigError> {
+        check_filled("ingress.address", &self.ingress.address)?;
+        if self.ingress.address.parse::<IpAddr>().is_err() {
+            check_domain("ingress.address", &self.ingress.address)?;
+        }
+        check(self.ingress.port != 0, "ingress.port", || "must not be 0".into())?;
+        check(!self.ingress.pods.is_empty(), "ingress.pods", || {
+            "without one, nobody may connect to a control plane".into()
+        })?;
+        for (index, pods) in self.ingress.pods.iter().enumerate() {
+            check_filled(&format!("ingress.pods[{index}].namespace"), &pods.namespace)?;
+            check(
+                !pods.labels.is_empty(),
+                &format!("ingress.pods[{index}].labels"),
+                || "an empty selector would admit every pod of the namespace".into(),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn check_nats(&self) -> Result<(), ConfigError> {
+        let nats = &self.nats;
+        check(!nats.urls.is_empty(), "nats.urls", || "at least one is needed".into())?;
+        for (index, url) in nats.urls.iter().enumerate() {
+            let field = format!("nats.urls[{index}]");
+            let host = url.strip_prefix("tls://").and_then(|rest| rest.rsplit_once(':'));
+            let Some((host, port)) = host else {
+                return Err(wrong(&field, format!("{url:?} is not tls://host:port")));
+            };
+            check(port.parse() == Ok(nats.port), &field, || {
+                format!("its port is not nats.port ({})", nats.port)
+            })?;
+            let literal = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+            check(literal || nats.host_aliases.contains_key(host), &field, || {
+                format!("control planes have no DNS: give {host:?} an address in nats.hostAliases")
+            })?;
+        }
+        check(!nats.cidrs.is_empty(), "nats.cidrs", || "at least one is needed".into())?;
+        for (index, cidr) in nats.cidrs.iter().enumerate() {
+            check_cidr(&format!("nats.cidrs[{index}]"), cidr)?;
+        }
+        Ok(())
+    }
+
+    fn check_versions(&self) -> Result<(), ConfigError> {
+        let mut seen = BTreeSet::new();
+        for (index, entry) in self.versions.iter().enumerate() {
+            let field = format!("versions[{index}].version");
+            let version: KubernetesVersion = entry
+                .version
+                .parse()
+                .map_err(|error| wrong(&field, format!("{error}")))?;
+            check(seen.insert(version), &field, || format!("{version} is there twice"))?;
+            check_filled(&format!("versions[{index}].images.apiServer"), &entry.images.api_server)?;
+            check_filled(
+                &format!("versions[{index}].images.controllerManager"),
+                &entry.images.controller_manager,
+            )?;
+            check_filled(&format!("versions[{index}].images.scheduler"), &entry.images.scheduler)?;
+        }
+        check(self.find_default_version().is_some(), "defaultVersion", || {
+            "name one version of the catalogue".into()
+        })
+    }
+
+    fn check_classes(&self) -> Result<(), ConfigError> {
+        let mut seen = BTreeSet::new();
+        for (index, class) in self.classes.iter().enumerate() {
+            let field = format!("classes[{index}]");
+            check_filled(&format!("{field}.name"), &class.name)?;
+            check(seen.insert(&class.name), &format!("{field}.name"), || {
+                format!("{:?} is there twice", class.name)
+            })?;
+            // Two replicas survive no failure, and a third only costs.
+            check(
+                matches!(class.store_replicas, 1 | 3 | 5),
+                &format!("{field}.storeReplicas"),
+                || format!("is 1, 3 or 5, not {}", class.store_replicas),
+            )?;
+        }
+        check(
+            self.classes.len() == 1 || self.default_class.is_some(),
+            "defaultClass",
+            || "name one of classes".into(),
+        )?;
+        check(self.class(None).is_some(), "defaultClass", || {
+            "is not one of classes".into()
+        })
+    }
+}
+
+fn wrong(field: &str, problem: String) -> ConfigError {
+    ConfigError::Value {
+        field: field.to_owned(),
+        problem,
+    }
+}
+
+fn check(good: bool, field: &str, problem: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    if good { Ok(()) } else { Err(wrong(field, problem())) }
+}
+
+fn check_filled(field: &str, text: &str) -> Result<(), ConfigError> {
+    check(!text.trim().is_empty(), field, || "must not be empty".into())
+}
+
+fn check_domain(field: &str, text: &str) -> Result<(), ConfigError> {
+    check(yoke_api::names::is_domain(text), field, || {
+        format!("{text:?} is not a DNS name in lower case")
+    })
+}
+
+fn check_cidr(field: &str, text: &str) -> Result<(), ConfigError> {
+    text.parse::<Cidr>()
+        .map(|_| ())
+        .map_err(|error| wrong(field, error.to_string()))
+}
