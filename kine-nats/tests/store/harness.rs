@@ -20,6 +20,7 @@ pub(crate) struct Nats {
     child: Option<Child>,
     port: u16,
     dir: TempDir,
+    config: String,
 }
 
 fn find(program: &str) -> PathBuf {
@@ -38,10 +39,16 @@ pub(crate) fn free_port() -> u16 {
 
 impl Nats {
     pub(crate) async fn start() -> Self {
+        Self::start_with(String::new()).await
+    }
+
+    /// Starts with more lines of configuration.
+    pub(crate) async fn start_with(config: String) -> Self {
         let mut nats = Self {
             child: None,
             port: free_port(),
             dir: tempfile::tempdir().unwrap(),
+            config,
         };
         nats.restart().await;
         nats
@@ -54,8 +61,8 @@ impl Nats {
     pub(crate) async fn restart(&mut self) {
         let store = self.dir.path().join("jetstream");
         let config = format!(
-            "listen: 127.0.0.1:{}\nmax_payload: 8MB\njetstream {{ store_dir: {:?}, max_file_store: 100GB, sync_interval: always }}\n",
-            self.port, store
+            "listen: 127.0.0.1:{}\nmax_payload: 8MB\njetstream {{ store_dir: {:?}, max_file_store: 100GB, sync_interval: always }}\n{}",
+            self.port, store, self.config
         );
         let path = self.dir.path().join("nats.conf");
         std::fs::write(&path, config).unwrap();
@@ -80,6 +87,10 @@ impl Nats {
                 .then_some(())
         })
         .await;
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("nats.log")).unwrap()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -115,6 +126,11 @@ impl Kine {
 
     /// Starts without waiting until it serves.
     pub(crate) fn spawn(nats: &Nats, stream: &str, more: &[&str]) -> Self {
+        Self::spawn_on(nats, stream, &[&["--create"], more].concat())
+    }
+
+    /// Starts on streams that exist.
+    pub(crate) fn spawn_on(nats: &Nats, stream: &str, more: &[&str]) -> Self {
         let (port, metrics, dir) = (free_port(), free_port(), tempfile::tempdir().unwrap());
         let mut command = vec![
             format!("--listen=http://127.0.0.1:{port}"),
@@ -122,7 +138,6 @@ impl Kine {
             format!("--metrics=127.0.0.1:{metrics}"),
             format!("--nats={}", nats.url()),
             format!("--stream=KINE_{stream}"),
-            "--create".to_owned(),
         ];
         command.extend(more.iter().map(ToString::to_string));
         let mut kine = Self {
