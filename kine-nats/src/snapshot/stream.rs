@@ -163,7 +163,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         });
         match manifests.last() {
             Some((_, last)) if last == newest => {}
-            Some((_, last)) if last.place() > newest.place() => {
+            Some((_, last)) if last.place() >= newest.place() => {
                 return Err(SnapshotError::Stale { newest: last.sequence });
             }
             _ => return Err(SnapshotError::ReadBack),

@@ -11,8 +11,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Bytes of records that are remembered.
-const REMEMBERED: usize = 16 << 20;
+/// Bytes of records that are remembered, and what each costs besides its own.
+const REMEMBERED: usize = 4 << 20;
+const RECORD: usize = 128;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The newest records of the log, without a gap.
@@ -29,11 +30,11 @@ impl Recent {
         if self.records.is_empty() {
             self.first = sequence;
         }
-        self.bytes += record.len();
+        self.bytes += record.len() + RECORD;
         self.records.push_back(record);
         while self.bytes > REMEMBERED {
             let Some(oldest) = self.records.pop_front() else { break };
-            self.bytes -= oldest.len();
+            self.bytes -= oldest.len() + RECORD;
             self.first += 1;
         }
     }

@@ -19,9 +19,10 @@ use tokio::time::timeout;
 pub(crate) const RESERVE: u64 = 64 << 20;
 /// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
 const MESSAGE: u64 = 256;
-/// How long after a snapshot the next one begins at the earliest, and after one that failed.
+/// How long after a snapshot the next one begins at the earliest.
 const SPACING: Duration = Duration::from_millis(100);
-const AGAIN: Duration = Duration::from_secs(3);
+/// How long after one that failed: the first time, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// How long the last snapshot of a writer may take.
 const SAVING: Duration = Duration::from_secs(60);
 
@@ -104,6 +105,8 @@ pub(crate) struct Upkeep<L, M> {
     size: u64,
     /// No snapshot begins before.
     not_before: Duration,
+    /// How long to wait after the next one that fails.
+    again: Duration,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
 }
 
@@ -130,6 +133,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             trim_due: true,
             size: 0,
             not_before: Duration::ZERO,
+            again: AGAIN.0,
             job: None,
         }
     }
@@ -244,13 +248,15 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 self.size = bytes;
                 self.space.seen = seen.unwrap_or(self.space.seen);
                 self.not_before = clock::now() + SPACING;
+                self.again = AGAIN.0;
                 store.set_full(self.is_tight());
                 store.metrics.snapshots.inc();
                 tracing::info!(bytes, "A snapshot is stored");
             }
             Ok(Err(error)) => {
                 self.unsaved.add(self.saving);
-                self.not_before = clock::now() + AGAIN;
+                self.not_before = clock::now() + self.again;
+                self.again = (self.again * 2).min(AGAIN.1);
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
             }

@@ -99,7 +99,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
     assert_eq!(store.submit(put_bytes("a", 1)).await.unwrap_err(), Refusal::NoSpace);
     // Puts are taken again once two snapshots are stored.
     memory.messages().set_left(None);
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    tokio::time::sleep(Duration::from_secs(40)).await;
     store.submit(put_bytes("a", 1)).await.unwrap();
     assert!(!store.is_full() && memory.bytes() < 10_000, "{}", memory.bytes());
     running.stop().await;
