@@ -24,6 +24,8 @@ const SPAN: Duration = Duration::from_secs(40);
 struct World {
     memory: Memory,
     calm: AtomicBool,
+    /// Records after which a snapshot is due.
+    records: u64,
     stores: Mutex<Vec<Arc<Store>>>,
     acknowledged: Mutex<BTreeMap<String, i64>>,
     seeds: Mutex<StdRng>,
@@ -172,7 +174,10 @@ async fn live(world: Arc<World>, writer: u64, mut stop: watch::Receiver<bool>) {
         begun = begin => begun,
         () = stopped(&mut stop) => return,
     };
-    let cadence = Cadence { records: 8, ..NEVER };
+    let cadence = Cadence {
+        records: world.records,
+        ..NEVER
+    };
     let (store, running) = launch(log, acks, snapshots, replica, sent, cadence);
     world.stores.lock().unwrap().push(store);
     match running.run(stop).await {
@@ -262,9 +267,16 @@ async fn watch_leases(world: Arc<World>) {
 }
 
 async fn simulate(seed: u64) -> (usize, u64) {
+    let memory = Memory::new();
+    // In every fourth only a log that is nearly full, or full, is shortened.
+    let small = seed.is_multiple_of(4);
+    if small {
+        memory.set_limit(12_000);
+    }
     let world = Arc::new(World {
-        memory: Memory::new(),
+        memory,
         calm: AtomicBool::new(false),
+        records: if small { u64::MAX } else { 8 },
         stores: Mutex::default(),
         acknowledged: Mutex::default(),
         seeds: Mutex::new(StdRng::seed_from_u64(seed)),
