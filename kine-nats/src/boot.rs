@@ -250,6 +250,9 @@ impl Replica {
             match self.follow(log, snapshots).await {
                 Ok(new) => {
                     behind = 0;
+                    if free && !new {
+                        sleep(POLL).await;
+                    }
                     if new && !standby && self.session.writer != identity.writer {
                         standby = true;
                         tracing::info!(epoch = self.session.epoch, "Another writer lives; standing by");

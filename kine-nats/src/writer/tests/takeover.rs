@@ -84,6 +84,15 @@ async fn a_log_with_a_hole_is_an_error_soon() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_epoch_that_cannot_be_sent_is_tried_with_pauses() {
+    let memory = Memory::new();
+    memory.fail_publish(50);
+    let begun = Instant::now();
+    start(&memory, identity(1, 1)).await.stop().await;
+    assert!(begun.elapsed() > Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arrive() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 1)).await;
