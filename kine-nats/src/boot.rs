@@ -303,10 +303,13 @@ impl Replica {
         let pin = Pin::new(&state, self.session.clone(), leases);
         let kept = snapshots.keep(&state, &pin).await;
         self.state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = kept {
-            let error = anyhow::Error::new(error);
-            tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
-            sleep(EPOCH_LIMIT).await;
+        match kept {
+            Ok(_) => self.replayed = (0, 0),
+            Err(error) => {
+                let error = anyhow::Error::new(error);
+                tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
+                sleep(EPOCH_LIMIT).await;
+            }
         }
     }
 

@@ -257,6 +257,9 @@ async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "snap", &["--snapshot-bytes", "100000"]).await;
     let mut client = kine.client().await;
+    // A chunk of a process that was killed.
+    let direct = async_nats::connect(nats.url()).await.unwrap();
+    direct.request("kine.snap.snap.c.1.1-a", "chunk".into()).await.unwrap();
     for number in 0..600 {
         client
             .put(&format!("/s/{:03}", number % 200), &[b'v'; 1000])
@@ -268,6 +271,17 @@ async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
     }
     let stored = kine.metric("yoke_kine_snapshots_total").await;
     assert!(stored >= 2.0, "{stored} snapshots");
+    let asked = r#"{"subjects_filter":"kine.snap.snap.c.>"}"#;
+    let info = direct
+        .request("$JS.API.STREAM.INFO.KINE_SNAP_snap", asked.into())
+        .await
+        .unwrap();
+    let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
+    let subjects = info["state"]["subjects"].as_object().unwrap();
+    assert!(
+        !subjects.is_empty() && !subjects.contains_key("kine.snap.snap.c.1.1-a"),
+        "{subjects:?}"
+    );
     kine.kill();
     kine.restart().await;
     let answer = client.range("/s/", "/s0", 0).await.unwrap();
@@ -350,4 +364,37 @@ async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only()
     kine.kill();
     kine.restart().await;
     assert_eq!(client.range("/f/", "/f0", 0).await.unwrap().count, 1);
+}
+
+#[tokio::test]
+async fn a_store_that_was_killed_while_its_stream_was_full_comes_back() {
+    let nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "tight", &["--quota=1000000"]).await;
+    let mut client = kine.client().await;
+    for number in 0..20 {
+        client.put(&format!("/t/{number}"), &[b'v'; 10_000]).await.unwrap();
+    }
+    kine.kill();
+    // Nothing fits any more, not even an epoch record.
+    let direct = async_nats::connect(nats.url()).await.unwrap();
+    let info = direct
+        .request("$JS.API.STREAM.INFO.KINE_tight", "".into())
+        .await
+        .unwrap();
+    let mut info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
+    info["config"]["max_bytes"] = (info["state"]["bytes"].as_i64().unwrap() + 10).into();
+    let config = info["config"].to_string();
+    let changed = direct
+        .request("$JS.API.STREAM.UPDATE.KINE_tight", config.into())
+        .await
+        .unwrap();
+    assert!(
+        !String::from_utf8_lossy(&changed.payload).contains("error"),
+        "{changed:?}"
+    );
+    kine.restart().await;
+    assert!(kine.log().contains("no writer can begin"), "{}", kine.log());
+    let put = client.put("/t/again", b"1").await;
+    assert_eq!(put.ok(), Some(22), "{}", kine.log());
+    assert_eq!(client.range("/t/", "/t0", 0).await.unwrap().count, 21);
 }
