@@ -63,6 +63,7 @@ lint: tools ## Check the format, the lints and what no compiler checks
 # The end-to-end tests change one machine, so they run one after the other.
 .PHONY: test
 test: lint ## Run every test, on the running stack too
+	$(call timed,binaries,$(DEV) up --until workspace)
 	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast)
 	$(call timed,stack,$(MAKE) --no-print-directory up)
 	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1)
