@@ -1,5 +1,7 @@
 //! The etcd API: each service checks, asks the store or its writer, and stamps the header on the answer.
 
+mod cluster;
+mod health;
 mod kv;
 mod lease;
 mod maintenance;
@@ -20,6 +22,7 @@ use tokio::time::timeout;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
+use tonic_health::pb::health_server::HealthServer;
 
 /// Requests are measured against etcd's own limit, so that the error is etcd's; this only bounds memory.
 const MAX_MESSAGE: usize = 16 << 20;
@@ -68,11 +71,7 @@ impl Node {
 }
 
 /// All services.
-pub(crate) async fn routes(node: &Node) -> Routes {
-    let (reporter, health) = tonic_health::server::health_reporter();
-    reporter
-        .set_service_status("", tonic_health::ServingStatus::Serving)
-        .await;
+pub(crate) fn routes(node: &Node) -> Routes {
     let mut routes = Routes::builder();
     routes
         .add_service(KvServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE))
@@ -80,7 +79,7 @@ pub(crate) async fn routes(node: &Node) -> Routes {
         .add_service(LeaseServer::new(node.clone()))
         .add_service(ClusterServer::new(node.clone()))
         .add_service(MaintenanceServer::new(node.clone()))
-        .add_service(health);
+        .add_service(HealthServer::new(node.clone()));
     routes.routes()
 }
 
@@ -88,6 +87,11 @@ pub(crate) async fn routes(node: &Node) -> Routes {
 fn stamp(store: &Store, header: &mut Option<pb::ResponseHeader>) {
     let revision = header.as_ref().map_or(0, |header| header.revision);
     *header = Some(store.header(revision));
+}
+
+/// A call of etcd's that there is nothing behind here, and why.
+fn unsupported(why: &str) -> Status {
+    Status::unimplemented(format!("kine-nats: {why}"))
 }
 
 /// An answer of another kind than the request.

@@ -50,7 +50,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         let bound = listen::bind(address)
             .await
             .with_context(|| format!("listen on {}", address.url()))?;
-        let (routes, stopped) = (grpc::routes(&node).await, stopped.clone());
+        let (routes, stopped) = (grpc::routes(&node), stopped.clone());
         tasks.spawn(async move {
             listen::serve(bound, routes, stopped)
                 .await

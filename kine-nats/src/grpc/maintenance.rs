@@ -1,63 +1,46 @@
 //! What tools and monitors ask for.
 
-use super::{Node, VERSION};
-use crate::mvcc::Mvcc;
+use super::{Node, VERSION, unsupported};
 use crate::proto::etcdserverpb as pb;
 use crate::range;
-use pb::cluster_server::Cluster;
+use crate::refusal::Refusal;
+use crate::store::Store;
+use pb::alarm_request::AlarmAction;
 use pb::maintenance_server::Maintenance;
+use tokio_stream::Empty;
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
 
-#[tonic::async_trait]
-impl Cluster for Node {
-    async fn member_list(
-        &self,
-        request: Request<pb::MemberListRequest>,
-    ) -> Result<Response<pb::MemberListResponse>, Status> {
-        let store = self.store(request.metadata()).await?;
-        let client_ur_ls = self.client_urls.to_vec();
-        let member = pb::Member {
-            id: store.member(),
-            name: "kine-nats".into(),
-            client_ur_ls,
-            ..pb::Member::default()
-        };
-        let header = Some(store.header(store.revision()));
-        Ok(Response::new(pb::MemberListResponse {
-            header,
-            members: vec![member],
-        }))
-    }
-}
+/// Keys that are hashed before others may use the store.
+const HASH_PAGE: usize = 2000;
 
 #[tonic::async_trait]
 impl Maintenance for Node {
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let full = store.is_full() || store.read().mvcc.bytes() >= store.quota;
-        let alarm = pb::AlarmMember {
-            member_id: store.member(),
-            alarm: pb::AlarmType::Nospace as i32,
-        };
-        let alarms = if full { vec![alarm] } else { Vec::new() };
+        let request = request.into_inner();
+        if request.action == AlarmAction::Activate as i32 {
+            return Err(unsupported("alarms follow from the state and cannot be raised"));
+        }
+        store.wait_for_lease().await?;
         Ok(Response::new(pb::AlarmResponse {
             header: Some(store.header(store.revision())),
-            alarms,
+            alarms: alarms(&store)
+                .filter(|alarm| request.alarm == pb::AlarmType::None as i32 || request.alarm == alarm.alarm)
+                .collect(),
         }))
     }
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         let bytes = store.read().mvcc.bytes().cast_signed();
-        let mut errors = Vec::new();
-        if store.is_full() || bytes.cast_unsigned() >= store.quota {
-            errors.push(format!("memberID:{} alarm:NOSPACE ", store.member()));
-        }
         let leader = store.has_leader();
+        let mut errors = Vec::new();
         if !leader {
-            errors.push("etcdserver: no leader".to_owned());
+            errors.push(Refusal::NoLeader.to_string());
         }
+        // etcd writes alarms so, with the space at the end.
+        errors.extend(alarms(&store).map(|alarm| format!("memberID:{} alarm:NOSPACE ", alarm.member_id)));
         Ok(Response::new(pb::StatusResponse {
             header: Some(store.header(store.revision())),
             version: VERSION.to_owned(),
@@ -86,37 +69,116 @@ impl Maintenance for Node {
 
     async fn hash(&self, request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let state = store.read();
-        let revision = state.mvcc.visible();
-        let hash = hash_at(&state.mvcc, revision);
+        let revision = store.revision();
         Ok(Response::new(pb::HashResponse {
             header: Some(store.header(revision)),
-            hash,
+            hash: hash_at(&store, revision).await?,
         }))
     }
 
     async fn hash_kv(&self, request: Request<pb::HashKvRequest>) -> Result<Response<pb::HashKvResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         let asked = request.into_inner().revision;
-        let state = store.read();
-        let (visible, compacted) = (state.mvcc.visible(), state.mvcc.compacted());
+        let (visible, compacted) = {
+            let state = store.read();
+            (state.mvcc.visible(), state.mvcc.compacted())
+        };
         range::check_revision(asked, visible, compacted)?;
         let at = if asked > 0 { asked } else { visible };
         Ok(Response::new(pb::HashKvResponse {
             header: Some(store.header(visible)),
-            hash: hash_at(&state.mvcc, at),
+            hash: hash_at(&store, at).await?,
             compact_revision: compacted,
             hash_revision: at,
         }))
     }
+
+    type SnapshotStream = Empty<Result<pb::SnapshotResponse, Status>>;
+
+    async fn snapshot(&self, _: Request<pb::SnapshotRequest>) -> Result<Response<Self::SnapshotStream>, Status> {
+        Err(unsupported(
+            "there is no etcd data file to save: snapshots are kept in the store's second stream",
+        ))
+    }
+
+    async fn move_leader(&self, _: Request<pb::MoveLeaderRequest>) -> Result<Response<pb::MoveLeaderResponse>, Status> {
+        Err(unsupported(
+            "leadership is not moved by request: stop the writer, and the next process takes over",
+        ))
+    }
+
+    async fn downgrade(&self, _: Request<pb::DowngradeRequest>) -> Result<Response<pb::DowngradeResponse>, Status> {
+        Err(unsupported("there is no older etcd version to go back to"))
+    }
+}
+
+/// What is wrong with the store.
+fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
+    let full = store.is_full() || store.read().mvcc.bytes() >= store.quota;
+    let alarm = pb::AlarmMember {
+        member_id: store.member(),
+        alarm: pb::AlarmType::Nospace as i32,
+    };
+    full.then_some(alarm).into_iter()
 }
 
 /// Two stores with the same keys at a revision have the same hash. It is not etcd's number: etcd hashes its pages.
-fn hash_at(mvcc: &Mvcc, revision: i64) -> u32 {
+async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
     let mut hash = Xxh3::new();
-    mvcc.visit(&[0], &[0], revision, |item| {
-        hash.update(&item.kv);
-        true
-    });
-    hash.digest() as u32
+    let mut start = vec![0];
+    loop {
+        let mut next = None;
+        {
+            let state = store.read();
+            if revision < state.mvcc.compacted() {
+                return Err(Refusal::Compacted);
+            }
+            let mut left = HASH_PAGE;
+            state.mvcc.visit(&start, &[0], revision, |item| {
+                hash.update(&item.kv);
+                left -= 1;
+                if left == 0 {
+                    next = Some([item.key(), &[0]].concat());
+                }
+                left > 0
+            });
+        }
+        match next {
+            Some(key) => start = key,
+            None => return Ok(hash.digest() as u32),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::mvcc::Mvcc;
+    use crate::state::State;
+    use tokio::sync::mpsc;
+
+    fn store(keys: usize) -> Store {
+        let mut state = State::new(Mvcc::new());
+        for key in 0..keys {
+            state.mvcc.advance();
+            state.put(format!("/r/{key:06}").as_bytes(), b"value", 0);
+        }
+        state.mvcc.publish(state.mvcc.head());
+        Store::new(state, (1, 1), u64::MAX, mpsc::channel(1).0, Metrics::new())
+    }
+
+    #[tokio::test]
+    async fn the_hash_covers_every_page() {
+        let keys = 2 * HASH_PAGE + 1;
+        let (one, two) = (store(keys), store(keys));
+        let last = keys as i64 + 1;
+        let all = hash_at(&one, last).await.unwrap();
+        assert_eq!(all, hash_at(&two, last).await.unwrap());
+        assert_ne!(all, hash_at(&one, last - 1).await.unwrap(), "the last key counts");
+        two.write().mvcc.compact(last);
+        assert_eq!(hash_at(&two, last).await, Ok(all));
+        assert_eq!(hash_at(&two, last - 1).await, Err(Refusal::Compacted));
+    }
 }

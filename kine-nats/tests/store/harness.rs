@@ -247,15 +247,38 @@ impl Kine {
         begun.elapsed()
     }
 
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn channel(&self) -> Channel {
+        Endpoint::from_shared(self.url()).unwrap().connect_lazy()
+    }
+
     pub(crate) async fn client(&self) -> Client {
-        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.port)).unwrap();
-        Client::new(endpoint.connect_lazy())
+        Client::new(self.channel())
     }
 }
 
 impl Drop for Kine {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Runs etcd's own tool. Answers what it printed, or what it complained of.
+pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(find("etcdctl"))
+        .args(["--endpoints", endpoint])
+        .args(arguments)
+        .env_clear()
+        .output()
+        .unwrap();
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout).unwrap())
+    } else {
+        let streams = [output.stdout, output.stderr].concat();
+        Err(String::from_utf8(streams).unwrap())
     }
 }
 

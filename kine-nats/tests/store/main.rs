@@ -6,3 +6,4 @@ mod credentials;
 mod faults;
 mod harness;
 mod semantics;
+mod tools;

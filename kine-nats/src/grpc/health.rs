@@ -1,0 +1,132 @@
+//! `grpc.health.v1`: whether requests are served now. There is one service, the whole server, with the empty name.
+
+use super::Node;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::Health;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+/// How often a watch looks: a lease ends by time passing, which nobody announces.
+const LOOK: Duration = Duration::from_millis(500);
+
+type Answer = Result<HealthCheckResponse, Status>;
+
+impl Node {
+    /// Whether this process is the writer and its log answers.
+    fn serving(&self) -> ServingStatus {
+        match &*self.store.borrow() {
+            Some(store) if !store.is_stopping() && store.has_leader() => ServingStatus::Serving,
+            _ => ServingStatus::NotServing,
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.store.borrow().as_ref().is_some_and(|store| store.is_stopping())
+    }
+}
+
+#[tonic::async_trait]
+impl Health for Node {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        if request.get_ref().service.is_empty() {
+            Ok(Response::new(response(self.serving())))
+        } else {
+            Err(Status::not_found("unknown service"))
+        }
+    }
+
+    type WatchStream = ReceiverStream<Answer>;
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (answers, receiver) = mpsc::channel(1);
+        let known = request.get_ref().service.is_empty();
+        tokio::spawn(tell(self.clone(), known, answers));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// Tells each change until the client goes or the server stops.
+async fn tell(node: Node, known: bool, answers: mpsc::Sender<Answer>) {
+    let mut told = None;
+    let mut looks = tokio::time::interval(LOOK);
+    loop {
+        tokio::select! {
+            _ = looks.tick() => {}
+            () = answers.closed() => return,
+        }
+        let status = if known {
+            node.serving()
+        } else {
+            ServingStatus::ServiceUnknown
+        };
+        if told.replace(status) != Some(status) && answers.send(Ok(response(status))).await.is_err() {
+            return;
+        }
+        if node.is_stopping() {
+            return;
+        }
+    }
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::metrics::Metrics;
+    use crate::mvcc::Mvcc;
+    use crate::state::State;
+    use crate::store::Store;
+    use std::sync::Arc;
+    use tokio::sync::watch as channel;
+    use tokio_stream::StreamExt;
+
+    fn store() -> Arc<Store> {
+        let queue = mpsc::channel(1).0;
+        Arc::new(Store::new(
+            State::new(Mvcc::new()),
+            (1, 1),
+            u64::MAX,
+            queue,
+            Metrics::new(),
+        ))
+    }
+
+    fn ask(service: &str) -> Request<HealthCheckRequest> {
+        let service = service.to_owned();
+        Request::new(HealthCheckRequest { service })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_hears_of_the_writer_and_of_its_end() {
+        let (stores, receiver) = channel::channel(None);
+        let node = Node::new(receiver, Duration::from_secs(1), Vec::new());
+        let mut watch = node.watch(ask("")).await.unwrap().into_inner();
+        let mut next = async || watch.next().await.map(|answer| answer.unwrap().status());
+        assert_eq!(next().await, Some(ServingStatus::NotServing));
+        let store = store();
+        store.extend_lease(clock::now() + Duration::from_secs(3600));
+        stores.send_replace(Some(Arc::clone(&store)));
+        assert_eq!(next().await, Some(ServingStatus::Serving));
+        store.stop();
+        assert_eq!(next().await, Some(ServingStatus::NotServing));
+        assert_eq!(next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_services_are_unknown() {
+        let (_stores, receiver) = channel::channel(None);
+        let node = Node::new(receiver, Duration::from_secs(1), Vec::new());
+        let error = node.check(ask("etcdserverpb.KV")).await.unwrap_err();
+        assert_eq!(error.code(), tonic::Code::NotFound);
+        let mut watch = node.watch(ask("etcdserverpb.KV")).await.unwrap().into_inner();
+        let answer = watch.next().await.unwrap().unwrap();
+        assert_eq!(answer.status(), ServingStatus::ServiceUnknown);
+    }
+}
