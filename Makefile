@@ -16,6 +16,11 @@ export RUST_BACKTRACE := 0
 # Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
 export CARGO_BUILD_BUILD_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke/rust
 
+# A check builds once: what would make a second build of the same clone quicker only fills the shared folder.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
+
 # $(call timed,NAME,COMMAND): runs a step of a check and prints how long it took.
 define timed
 	@echo "== $(1)"; begun=$$(date +%s.%N); $(2); \
