@@ -139,21 +139,16 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
     }
 }
 
-/// kine-nats as a native sidecar: it is up before the API server starts and goes down after it has ended.
+/// kine-nats as a native sidecar: it starts before the API server and goes down after it has ended. The API server need not
+/// wait until it is ready: it listens at once and lets clients wait in their requests, which the API server bears for 30 s.
 fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
-    let probe = |path| build_probe(path, STORE_PORT, "HTTP");
     Container {
         name: "kine-nats".into(),
         image: Some(blueprint.config.kine_nats_image.clone()),
         args: Some(arguments::store(blueprint, start.incarnation)),
         env: None,
         restart_policy: Some("Always".into()),
-        startup_probe: Some(Probe {
-            period_seconds: Some(1),
-            failure_threshold: Some(120),
-            ..probe("/readyz")
-        }),
-        liveness_probe: Some(probe("/livez")),
+        liveness_probe: Some(build_probe("/livez", STORE_PORT, "HTTP")),
         volume_mounts: Some(vec![
             build_mount(secrets::STORE, arguments::STORE, true),
             build_mount(SOCKET, SOCKET_DIR, false),
@@ -176,8 +171,8 @@ fn build_api_server(blueprint: &Blueprint<'_>) -> Container {
             ..ContainerPort::default()
         }]),
         startup_probe: Some(Probe {
-            period_seconds: Some(2),
-            failure_threshold: Some(90),
+            period_seconds: Some(1),
+            failure_threshold: Some(180),
             ..probe("/livez")
         }),
         liveness_probe: Some(Probe {
