@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::tls::TlsFiles;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "kine-nats", version, max_term_width = 110)]
 pub struct Args {
-    /// Where to serve the etcd API: unix:///path or http://host:port. May be given more than once.
+    /// Where to serve the etcd API: unix:///path, http://host:port or https://host:port. May be given more than once.
     #[arg(
         long,
         value_name = "URL",
@@ -19,6 +20,17 @@ pub struct Args {
         value_delimiter = ','
     )]
     pub listen: Vec<Listen>,
+    /// File with the certificate of the https listeners, and those between it and its CA. This file and the next two are
+    /// reread when they change.
+    #[arg(long, value_name = "FILE", requires = "tls_key", env = "KINE_NATS_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// File with the key of the certificate.
+    #[arg(long, value_name = "FILE", requires = "tls_cert", env = "KINE_NATS_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// File with the certificates of CAs. With it, clients of the https listeners need a certificate of one of them; any
+    /// will do. Without it, everybody who can connect reads and writes.
+    #[arg(long, value_name = "FILE", requires = "tls_cert", env = "KINE_NATS_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
     /// NATS servers: nats://host:port, or tls://host:port for TLS from the first byte of the protocol's own upgrade.
     /// May be given more than once, or as a list with commas.
     #[arg(
@@ -68,6 +80,34 @@ pub struct Args {
     pub log_format: LogFormat,
 }
 
+/// Listeners and certificates do not go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TlsMismatch {
+    /// A listener of TLS has no certificate.
+    #[error("an https listener needs --tls-cert and --tls-key")]
+    NoCertificate,
+    /// Certificates that would protect nothing.
+    #[error("--tls-cert and --tls-client-ca are for https listeners, and none is given")]
+    NoListener,
+}
+
+impl Args {
+    /// The files of the https listeners, if there are such listeners.
+    pub(crate) fn tls_files(&self) -> Result<Option<TlsFiles>, TlsMismatch> {
+        let secure = self.listen.iter().any(|listen| matches!(listen, Listen::Tls(_)));
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) if secure => Ok(Some(TlsFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_ca: self.tls_client_ca.clone(),
+            })),
+            (None, None) if !secure => Ok(None),
+            _ if secure => Err(TlsMismatch::NoCertificate),
+            _ => Err(TlsMismatch::NoListener),
+        }
+    }
+}
+
 /// Form of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -84,6 +124,8 @@ pub enum Listen {
     Unix(PathBuf),
     /// A host and a port, without TLS.
     Tcp(String),
+    /// A host and a port, with TLS.
+    Tls(String),
 }
 
 impl Listen {
@@ -92,6 +134,7 @@ impl Listen {
         match self {
             Self::Unix(path) => format!("unix://{}", path.display()),
             Self::Tcp(address) => format!("http://{address}"),
+            Self::Tls(address) => format!("https://{address}"),
         }
     }
 }
@@ -105,9 +148,13 @@ impl FromStr for Listen {
         {
             return Ok(Self::Unix(path.into()));
         }
-        match text.strip_prefix("http://").map(|rest| rest.trim_end_matches('/')) {
-            Some(address) if address.contains(':') => Ok(Self::Tcp(address.to_owned())),
-            _ => Err("give unix:///path or http://host:port".to_owned()),
+        let (kind, address): (fn(String) -> Self, _) = match text.strip_prefix("https://") {
+            Some(address) => (Self::Tls, Some(address)),
+            None => (Self::Tcp, text.strip_prefix("http://")),
+        };
+        match address.map(|rest| rest.trim_end_matches('/')) {
+            Some(address) if address.contains(':') => Ok(kind(address.to_owned())),
+            _ => Err("give unix:///path, http://host:port or https://host:port".to_owned()),
         }
     }
 }
@@ -201,8 +248,38 @@ mod tests {
             "http://127.0.0.1:2379/".parse(),
             Ok(Listen::Tcp("127.0.0.1:2379".into()))
         );
-        for bad in ["unix://relative", "https://a:1", "http://a", "127.0.0.1:1", ""] {
+        assert_eq!("https://[::]:2379".parse(), Ok(Listen::Tls("[::]:2379".into())));
+        for bad in [
+            "unix://relative",
+            "https://a",
+            "http://a",
+            "tls://a:1",
+            "127.0.0.1:1",
+            "",
+        ] {
             assert!(bad.parse::<Listen>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn certificates_and_https_listeners_go_together() {
+        let parse = |more: &[&str]| {
+            let fixed = ["kine-nats", "--nats=nats://a:1", "--stream=KINE_a"];
+            Args::try_parse_from(fixed.iter().chain(more))
+        };
+        let files = |more: &[&str]| parse(more).unwrap().tls_files();
+        let (http, https) = ("--listen=http://a:1", "--listen=https://a:2");
+        let pair = ["--tls-cert=c", "--tls-key=k"];
+        assert_eq!(files(&[http]), Ok(None));
+        assert_eq!(files(&[http, https]), Err(TlsMismatch::NoCertificate));
+        assert_eq!(files(&[http, pair[0], pair[1]]), Err(TlsMismatch::NoListener));
+        let all = files(&[https, pair[0], pair[1], "--tls-client-ca=a"]).unwrap().unwrap();
+        assert_eq!(
+            (all.certificate, all.key, all.client_ca),
+            ("c".into(), "k".into(), Some("a".into()))
+        );
+        for half in [&[https, pair[0]][..], &[https, pair[1]], &[https, "--tls-client-ca=a"]] {
+            assert!(parse(half).is_err(), "{half:?}");
         }
     }
 

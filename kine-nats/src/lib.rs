@@ -31,6 +31,7 @@ pub mod session;
 pub mod snapshot;
 mod state;
 mod store;
+mod tls;
 mod txn;
 mod validate;
 pub mod writer;

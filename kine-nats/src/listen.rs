@@ -1,11 +1,12 @@
 //! The listeners of the etcd API.
 
 use crate::args::Listen;
+use crate::tls::{self, TlsConfigs};
 use std::io;
 use std::path::PathBuf;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -15,12 +16,18 @@ use tonic::transport::server::TcpIncoming;
 pub(crate) enum Bound {
     Unix(UnixListener, PathBuf),
     Tcp(TcpListener),
+    Tls(TcpListener, TlsConfigs),
 }
 
 /// Opens a socket. A unix socket that a dead process left behind is replaced; a living one's is not.
-pub(crate) async fn bind(listen: &Listen) -> io::Result<Bound> {
+pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsConfigs>) -> io::Result<Bound> {
     match listen {
         Listen::Tcp(address) => TcpListener::bind(address.as_str()).await.map(Bound::Tcp),
+        Listen::Tls(address) => {
+            let configs = tls.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "there is no certificate"))?;
+            let listener = TcpListener::bind(address.as_str()).await?;
+            Ok(Bound::Tls(listener, configs.clone()))
+        }
         Listen::Unix(path) => {
             if UnixStream::connect(path).await.is_ok() {
                 return Err(io::Error::new(
@@ -41,7 +48,7 @@ pub(crate) async fn bind(listen: &Listen) -> io::Result<Bound> {
 pub(crate) async fn serve(
     bound: Bound,
     routes: Routes,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) -> Result<(), tonic::transport::Error> {
     let mut server = Server::builder()
         .initial_stream_window_size(1 << 20)
@@ -49,14 +56,21 @@ pub(crate) async fn serve(
         .max_concurrent_streams(None)
         .tcp_nodelay(true);
     let router = server.add_routes(routes);
+    let mut stopping = stop.clone();
     let stopped = async move {
         // The sender lives as long as the process does.
-        let _ = stop.wait_for(|stop| *stop).await;
+        let _ = stopping.wait_for(|stop| *stop).await;
     };
     match bound {
         Bound::Tcp(listener) => {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
             router.serve_with_incoming_shutdown(incoming, stopped).await
+        }
+        Bound::Tls(listener, configs) => {
+            let (connections, accepting) = tls::accept(listener, configs, stop);
+            let serving = router.serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped);
+            let (served, ()) = tokio::join!(serving, accepting);
+            served
         }
         Bound::Unix(listener, path) => {
             let served = router

@@ -1,6 +1,6 @@
 //! From the command line to a running store, and back.
 
-use crate::args::{Args, LogFormat};
+use crate::args::{Args, Listen, LogFormat};
 use crate::boot::{Identity, Replica};
 use crate::clock;
 use crate::grpc::{self, Node};
@@ -13,6 +13,7 @@ use crate::metrics::Metrics;
 use crate::nats;
 use crate::snapshot::Snapshots;
 use crate::store::Store;
+use crate::tls::Reload;
 use crate::writer::{Cadence, Parts, RESERVE, Unsaved, Upkeep, Writer};
 use anyhow::Context;
 use std::future::Future;
@@ -43,20 +44,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (stores, store) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let urls = args.listen.iter().map(crate::args::Listen::url).collect();
-    let node = Node::new(store.clone(), args.progress_interval, urls);
-    // Listening begins before there is anything to serve: clients wait in their requests instead of backing off.
-    for address in &args.listen {
-        let bound = listen::bind(address)
-            .await
-            .with_context(|| format!("listen on {}", address.url()))?;
-        let (routes, stopped) = (grpc::routes(&node), stopped.clone());
-        tasks.spawn(async move {
-            listen::serve(bound, routes, stopped)
-                .await
-                .context("serve the etcd API")
-        });
-    }
+    listen(&args, store.clone(), &stopped, &mut tasks).await?;
     if let Some(address) = args.metrics {
         let listener = TcpListener::bind(address)
             .await
@@ -87,6 +75,38 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         while tasks.join_next().await.is_some() {}
     })
     .await;
+    Ok(())
+}
+
+/// Serves the etcd API. This begins before there is anything to serve: clients wait in their requests instead of backing
+/// off.
+async fn listen(
+    args: &Args,
+    store: watch::Receiver<Option<Arc<Store>>>,
+    stop: &watch::Receiver<bool>,
+    tasks: &mut JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let tls = match args.tls_files()? {
+        Some(files) => {
+            let (reload, configs) = Reload::load(files).await.context("load the certificates")?;
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                reload.run(stop).await;
+                Ok(())
+            });
+            Some(configs)
+        }
+        None => None,
+    };
+    let urls = args.listen.iter().map(Listen::url).collect();
+    let node = Node::new(store, args.progress_interval, urls);
+    for address in &args.listen {
+        let bound = listen::bind(address, tls.as_ref())
+            .await
+            .with_context(|| format!("listen on {}", address.url()))?;
+        let (routes, stop) = (grpc::routes(&node), stop.clone());
+        tasks.spawn(async move { listen::serve(bound, routes, stop).await.context("serve the etcd API") });
+    }
     Ok(())
 }
 

@@ -6,4 +6,5 @@ mod credentials;
 mod faults;
 mod harness;
 mod semantics;
+mod tls;
 mod tools;

@@ -1,0 +1,224 @@
+//! https listeners: who is admitted, what is reread.
+
+use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually, free_port};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+
+struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Ca {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = Issuer::new(params, key);
+        Self { issuer, pem }
+    }
+
+    /// A certificate and its key.
+    fn leaf(&self, purpose: ExtendedKeyUsagePurpose) -> (String, String) {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.extended_key_usages = vec![purpose];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+}
+
+/// Certificates in files.
+struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a file as a whole.
+    fn write(&self, name: &str, text: &str) -> &Self {
+        let new = self.path("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.path(name)).unwrap();
+        self
+    }
+
+    /// Writes `<name>.crt` and `<name>.key`.
+    fn pair(&self, name: &str, (certificate, key): &(String, String)) -> &Self {
+        self.write(&format!("{name}.crt"), certificate)
+            .write(&format!("{name}.key"), key)
+    }
+
+    fn option(&self, option: &str, name: &str) -> String {
+        format!("{option}={}", self.path(name).display())
+    }
+
+    /// A process with an https listener, and the listener's URL.
+    async fn serve(&self, nats: &Nats, stream: &str, client_ca: bool) -> (Kine, String) {
+        let url = format!("https://127.0.0.1:{}", free_port());
+        let mut options = vec![
+            format!("--listen={url}"),
+            self.option("--tls-cert", "server.crt"),
+            self.option("--tls-key", "server.key"),
+        ];
+        if client_ca {
+            options.push(self.option("--tls-client-ca", "clients.crt"));
+        }
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        (Kine::start(nats, stream, &options).await, url)
+    }
+
+    /// Runs etcdctl with a CA to trust and, if given, a client's certificate.
+    fn etcdctl(&self, url: &str, client: Option<&str>, arguments: &[&str]) -> Result<String, String> {
+        let mut options = vec![
+            self.option("--cacert", "servers.crt"),
+            "--command-timeout=2s".to_owned(),
+        ];
+        if let Some(client) = client {
+            options.push(self.option("--cert", &format!("{client}.crt")));
+            options.push(self.option("--key", &format!("{client}.key")));
+        }
+        let options = options.iter().map(String::as_str).chain(arguments.iter().copied());
+        etcdctl(url, &options.collect::<Vec<_>>())
+    }
+}
+
+async fn is_served(files: &Files, url: &str, client: &str) -> Option<()> {
+    files.etcdctl(url, Some(client), &["get", "/r"]).ok().map(|_| ())
+}
+
+#[tokio::test]
+async fn a_client_needs_a_certificate_when_a_ca_is_given() {
+    let (servers, clients, others) = (Ca::new("servers"), Ca::new("clients"), Ca::new("others"));
+    let files = Files::new();
+    files
+        .write("servers.crt", &servers.pem)
+        .write("clients.crt", &clients.pem)
+        .pair("server", &servers.leaf(ExtendedKeyUsagePurpose::ServerAuth))
+        .pair("client", &clients.leaf(ExtendedKeyUsagePurpose::ClientAuth))
+        .pair("stranger", &others.leaf(ExtendedKeyUsagePurpose::ClientAuth))
+        .pair("misused", &clients.leaf(ExtendedKeyUsagePurpose::ServerAuth));
+    let nats = Nats::start().await;
+    let (mut kine, url) = files.serve(&nats, "mtls", true).await;
+    files.etcdctl(&url, Some("client"), &["endpoint", "health"]).unwrap();
+    files.etcdctl(&url, Some("client"), &["put", "/r", "1"]).unwrap();
+    let members = files.etcdctl(&url, Some("client"), &["member", "list"]).unwrap();
+    assert!(members.contains(&url), "{members}");
+    for (client, why) in [
+        (None, "peer sent no certificates"),
+        (Some("stranger"), "UnknownIssuer"),
+        (
+            Some("misused"),
+            "does not allow extended key usage for client authentication",
+        ),
+    ] {
+        files.etcdctl(&url, client, &["put", "/r", "2"]).unwrap_err();
+        let log = kine.log();
+        let told = log
+            .lines()
+            .any(|line| line.contains("A client was not admitted") && line.contains(why));
+        assert!(told, "{why}: {log}");
+    }
+    let plain = etcdctl(
+        &url.replace("https", "http"),
+        &["--command-timeout=2s", "put", "/r", "2"],
+    );
+    assert!(plain.is_err(), "{plain:?}");
+    assert_eq!(kine.client().await.get("/r").await.unwrap().value, "1");
+
+    // Who says nothing holds up neither others nor the end.
+    let _silent = TcpStream::connect(url.trim_start_matches("https://")).await.unwrap();
+    files.etcdctl(&url, Some("client"), &["get", "/r"]).unwrap();
+    assert!(kine.terminate() < Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn without_a_ca_a_client_needs_no_certificate() {
+    let servers = Ca::new("servers");
+    let files = Files::new();
+    files
+        .write("servers.crt", &servers.pem)
+        .pair("server", &servers.leaf(ExtendedKeyUsagePurpose::ServerAuth));
+    let nats = Nats::start().await;
+    let (_kine, url) = files.serve(&nats, "tls", false).await;
+    assert_eq!(files.etcdctl(&url, None, &["put", "/r", "1"]).unwrap(), "OK\n");
+    files.write("servers.crt", &Ca::new("servers").pem);
+    let error = files.etcdctl(&url, None, &["put", "/r", "2"]).unwrap_err();
+    assert!(error.contains("deadline exceeded") || error.contains("x509"), "{error}");
+}
+
+#[tokio::test]
+async fn certificates_are_reread() {
+    let (old, new) = (Ca::new("old"), Ca::new("new"));
+    let files = Files::new();
+    files
+        .write("servers.crt", &old.pem)
+        .write("clients.crt", &old.pem)
+        .pair("server", &old.leaf(ExtendedKeyUsagePurpose::ServerAuth))
+        .pair("before", &old.leaf(ExtendedKeyUsagePurpose::ClientAuth))
+        .pair("after", &new.leaf(ExtendedKeyUsagePurpose::ClientAuth));
+    let nats = Nats::start().await;
+    let (kine, url) = files.serve(&nats, "reread", true).await;
+    assert!(is_served(&files, &url, "before").await.is_some());
+
+    files.write("server.key", "nonsense");
+    eventually("a change that cannot be used is told", || async {
+        kine.log().contains("Changed certificates cannot be used").then_some(())
+    })
+    .await;
+    assert!(
+        is_served(&files, &url, "before").await.is_some(),
+        "the old certificates stay in use"
+    );
+
+    files
+        .write("clients.crt", &new.pem)
+        .pair("server", &new.leaf(ExtendedKeyUsagePurpose::ServerAuth))
+        .write("servers.crt", &new.pem);
+    eventually("the new certificates are in use", || is_served(&files, &url, "after")).await;
+    assert!(
+        is_served(&files, &url, "before").await.is_none(),
+        "the old CA's clients are out"
+    );
+    assert!(kine.log().contains("Certificates are reread"));
+}
+
+#[tokio::test]
+async fn certificates_that_cannot_be_used_end_the_start() {
+    let nats = Nats::start().await;
+    let missing = Path::new("/does/not/exist").display();
+    let (certificate, key) = (format!("--tls-cert={missing}"), format!("--tls-key={missing}"));
+    for (options, why) in [
+        (
+            &["--listen=https://127.0.0.1:0"][..],
+            "an https listener needs --tls-cert and --tls-key",
+        ),
+        (&[&certificate, &key], "are for https listeners, and none is given"),
+        (
+            &["--listen=https://127.0.0.1:0", &certificate, &key],
+            "read /does/not/exist",
+        ),
+    ] {
+        let mut kine = Kine::spawn(&nats, "unusable", options);
+        let begun = Instant::now();
+        while kine.exited().is_none() {
+            assert!(begun.elapsed() < WAIT, "{options:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(kine.log().contains(why), "{}", kine.log());
+    }
+}
