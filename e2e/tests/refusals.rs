@@ -164,6 +164,21 @@ async fn cluster_outside_a_tenant_is_refused() -> Result<()> {
         Ok(found == Reason::TenantMissing.as_str())
     })
     .await?;
+    let selector = format!("regarding.name=e2e-lost,reason={}", Reason::TenantMissing);
+    wait_until("its event", LIMIT, || async {
+        let events = [
+            "get",
+            "events.events.k8s.io",
+            "-n",
+            "default",
+            "--field-selector",
+            &selector,
+            "-o",
+            "name",
+        ];
+        Ok(!stack.host_kubectl(&events).await?.ok()?.is_empty())
+    })
+    .await?;
     stack
         .host_kubectl(&["delete", "ykc", "-n", "default", "e2e-lost", "--timeout=30s"])
         .await?
