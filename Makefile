@@ -7,6 +7,7 @@ SHELL := bash
 CARGO ?= cargo
 DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
 BIN := $(CURDIR)/.dev/bin
+REPORT := $(or $(CARGO_TARGET_DIR),target)/test-report.txt
 # What the test of a change of version moves a cluster between; the stack's own release is the newer one.
 SLOW_VERSIONS := 1.35.3 1.35.4
 
@@ -69,9 +70,11 @@ lint: tools ## Check the format, the lints and what no compiler checks
 .PHONY: test
 test: lint ## Run every test, on the running stack too
 	$(call timed,binaries,$(DEV) up --until workspace)
-	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast)
+	@: > $(REPORT)
+	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT))
 	$(call timed,stack,$(MAKE) --no-print-directory up)
-	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1)
+	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1 2>&1 | tee -a $(REPORT))
+	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i}' $(REPORT)
 
 .PHONY: test-slow
 test-slow: ## Run the tests that take long
