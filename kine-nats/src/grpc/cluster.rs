@@ -20,6 +20,8 @@ impl Cluster for Node {
         let member = pb::Member {
             id: store.member(),
             name: "kine-nats".into(),
+            // There are no peers; but every member of etcd has such a URL, and tools take the first without looking.
+            peer_ur_ls: self.client_urls.to_vec(),
             client_ur_ls: self.client_urls.to_vec(),
             ..pb::Member::default()
         };

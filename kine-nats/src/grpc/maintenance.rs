@@ -33,7 +33,8 @@ impl Maintenance for Node {
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let bytes = store.read().mvcc.bytes().cast_signed();
+        // etcd's file is never empty, and etcdctl 3.6 divides by its size.
+        let bytes = store.read().mvcc.bytes().max(1).cast_signed();
         let leader = store.has_leader();
         let mut errors = Vec::new();
         if !leader {

@@ -20,6 +20,10 @@ async fn etcdctl_sees_one_healthy_member() {
     let kine = Kine::start(&nats, "tools", &["--quota=50000000"]).await;
     let endpoint = kine.url();
     let run = |arguments: &[&str]| etcdctl(&endpoint, arguments).unwrap();
+    for form in ["simple", "table", "fields"] {
+        let status = run(&["endpoint", "status", "-w", form]);
+        assert!(status.contains("3.6.8"), "of an empty store: {status}");
+    }
     run(&["put", "/r/a", "1"]);
     run(&["put", "/r/b", "2"]);
 
@@ -37,7 +41,6 @@ async fn etcdctl_sees_one_healthy_member() {
     assert_eq!(status["dbSize"], status["dbSizeInUse"]);
     assert_eq!(status["dbSizeQuota"], 50_000_000);
     assert!(status["errors"].is_null(), "{status}");
-    assert!(run(&["endpoint", "status", "-w", "table"]).contains("3.6.8"));
 
     let health = json(&run(&["endpoint", "health", "-w", "json"]));
     assert_eq!(health[0]["health"], true, "{health}");
@@ -46,6 +49,7 @@ async fn etcdctl_sees_one_healthy_member() {
     assert_eq!(&list["members"][0]["ID"], member);
     let urls = list["members"][0]["clientURLs"].as_array().unwrap();
     assert!(urls.contains(&Value::from(kine.url())), "{list}");
+    assert_eq!(list["members"][0]["peerURLs"].as_array(), Some(urls));
     assert_eq!(run(&["alarm", "list"]), "");
     assert!(run(&["defrag"]).starts_with("Finished defragmenting etcd member"));
 
