@@ -105,12 +105,8 @@ impl Memory {
     fn plan<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) -> Calls {
         let kind = K::kind(&());
         let meta = object.meta();
-        if let Some(cluster) = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER)) {
-            return Calls {
-                cluster: Some(cluster.clone()),
-                ..Calls::default()
-            };
-        }
+        let labelled = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER));
+        // What people write may have any label: these two are who they are.
         match kind.as_ref() {
             "Cluster" => {
                 let (is_new, changed) =
@@ -127,6 +123,10 @@ impl Memory {
                 gone,
                 &["/metadata/generation", "/metadata/deletionTimestamp", "/status/account"],
             ),
+            _ if labelled.is_some() => Calls {
+                cluster: labelled.cloned(),
+                ..Calls::default()
+            },
             "Namespace" => self.plan_shared(object, gone, &["/metadata/annotations", "/metadata/deletionTimestamp"]),
             "Secret" => self.plan_shared(object, gone, &["/data"]),
             _ => Calls {
@@ -235,6 +235,17 @@ mod tests {
         }
         let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
         check::<Role>("role", &mut memory, role, false, &calls(true, None, Others::None));
+    }
+
+    #[test]
+    fn labels_of_a_cluster_and_a_tenant_say_nothing() {
+        let mut memory = Memory::default();
+        let labels = json!({"yoke.drzzl.io/cluster": "x", "yoke.drzzl.io/tenant": "y"});
+        let cluster = json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "labels": labels}, "spec": {}});
+        let itself = calls(true, Some("a"), Others::Refused);
+        check::<Cluster>("cluster", &mut memory, cluster, false, &itself);
+        let tenant = json!({"metadata": {"name": "t", "uid": "2", "labels": labels}, "spec": {}});
+        check::<Tenant>("tenant", &mut memory, tenant, false, &calls(true, None, Others::All));
     }
 
     #[test]
