@@ -9,17 +9,20 @@
 //!
 //! An object that cannot be read is told of and left out: it must not take the others of its kind with it.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Duration;
 
-use futures::TryStreamExt as _;
 use futures::channel::mpsc;
+use futures::stream::BoxStream;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::core::DeserializeGuard;
+use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -33,8 +36,9 @@ use yoke_runtime::{Drain, Supervisor};
 use crate::metrics::OperatorMetrics;
 use crate::triggers::Triggers;
 
-/// Triggers that wait to be taken. When they are this many, watches wait too; controllers take them without delay, since
-/// they keep one entry for each object.
+/// Triggers that wait to be taken. When they are this many, watches wait too: so somebody takes them at any time, without
+/// delay. It is [`Triggered::wait`] until the first lists are there, then controllers, and both keep one entry for each
+/// object.
 const TRIGGER_CAPACITY: usize = 1024;
 /// How long the first lists may take before the process gives up.
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
@@ -44,7 +48,7 @@ const SYNC_LIMIT: Duration = Duration::from_secs(60);
 pub enum SyncError {
     /// A watch ended before.
     #[error("a watch of the host API ended before its first list")]
-    Ended(#[source] kube::runtime::reflector::store::WriterDropped),
+    Ended(#[source] WriterDropped),
     /// It takes too long.
     #[error("the host API did not answer the first lists within {SYNC_LIMIT:?}")]
     Limit,
@@ -82,12 +86,44 @@ pub struct Caches {
 }
 
 /// Objects whose reconciliation is called for.
-#[derive(Debug)]
 pub struct Triggered {
     /// Clusters.
-    pub clusters: mpsc::Receiver<ObjectRef<Cluster>>,
+    pub clusters: BoxStream<'static, ObjectRef<Cluster>>,
     /// Tenants.
-    pub tenants: mpsc::Receiver<ObjectRef<Tenant>>,
+    pub tenants: BoxStream<'static, ObjectRef<Tenant>>,
+}
+
+impl Debug for Triggered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Triggered")
+    }
+}
+
+impl Triggered {
+    /// Waits until every store holds its first list: a decision on what is missing must not be taken before. What is called
+    /// for meanwhile is taken, each object once, and comes first in what is returned.
+    pub async fn wait(mut self, caches: &Caches) -> Result<Self, SyncError> {
+        let (mut clusters, mut tenants) = (HashSet::new(), HashSet::new());
+        let mut all = std::pin::pin!(tokio::time::timeout(SYNC_LIMIT, caches.wait()));
+        loop {
+            tokio::select! {
+                result = &mut all => {
+                    result.map_err(|_| SyncError::Limit)?.map_err(SyncError::Ended)?;
+                    break;
+                }
+                Some(cluster) = self.clusters.next() => {
+                    clusters.insert(cluster);
+                }
+                Some(tenant) = self.tenants.next() => {
+                    tenants.insert(tenant);
+                }
+            }
+        }
+        Ok(Self {
+            clusters: stream::iter(clusters).chain(self.clusters).boxed(),
+            tenants: stream::iter(tenants).chain(self.tenants).boxed(),
+        })
+    }
 }
 
 /// Starts all watches.
@@ -121,34 +157,31 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         certificates: starter.watch_ours("watch-certificates"),
         issuers: starter.watch_ours("watch-issuers"),
     };
-    (caches, Triggered { clusters, tenants })
+    let triggered = Triggered {
+        clusters: clusters.boxed(),
+        tenants: tenants.boxed(),
+    };
+    (caches, triggered)
 }
 
 impl Caches {
-    /// Waits until every store holds its first list. A decision on what is missing must not be taken before.
-    pub async fn wait(&self) -> Result<(), SyncError> {
-        let all = async {
-            tokio::try_join!(
-                self.clusters.wait_until_ready(),
-                self.tenants.wait_until_ready(),
-                self.namespaces.wait_until_ready(),
-                self.secrets.wait_until_ready(),
-                self.config_maps.wait_until_ready(),
-                self.services.wait_until_ready(),
-                self.stateful_sets.wait_until_ready(),
-                self.pods.wait_until_ready(),
-                self.network_policies.wait_until_ready(),
-                self.roles.wait_until_ready(),
-                self.role_bindings.wait_until_ready(),
-                self.certificates.wait_until_ready(),
-                self.issuers.wait_until_ready(),
-            )
-        };
-        match tokio::time::timeout(SYNC_LIMIT, all).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(SyncError::Ended(error)),
-            Err(_) => Err(SyncError::Limit),
-        }
+    async fn wait(&self) -> Result<(), WriterDropped> {
+        tokio::try_join!(
+            self.clusters.wait_until_ready(),
+            self.tenants.wait_until_ready(),
+            self.namespaces.wait_until_ready(),
+            self.secrets.wait_until_ready(),
+            self.config_maps.wait_until_ready(),
+            self.services.wait_until_ready(),
+            self.stateful_sets.wait_until_ready(),
+            self.pods.wait_until_ready(),
+            self.network_policies.wait_until_ready(),
+            self.roles.wait_until_ready(),
+            self.role_bindings.wait_until_ready(),
+            self.certificates.wait_until_ready(),
+            self.issuers.wait_until_ready(),
+        )
+        .map(|_| ())
     }
 
     /// The Clusters in a Tenant's namespace.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures::channel::mpsc::Receiver;
+use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
 use kube::Client;
 use kube::runtime::Controller;
@@ -99,10 +99,10 @@ async fn run_controllers(
     synced: Check,
     drain: Drain,
 ) -> Result<(), cache::SyncError> {
-    match drain.until_started(context.caches.wait()).await {
+    let triggered = match drain.until_started(triggered.wait(&context.caches)).await {
         Some(result) => result?,
         None => return Ok(()),
-    }
+    };
     synced.set_ready();
     let orphans = cluster::orphans::run(Arc::clone(&context), drain.clone());
     let clusters = run_clusters(Arc::clone(&context), triggered.clusters, drain.clone());
@@ -111,7 +111,7 @@ async fn run_controllers(
     Ok(())
 }
 
-async fn run_clusters(context: Arc<Context>, triggers: Receiver<ObjectRef<Cluster>>, drain: Drain) {
+async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Cluster>>, drain: Drain) {
     Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.clone())
         .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
         .reconcile_on(triggers)
@@ -121,7 +121,7 @@ async fn run_clusters(context: Arc<Context>, triggers: Receiver<ObjectRef<Cluste
         .await;
 }
 
-async fn run_tenants(context: Arc<Context>, triggers: Receiver<ObjectRef<Tenant>>, drain: Drain) {
+async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Tenant>>, drain: Drain) {
     let reconnected = stream::unfold(context.nats.connected(), async |mut connected| {
         connected.changed().await.ok()?;
         Some(((), connected))

@@ -442,7 +442,8 @@ async fn connect(client: &Client, server: &Server) -> (Arc<Context>, Supervisor)
     let metrics = OperatorMetrics::new(&Metrics::new("operator"));
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
     let (caches, triggered) = cache::start(client, &mut supervisor, &metrics);
-    // Nobody takes the triggers here: a test says when to reconcile.
+    let triggered = triggered.wait(&caches).await.unwrap();
+    // Nobody heeds the triggers here: a test says when to reconcile.
     let mut clusters = triggered.clusters;
     let mut tenants = triggered.tenants;
     supervisor.spawn_background("triggers", async move {
@@ -455,7 +456,6 @@ async fn connect(client: &Client, server: &Server) -> (Arc<Context>, Supervisor)
             }
         }
     });
-    caches.wait().await.unwrap();
     let context = Context {
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
