@@ -93,7 +93,7 @@ pub(super) async fn apply(
     )
     .await?
     {
-        Ok(materials) => apply_control_plane(context, cluster, blueprint, observed, &materials, &mut applied).await?,
+        Ok(materials) => apply_control_plane(context, blueprint, observed, &materials, &mut applied).await?,
         Err(missing) => applied.wait_for(&missing),
     }
     Ok(applied)
@@ -202,7 +202,6 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
 
 async fn apply_control_plane(
     context: &Context,
-    cluster: &Cluster,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
     materials: &Materials,
@@ -220,7 +219,7 @@ async fn apply_control_plane(
     let digest = materials.restart_digest();
     let template = stateful_set::template_digest(blueprint, &digest);
     let start = stateful_set::Start {
-        incarnation: incarnation::ensure(context, cluster, blueprint.identity, observed, &template).await?,
+        incarnation: incarnation::ensure(context, blueprint.identity, observed, &template).await?,
         digest,
         replicas: i32::from(!asleep),
     };

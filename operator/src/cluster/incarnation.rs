@@ -2,7 +2,8 @@
 //! store of a lower number, on a machine that comes back, ends for good.
 //!
 //! It is kept beside the store's user, with a digest of the template that it was raised for, so that it is raised once for
-//! each change, and never falls when the hosted namespace is lost.
+//! each change, and never falls when the hosted namespace is lost. The first is the time in seconds: what the streams of a
+//! Cluster that is restored have seen is not known, and no count comes near it.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +14,12 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
-use yoke_api::Cluster;
 use yoke_api::names::PKI_NAMESPACE;
 
 use super::build::stateful_set;
 use super::gate::{self, Incarnation, LastStart};
 use super::identity::Identity;
-use super::kept::{data_of, has_state};
+use super::kept::data_of;
 use super::observe::Observed;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -30,16 +30,11 @@ const TEMPLATE: &str = "template";
 /// The number that a control plane of this template is to run with.
 pub(super) async fn ensure(
     context: &Context,
-    cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     template: &str,
 ) -> Result<u64, ReconcileError> {
-    // If the number was lost with everything else, what the store has seen is not known: no count comes near the time.
-    let first = match has_state(cluster) {
-        true => u64::try_from(Timestamp::now().as_second()).unwrap_or(1),
-        false => 1,
-    };
+    let first = u64::try_from(Timestamp::now().as_second()).unwrap_or(1);
     let name = identity.store_secret();
     let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
     let known = context.caches.secrets.get(&key);

@@ -1,8 +1,33 @@
 //! Every start of a control plane has a higher number than those before.
 
+use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::PostParams;
 
 use crate::harness::{Host, PKI};
+
+/// Objects of other people with the operator's label are as many as they are: the first lists come all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn operator_starts_on_a_host_that_is_full() {
+    let mut host = Host::start().await;
+    let maps = host.api::<ConfigMap>("yoke-system");
+    let make = |index: usize| {
+        let map: ConfigMap = serde_json::from_value(serde_json::json!({"metadata": {"name": format!("a{index}"),
+            "labels": {"app.kubernetes.io/managed-by": "yoke-operator", "yoke.drzzl.io/tenant": format!("t{index}"),
+                "yoke.drzzl.io/cluster": "a"}}}))
+        .unwrap();
+        let maps = maps.clone();
+        async move { maps.create(&PostParams::default(), &map).await.map(|_| ()) }
+    };
+    futures::stream::iter((0..1200).map(make))
+        .buffer_unordered(32)
+        .try_collect::<()>()
+        .await
+        .unwrap();
+    host.restart_operator().await;
+    assert!(host.context.caches.config_maps.state().len() >= 1200);
+}
 
 /// The number in the StatefulSet; `None` while there is none.
 async fn number(host: &Host, hosted: &str) -> Option<u64> {
@@ -28,27 +53,31 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
             assert_eq!(number(host, &hosted).await, Some(expected));
         }
     };
-    stays(&host, 1).await;
+    // The first is higher than any that streams of a former life of the Cluster have seen.
+    let now = u64::try_from(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap();
+    let first = number(&host, &hosted).await.unwrap();
+    assert!((now - 60..=now).contains(&first), "{first} at {now}");
+    stays(&host, first).await;
     host.restart_operator().await;
-    stays(&host, 1).await;
+    stays(&host, first).await;
     host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))
         .await;
     host.bring("a", "a change of the version raises it", async || {
-        number(&host, &hosted).await == Some(2)
+        number(&host, &hosted).await == Some(first + 1)
     })
     .await;
-    stays(&host, 2).await;
+    stays(&host, first + 1).await;
     // Asleep and awake is the same template.
     host.patch_cluster("a", serde_json::json!({"spec": {"state": "Asleep"}}))
         .await;
-    stays(&host, 2).await;
+    stays(&host, first + 1).await;
     host.delete::<StatefulSet>(&hosted, "control-plane").await;
     host.bring("a", "a StatefulSet that is made again has another", async || {
-        number(&host, &hosted).await == Some(3)
+        number(&host, &hosted).await == Some(first + 2)
     })
     .await;
-    stays(&host, 3).await;
+    stays(&host, first + 2).await;
     // The number outlives the copy of the user, and the kept Secret.
     host.lose_secret(PKI, &format!("{id}-store")).await;
-    stays(&host, 3).await;
+    stays(&host, first + 2).await;
 }
