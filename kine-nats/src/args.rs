@@ -20,6 +20,10 @@ pub struct Args {
         value_delimiter = ','
     )]
     pub listen: Vec<Listen>,
+    /// Where clients find this process, as the member list says. May be given more than once. The default is what is
+    /// listened on; give it where that is an address like 0.0.0.0.
+    #[arg(long, value_name = "URL", env = "KINE_NATS_ADVERTISE", value_delimiter = ',')]
+    pub advertise: Vec<Listen>,
     /// File with the certificate of the https listeners, and those between it and its CA. This file and the next two are
     /// reread when they change.
     #[arg(long, value_name = "FILE", requires = "tls_key", env = "KINE_NATS_TLS_CERT")]
@@ -92,6 +96,15 @@ pub enum TlsMismatch {
 }
 
 impl Args {
+    /// What the member list says of where to connect.
+    pub(crate) fn client_urls(&self) -> Vec<String> {
+        let urls = match self.advertise.as_slice() {
+            [] => self.listen.as_slice(),
+            advertised => advertised,
+        };
+        urls.iter().map(Listen::url).collect()
+    }
+
     /// The files of the https listeners, if there are such listeners.
     pub(crate) fn tls_files(&self) -> Result<Option<TlsFiles>, TlsMismatch> {
         let secure = self.listen.iter().any(|listen| matches!(listen, Listen::Tls(_)));
@@ -117,7 +130,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Where the etcd API is served.
+/// Where the etcd API is served, or found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
     /// A unix socket.
@@ -259,6 +272,21 @@ mod tests {
         ] {
             assert!(bad.parse::<Listen>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn members_are_found_where_it_is_said_or_listened() {
+        let urls = |more: &[&str]| {
+            let fixed = ["kine-nats", "--nats=nats://a:1", "--stream=KINE_a"];
+            let listen = ["--listen=http://0.0.0.0:1", "--listen=unix:///s"];
+            let args = Args::try_parse_from(fixed.iter().chain(&listen).chain(more));
+            args.unwrap().client_urls()
+        };
+        assert_eq!(urls(&[]), ["http://0.0.0.0:1", "unix:///s"]);
+        assert_eq!(
+            urls(&["--advertise=https://a:1,https://b:2"]),
+            ["https://a:1", "https://b:2"]
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From the command line to a running store, and back.
 
-use crate::args::{Args, Listen, LogFormat};
+use crate::args::{Args, LogFormat};
 use crate::boot::{Identity, Replica};
 use crate::clock;
 use crate::grpc::{self, Node};
@@ -98,8 +98,7 @@ async fn listen(
         }
         None => None,
     };
-    let urls = args.listen.iter().map(Listen::url).collect();
-    let node = Node::new(store, args.progress_interval, urls);
+    let node = Node::new(store, args.progress_interval, args.client_urls());
     for address in &args.listen {
         let bound = listen::bind(address, tls.as_ref())
             .await
