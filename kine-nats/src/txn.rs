@@ -93,7 +93,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
             step.check(&path)?;
             step.check_size(step.path_size(&path))?;
             step.check_reads(&path)?;
-            if path.puts() {
+            if path.puts_more_than_a_compaction() {
                 step.check_space()?;
             }
             let mut answer = step.txn(&path);
@@ -121,11 +121,11 @@ enum PathStep<'a> {
 }
 
 impl Path<'_> {
-    fn puts(&self) -> bool {
+    fn puts_more_than_a_compaction(&self) -> bool {
         self.steps.iter().any(|step| match step {
-            PathStep::Single(Request::RequestPut(_)) => true,
+            PathStep::Single(Request::RequestPut(request)) => !limits::begins_compaction(request),
             PathStep::Single(_) => false,
-            PathStep::Nested(path) => path.puts(),
+            PathStep::Nested(path) => path.puts_more_than_a_compaction(),
         })
     }
 }

@@ -14,6 +14,15 @@ const MAX_READ: i64 = 100_000;
 /// Bytes of an operation besides its key and value.
 const OPERATION: usize = 64;
 
+/// Where kube-apiserver notes down the revision before it compacts, and most bytes of what it notes.
+const COMPACTION: (&[u8], usize) = (b"compact_rev_key", 32);
+
+/// Whether a put is the one without which kube-apiserver never compacts: a full store must take it.
+/// <https://github.com/kubernetes/kubernetes/blob/v1.35.0/staging/src/k8s.io/apiserver/pkg/storage/etcd3/compact.go>
+pub(super) fn begins_compaction(request: &pb::PutRequest) -> bool {
+    request.key == COMPACTION.0 && request.value.len() <= COMPACTION.1 && !request.ignore_value
+}
+
 impl Step<'_, '_> {
     pub(super) fn check_size(&self, bytes: usize) -> Result<(), Refusal> {
         if bytes > MAX_WRITTEN {

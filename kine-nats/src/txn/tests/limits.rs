@@ -70,3 +70,53 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     assert_eq!(bench.run(read(51, 0)).err(), Some(Refusal::TooLarge));
     assert!(bench.run(read(51, 3)).is_ok(), "what is read counts, not what is there");
 }
+
+/// What kube-apiserver does before it compacts.
+fn kube_compaction(version: i64, revision: i64) -> pb::TxnRequest {
+    let key = "compact_rev_key";
+    pb::TxnRequest {
+        compare: vec![pb::Compare {
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Version.into(),
+            key: text(key),
+            target_union: Some(TargetUnion::Version(version)),
+            ..Default::default()
+        }],
+        success: vec![op(Request::RequestPut(put(key, &revision.to_string())))],
+        failure: vec![op(Request::RequestRange(pb::RangeRequest {
+            key: text(key),
+            ..Default::default()
+        }))],
+    }
+}
+
+#[test]
+fn a_full_store_can_be_compacted_by_kube_apiserver() {
+    let mut bench = Bench::new();
+    bench.quota = 100_000;
+    let value = "v".repeat(10_000);
+    while bench.run(Command::Put(put("a", &value))).is_ok() {}
+    assert_eq!(bench.run(Command::Put(put("a", ""))).unwrap_err(), Refusal::NoSpace);
+    let head = bench.state.mvcc.head();
+    assert!(bench.txn(kube_compaction(0, head)).succeeded);
+    bench.run(Command::Compact(head)).unwrap();
+    let mvcc = &mut bench.state.mvcc;
+    mvcc.publish(mvcc.head());
+    mvcc.compact(head);
+    while mvcc.trim(1000) {}
+    assert_eq!(bench.put("a", &value), head + 2);
+}
+
+#[test]
+fn only_what_a_compaction_puts_is_put_into_a_full_store() {
+    let mut bench = Bench::new();
+    bench.put("a", "");
+    bench.quota = 0;
+    let mut both = kube_compaction(0, 5);
+    both.success.push(op(Request::RequestPut(put("a", "1"))));
+    let mut large = kube_compaction(0, 5);
+    large.success = vec![op(Request::RequestPut(put("compact_rev_key", &"5".repeat(1000))))];
+    for request in [both, large] {
+        assert_eq!(bench.run(Command::Txn(request)).unwrap_err(), Refusal::NoSpace);
+    }
+}
