@@ -163,9 +163,10 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.trim_due = true;
     }
 
-    /// The log takes nothing more.
+    /// The log takes nothing more. What failed often may help by now.
     pub(super) fn hurry(&mut self) {
         self.unsaved.urgent = true;
+        self.not_before = self.not_before.min(clock::now() + AGAIN.0);
     }
 
     fn is_due(&self) -> bool {

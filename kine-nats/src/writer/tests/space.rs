@@ -124,3 +124,20 @@ async fn what_waits_for_the_writer_is_limited_in_bytes() {
     assert_eq!(running.store.waiting(), 0);
     running.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
+    let memory = Memory::new();
+    let cadence = Cadence { records: 10, ..NEVER };
+    memory.messages().set_left(Some(0));
+    let running = start_with(&memory, identity(1, 1), cadence).await;
+    for _ in 0..10 {
+        write(&running.store, "a").await.unwrap();
+    }
+    // Failed after 0, 3, 9, 21 and 45 seconds; the next would begin after 75.
+    tokio::time::sleep(Duration::from_secs(48)).await;
+    memory.messages().set_left(None);
+    fill(&memory);
+    assert_eq!(write(&running.store, "b").await, Ok(12));
+    running.stop().await;
+}
