@@ -161,6 +161,7 @@ impl Replica {
     /// anything new.
     async fn catch_up(&mut self, log: &impl Log, known: Duration) -> Result<bool, BootError> {
         let (begin, last) = (self.session.sequence, self.info.last);
+        let counted = self.replayed.1;
         while self.session.sequence < last {
             let records = log.read(self.session.sequence + 1).await?;
             if records.is_empty() {
@@ -176,7 +177,8 @@ impl Replica {
             }
         }
         let new = self.session.sequence > begin;
-        if new {
+        // What does not count shows nobody to be alive.
+        if self.replayed.1 > counted {
             self.observed = if self.session.sequence == last {
                 known
             } else {
@@ -187,6 +189,9 @@ impl Replica {
     }
 
     fn apply(&mut self, sequence: u64, bytes: &[u8]) -> Result<(), BootError> {
+        if self.session.passes_over(sequence, bytes) {
+            return Ok(());
+        }
         let record = codec::decode(bytes).map_err(|source| BootError::Codec { sequence, source })?;
         let revision = self.state.mvcc.head();
         if self.session.admit(sequence, &record, revision)? == Verdict::Void {

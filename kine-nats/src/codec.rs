@@ -172,6 +172,12 @@ pub(crate) fn encode(header: &Header, operations: &Operations) -> (Bytes, u64) {
     (Bytes::from(out), hash)
 }
 
+/// Whether bytes were never a record of the store `cluster`. What was, and is damaged, is none of these.
+pub(crate) fn is_foreign(bytes: &[u8], cluster: Option<u64>) -> bool {
+    let other = || cluster.is_some_and(|cluster| bytes.get(8..16) != Some(cluster.to_le_bytes().as_slice()));
+    !bytes.starts_with(&MAGIC) || (other() && unseal(bytes).is_ok())
+}
+
 /// Reads a record.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Record, CodecError> {
     let (body, hash) = unseal(bytes)?;

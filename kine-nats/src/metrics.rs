@@ -16,6 +16,7 @@ pub(crate) struct Metrics {
     pub(crate) requests: Counter,
     pub(crate) recoveries: Counter,
     pub(crate) snapshots: Counter,
+    pub(crate) foreign: Counter,
     pub(crate) commit: Histogram,
     revision: Gauge,
     bytes: Gauge,
@@ -36,6 +37,7 @@ impl Metrics {
             requests: Counter::default(),
             recoveries: Counter::default(),
             snapshots: Counter::default(),
+            foreign: Counter::default(),
             commit: Histogram::new(buckets()),
             revision: Gauge::default(),
             bytes: Gauge::default(),
@@ -59,6 +61,11 @@ impl Metrics {
             metrics.recoveries.clone(),
         );
         registry.register("yoke_kine_snapshots", "Snapshots stored", metrics.snapshots.clone());
+        registry.register(
+            "yoke_kine_foreign_messages",
+            "Messages in the log that are not of this store, and copies",
+            metrics.foreign.clone(),
+        );
         registry.register(
             "yoke_kine_commit_seconds",
             "From sending a record to its ack",

@@ -2,9 +2,14 @@
 //!
 //! A writer begins with an epoch record, placed exactly behind the last record it read, and its records chain by hash
 //! from there. A record of an earlier writer that was still under way lands behind the epoch record sometimes; it is
-//! *void* for all readers, and its writer is never told that it was stored.
+//! *void* for all readers, and its writer is never told that it was stored. So is what nobody of this store wrote, and a
+//! copy of a record: a stream also takes what a server answers to a request that names its subject as the place to reply.
 
-use crate::codec::{Header, Operation, Record};
+use crate::codec::{self, Header, Operation, Record};
+use std::collections::VecDeque;
+
+/// Hashes that are remembered, to know a copy by.
+const REMEMBERED: usize = 256;
 
 /// Why the log cannot be followed.
 #[derive(Debug, thiserror::Error)]
@@ -15,12 +20,6 @@ pub enum SessionError {
         /// Where.
         sequence: u64,
     },
-    /// A record belongs to another store.
-    #[error("follow the log: the record at sequence {sequence} belongs to another store")]
-    OtherStore {
-        /// Where.
-        sequence: u64,
-    },
 }
 
 /// What a record means.
@@ -28,7 +27,7 @@ pub enum SessionError {
 pub(crate) enum Verdict {
     /// It counts.
     Valid,
-    /// It came from a writer that had been replaced; as if it were not there.
+    /// It came from a writer that had been replaced, or is not for this store; as if it were not there.
     Void,
 }
 
@@ -49,21 +48,57 @@ pub(crate) struct Session {
     pub(crate) resigned: bool,
     /// The newest message is void.
     pub(crate) after_void: bool,
+    /// Messages that were passed over because nobody of this store wrote them, and copies, since this process began.
+    pub(crate) foreign: u64,
+    /// Hashes of the newest records that count, as far as this process saw them.
+    pub(crate) recent: VecDeque<u64>,
 }
 
 impl Session {
+    /// Passes over the message behind the newest one when it was never a record of this store.
+    pub(crate) fn passes_over(&mut self, sequence: u64, bytes: &[u8]) -> bool {
+        let foreign = codec::is_foreign(bytes, (self.epoch > 0).then_some(self.cluster));
+        if foreign {
+            tracing::warn!(sequence, "The log holds a message that is not of this store");
+            self.foreign += 1;
+            self.sequence = sequence;
+            self.after_void = true;
+        }
+        foreign
+    }
+
+    /// Goes on behind a record that counts.
+    pub(crate) fn advance(&mut self, sequence: u64, hash: u64) {
+        self.sequence = sequence;
+        self.hash = hash;
+        self.after_void = false;
+        if self.recent.len() == REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(hash);
+    }
+
+    /// Whether a record of the living writer that does not stand on the newest one is one that counted before.
+    fn is_copy(&self, record: &Record, revision: i64) -> bool {
+        let began = matches!(record.operations.first(), Some(Operation::Epoch { .. }));
+        // A writer begins once, and resigns last; its revisions never fall; and a sign of life says nothing.
+        began
+            || self.resigned
+            || record.header.base < revision
+            || (record.header.base == revision && record.operations.is_empty())
+            || self.recent.contains(&record.hash)
+    }
+
     /// Judges the record behind the newest one. `revision` is the store's.
     pub(crate) fn admit(&mut self, sequence: u64, record: &Record, revision: i64) -> Result<Verdict, SessionError> {
         let header = &record.header;
-        if self.epoch > 0 && header.cluster != self.cluster {
-            return Err(SessionError::OtherStore { sequence });
-        }
         let epoch = record.operations.first().and_then(|operation| match operation {
             Operation::Epoch { lease_ms, .. } => Some(*lease_ms),
             _ => None,
         });
         let stands = header.previous == self.hash && header.base == revision;
         let verdict = match epoch {
+            _ if self.epoch > 0 && header.cluster != self.cluster => Verdict::Void,
             Some(lease_ms) if header.epoch > self.epoch && stands => {
                 self.begin(header, lease_ms);
                 Verdict::Valid
@@ -75,13 +110,19 @@ impl Session {
             // It stood on one that a void record took the place of. Its writer was not told that it was stored, and sends
             // it again behind that one.
             None if header.epoch == self.epoch && self.after_void => Verdict::Void,
+            _ if header.epoch == self.epoch && self.is_copy(record, revision) => {
+                tracing::warn!(sequence, "The log holds a copy of a record");
+                self.foreign += 1;
+                Verdict::Void
+            }
             _ => return Err(SessionError::Broken { sequence }),
         };
-        self.sequence = sequence;
-        self.after_void = verdict == Verdict::Void;
         if verdict == Verdict::Valid {
-            self.hash = record.hash;
+            self.advance(sequence, record.hash);
             self.resigned = matches!(record.operations.last(), Some(Operation::Resign));
+        } else {
+            self.sequence = sequence;
+            self.after_void = true;
         }
         Ok(verdict)
     }
@@ -120,6 +161,10 @@ mod tests {
             lease_ms: 2000,
             name: String::new(),
         }]
+    }
+
+    fn grant() -> Vec<Operation> {
+        vec![Operation::Grant { id: 7, ttl: 60 }]
     }
 
     fn session() -> Session {
@@ -174,7 +219,7 @@ mod tests {
     #[test]
     fn refuses_a_break_in_the_chain() {
         for (name, bad) in [
-            ("hash", record(1, 10, 99, 1, vec![], 102)),
+            ("hash", record(1, 10, 99, 1, grant(), 102)),
             ("revision", record(1, 10, 101, 2, vec![], 102)),
             ("epoch without its record", record(2, 20, 101, 1, vec![], 102)),
             ("epoch on another end", record(2, 20, 99, 1, begin(), 102)),
@@ -184,12 +229,24 @@ mod tests {
                 "{name}"
             );
         }
-        let mut other = record(1, 10, 101, 1, vec![], 102);
-        other.header.cluster = 8;
-        assert!(matches!(
-            session().admit(3, &other, 1),
-            Err(SessionError::OtherStore { sequence: 3 })
-        ));
+    }
+
+    #[test]
+    fn passes_over_copies() {
+        let mut session = session();
+        session.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
+        session.admit(4, &record(1, 10, 102, 1, vec![], 103), 1).unwrap();
+        for (name, copy) in [
+            ("epoch", record(1, 10, 0, 1, begin(), 100)),
+            ("sign of life", record(1, 10, 100, 1, vec![], 101)),
+            ("lease", record(1, 10, 101, 1, grant(), 102)),
+            ("change", record(1, 10, 55, 1, grant(), 56)),
+        ] {
+            let mut session = session.clone();
+            let revision = if name == "change" { 2 } else { 1 };
+            assert_eq!(session.admit(5, &copy, revision).unwrap(), Verdict::Void, "{name}");
+            assert_eq!((session.sequence, session.hash, session.foreign), (5, 103, 1), "{name}");
+        }
     }
 
     #[test]
@@ -204,7 +261,7 @@ mod tests {
         assert_eq!(session.admit(7, &next(102, 105), 1).unwrap(), Verdict::Valid);
         assert_eq!(session.admit(8, &next(105, 106), 1).unwrap(), Verdict::Valid);
         assert!(matches!(
-            session.admit(9, &next(105, 107), 1),
+            session.admit(9, &record(2, 20, 105, 1, grant(), 107), 1),
             Err(SessionError::Broken { sequence: 9 })
         ));
     }

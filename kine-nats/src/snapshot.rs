@@ -161,6 +161,7 @@ impl Manifest {
             lease_ms,
             resigned,
             after_void,
+            ..
         } = pin.session;
         let Written {
             chunks,
@@ -225,6 +226,7 @@ impl Manifest {
             lease_ms: self.lease_ms,
             resigned: self.resigned,
             after_void: self.after_void,
+            ..Session::default()
         };
         let mut state = State::new(Mvcc::restored(self.revision, self.compacted));
         for (id, ttl) in &self.leases {

@@ -87,14 +87,6 @@ pub enum WriterError {
     /// A message in the log is not a record.
     #[error("write: the log holds something else")]
     Codec(#[from] crate::codec::CodecError),
-    /// The log answered something that cannot be.
-    #[error("write: a record was stored at sequence {stored} instead of {expected}")]
-    Misplaced {
-        /// Where it is.
-        stored: u64,
-        /// Where it should be.
-        expected: u64,
-    },
     /// A task of the log ended.
     #[error("write: the log's acknowledgements ended")]
     AcksEnded,
@@ -165,6 +157,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             upkeep,
         } = parts;
         store.set_stored(session.sequence, store.revision());
+        store.metrics.foreign.inc_by(session.foreign);
         let (hash, begun) = (session.hash, session.sequence);
         Self {
             log,

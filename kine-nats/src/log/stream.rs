@@ -145,16 +145,9 @@ impl Stream {
         loop {
             let answer = timeout(REQUEST, answers.next()).await.map_err(|_| LogError::Timeout)?;
             let answer = answer.ok_or(LogError::Disconnected)?;
-            match answer.status.map(|status| status.as_u16()) {
-                None => messages.push((sequence(&answer)?, answer.payload)),
-                Some(204 | 404) => return Ok(messages),
-                Some(code) => {
-                    let description = answer.description.unwrap_or_default();
-                    return Err(LogError::Refused {
-                        code: u64::from(code),
-                        description,
-                    });
-                }
+            match to_part(answer)? {
+                Some(message) => messages.push(message),
+                None => return Ok(messages),
             }
         }
     }
@@ -262,12 +255,55 @@ impl Messages for Stream {
     }
 }
 
-fn sequence(message: &Message) -> Result<u64, LogError> {
-    let header = message
-        .headers
-        .as_ref()
-        .and_then(|headers| headers.get("Nats-Sequence"));
-    header
-        .and_then(|value| value.as_str().parse().ok())
-        .ok_or(LogError::Answer("DIRECT.GET"))
+/// One answer of a batched read; `None` is its end. A message that is stored with a status keeps it, and one with headers
+/// in the server's names keeps them, too: the server appends its own.
+fn to_part(answer: Message) -> Result<Option<(u64, Bytes)>, LogError> {
+    let header = answer.headers.as_ref().and_then(|it| it.get_last("Nats-Sequence"));
+    match (header, answer.status.map(|status| status.as_u16())) {
+        (Some(sequence), _) => match sequence.as_str().parse() {
+            Ok(sequence) => Ok(Some((sequence, answer.payload))),
+            Err(_) => Err(LogError::Answer("DIRECT.GET")),
+        },
+        (None, None) => Err(LogError::Answer("DIRECT.GET")),
+        (None, Some(204 | 404)) => Ok(None),
+        (None, Some(code)) => Err(LogError::Refused {
+            code: u64::from(code),
+            description: answer.description.unwrap_or_default(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use async_nats::{HeaderMap, StatusCode};
+
+    fn answer(status: Option<StatusCode>, sequences: &[&str]) -> Message {
+        let mut headers = HeaderMap::new();
+        for sequence in sequences {
+            headers.append("Nats-Sequence", *sequence);
+        }
+        Message {
+            subject: "inbox".into(),
+            reply: None,
+            payload: "p".into(),
+            headers: Some(headers),
+            status,
+            description: None,
+            length: 1,
+        }
+    }
+
+    #[test]
+    fn what_has_a_sequence_is_a_message_whatever_was_stored_with_it() {
+        let missing = Some(StatusCode::NOT_FOUND);
+        for (status, sequences) in [(None, &["7"][..]), (missing, &["7"]), (None, &["99", "7"])] {
+            let part = to_part(answer(status, sequences)).unwrap();
+            assert_eq!(part, Some((7, "p".into())), "{status:?} {sequences:?}");
+        }
+        assert_eq!(to_part(answer(missing, &[])).unwrap(), None);
+        let timeout = to_part(answer(Some(StatusCode::TIMEOUT), &[]));
+        assert!(matches!(timeout, Err(LogError::Refused { code: 408, .. })));
+        assert!(matches!(to_part(answer(None, &["x"])), Err(LogError::Answer(_))));
+    }
 }

@@ -46,9 +46,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// The record at the front is stored: show it, answer, and tell the watches.
     fn commit(&mut self, sequence: u64) {
         let Some(batch) = self.pending.pop_front() else { return };
-        self.session.sequence = sequence;
-        self.session.hash = batch.hash;
-        self.session.after_void = false;
+        self.session.advance(sequence, batch.hash);
         self.recent.push(sequence, batch.record.clone());
         let before = {
             let mut state = self.store.write();
@@ -131,10 +129,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
 
     /// Looks at a record of somebody else.
     fn pass(&mut self, sequence: u64, bytes: Bytes) -> Result<(), WriterError> {
-        let record = codec::decode(&bytes)?;
         let mut session = self.session.clone();
-        let verdict = session.admit(sequence, &record, self.store.revision())?;
-        if verdict == Verdict::Void {
+        let void = session.passes_over(sequence, &bytes)
+            || session.admit(sequence, &codec::decode(&bytes)?, self.store.revision())? == Verdict::Void;
+        if void {
+            self.store
+                .metrics
+                .foreign
+                .inc_by(session.foreign - self.session.foreign);
             self.session = session;
             self.recent.push(sequence, bytes);
             return Ok(());
@@ -181,13 +183,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             match ack.outcome {
                 Ok(stored) if stored == expected + 1 => self.commit(stored),
-                Ok(stored) => {
-                    return Err(WriterError::Misplaced {
-                        stored,
-                        expected: expected + 1,
-                    });
-                }
-                Err(Rejection::Conflict) => {}
+                // Of an earlier send, which counted for nothing; the log tells.
+                Ok(_) | Err(Rejection::Conflict) => {}
                 Err(Rejection::Full) => {
                     tracing::error!("The stream is full");
                     self.store.set_full(true);

@@ -1,6 +1,7 @@
 //! The writer on a log that loses records and acks, and against other writers.
 
 mod doubt;
+mod foreign;
 mod leases;
 mod simulator;
 mod space;
