@@ -60,10 +60,15 @@ pub(crate) async fn ensure(context: &Context, tenant: &Tenant) -> Result<Option<
     if let Some(found) = find(&api, &name).await? {
         return Ok(Some(found));
     }
-    let had = tenant.status.as_ref().and_then(|status| status.account.as_deref());
-    let data = match had {
+    let had = tenant.status.as_ref().and_then(|status| status.account.clone());
+    let clusters = context.caches.clusters_of(&tenant.name_any());
+    // A Tenant that was restored may be without its status, and its Clusters with theirs.
+    let accounts = clusters
+        .iter()
+        .filter_map(|cluster| Some(cluster.status.as_ref()?.storage.as_ref()?.account.clone()));
+    let data = match had.or_else(|| accounts.min()) {
         None => AccountKeys::generate().to_data(),
-        Some(account) => match recover(context, tenant, account).await? {
+        Some(account) => match recover(context, tenant, &account).await? {
             Some(data) => data,
             None => return Ok(None),
         },

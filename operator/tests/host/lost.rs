@@ -1,9 +1,11 @@
 //! What is kept and gets lost by a hand.
 
 use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
 use kube::api::{Patch, PatchParams};
+use yoke_api::Tenant;
 
-use crate::harness::{Host, PKI, condition};
+use crate::harness::{Host, PKI, TENANT, condition};
 
 /// The text under a key of a Secret; empty if there is none.
 async fn text(host: &Host, namespace: &str, name: &str, key: &str) -> String {
@@ -110,6 +112,18 @@ async fn account_goes_on_without_its_first_keys() {
     host.reconcile_tenant().await.unwrap();
     assert!(host.secret("yoke-system", account).await.is_some());
     assert!(works(&host).await, "a user of the lost key is good on");
+    // A Tenant that is restored has no status; its Clusters know the account.
+    let tenants = Api::<Tenant>::all(host.client.clone());
+    let known = tenants.get(TENANT).await.unwrap().status.unwrap().account;
+    host.lose_secret("yoke-system", account).await;
+    let nothing = serde_json::json!({"status": {"account": null}});
+    tenants
+        .patch_status(TENANT, &PatchParams::default(), &Patch::Merge(nothing))
+        .await
+        .unwrap();
+    host.reconcile_tenant().await.unwrap();
+    assert_eq!(tenants.get(TENANT).await.unwrap().status.unwrap().account, known);
+    assert!(works(&host).await);
     host.bring("a", "the store is looked at again", async || {
         condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
     })
