@@ -84,7 +84,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
     let outcome = match &verdict {
-        Err(refusal) if observed.is_kept(&identity) && !cluster.spec.paused => {
+        Err(refusal) if observed.is_kept() && !cluster.spec.paused => {
             match Box::pin(keep::keep(context, &cluster, &identity, &observed)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
@@ -140,7 +140,7 @@ fn judge<'a>(
         running: running_version(cluster),
     };
     let accepted = validate::validate(cluster, identity, &around)?;
-    if observed.is_foreign(identity) {
+    if observed.is_foreign {
         return Err(Refusal {
             reason: Reason::IdentityConflict,
             message: format!("Namespace {} exists and belongs to somebody else.", identity.hosted()),
@@ -239,8 +239,7 @@ async fn fail(
         Timestamp::now(),
     );
     let before = cluster.status.clone().unwrap_or_default();
-    let told = [ConditionType::Degraded, ConditionType::Ready];
-    let notices = conditions::build_notices(&changes, &before.conditions, &told, "Reconcile");
+    let notices = conditions::build_notices(&changes, &before.conditions, &status::TOLD_OF_FAILURE, "Reconcile");
     context.events.publish(cluster, &notices).await;
     if let Err(second) = patch::write(context, cluster, &status).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
@@ -265,7 +264,8 @@ fn next_look(outcome: &Outcome) -> Action {
             Action::requeue(if age < 60 { STARTING } else { WAITING })
         }
         ControlPlane::Running { .. } | ControlPlane::Asleep => Action::requeue(jitter(STEADY)),
-        _ if outcome.store.status != Some(true) => Action::requeue(Duration::from_millis(500)),
+        // Of a Cluster that is kept the store is not looked at.
+        _ if !outcome.kept && outcome.store.status != Some(true) => Action::requeue(Duration::from_millis(500)),
         _ => Action::requeue(WAITING),
     }
 }

@@ -55,6 +55,7 @@ pub struct OperatorMetrics {
     clusters: Family<PhaseLabel, Gauge>,
     ready_seconds: Histogram,
     undecodable: Family<KindLabel, Counter>,
+    orphans_held: Gauge,
 }
 
 impl OperatorMetrics {
@@ -68,6 +69,7 @@ impl OperatorMetrics {
             clusters: Family::default(),
             ready_seconds: Histogram::new([2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0]),
             undecodable: Family::default(),
+            orphans_held: Gauge::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -87,6 +89,11 @@ impl OperatorMetrics {
                 "undecodable_objects",
                 "Times that an object of the host API could not be read, by kind",
                 own.undecodable.clone(),
+            );
+            registry.register(
+                "orphans_held",
+                "Identities without a Cluster that are not collected, since they are too many at once",
+                own.orphans_held.clone(),
             );
         });
         own
@@ -109,6 +116,11 @@ impl OperatorMetrics {
     pub fn undecodable(&self, kind: &str) {
         let kind = kind.to_owned();
         self.undecodable.get_or_create(&KindLabel { kind }).inc();
+    }
+
+    /// Sets how many orphans are left alone.
+    pub fn hold_orphans(&self, count: usize) {
+        self.orphans_held.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// A Cluster was Ready for the first time.

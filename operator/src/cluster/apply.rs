@@ -3,10 +3,12 @@
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
-use yoke_api::{Cluster, Reason, labels};
+use yoke_api::cluster::DeletionPolicy;
+use yoke_api::{Cluster, Reason};
 
 use super::build::{Blueprint, Materials, hosted, stateful_set};
 use super::gate::{self, ControlPlane, Template};
+use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
 use super::status::Lack;
 use super::store::{self, Store};
@@ -106,7 +108,7 @@ async fn apply_surroundings(
     observed: &Observed,
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
-    ensure_namespace(context, blueprint, observed).await?;
+    ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
     let (service, policy, files) = (
         hosted::build_service(blueprint.identity),
         hosted::build_network_policy(blueprint.identity, blueprint.config),
@@ -120,22 +122,18 @@ async fn apply_surroundings(
     Ok(())
 }
 
-/// A namespace is made, never adopted: one that exists must say that it is this Cluster's.
-async fn ensure_namespace(
+/// A namespace is made, and adopted from nobody but a Cluster of this one's name that is gone: one that exists must say so.
+pub(super) async fn ensure_namespace(
     context: &Context,
-    blueprint: &Blueprint<'_>,
+    identity: &Identity,
+    policy: DeletionPolicy,
     observed: &Observed,
 ) -> Result<(), ReconcileError> {
-    let wanted = hosted::build_namespace(blueprint.identity, blueprint.spec.deletion_policy);
+    let wanted = hosted::build_namespace(identity, policy);
     if let Some(namespace) = observed.namespace.as_deref()
         && namespace.metadata.deletion_timestamp.is_none()
         && is_annotated(namespace, &wanted)
-        && namespace.metadata.labels
-            == wanted
-                .metadata
-                .labels
-                .clone()
-                .map(|labels| with_name(labels, blueprint))
+        && namespace.metadata.labels == wanted.metadata.labels.clone().map(|labels| with_name(labels, identity))
     {
         return Ok(());
     }
@@ -143,13 +141,15 @@ async fn ensure_namespace(
     if context.clusters.create(&api, &wanted).await?.is_some() {
         return Ok(());
     }
-    let name = blueprint.identity.hosted().to_string();
+    let name = identity.hosted().to_string();
     let found = api
         .get_opt(&name)
         .await
         .map_err(ReconcileError::host("the hosted namespace"))?;
     match found {
-        Some(namespace) if is_foreign(&namespace, blueprint.identity) => Err(ReconcileError::Foreign(name)),
+        Some(namespace) if is_foreign(&namespace, identity, &context.caches.clusters.state()) => {
+            Err(ReconcileError::Foreign(name))
+        }
         Some(namespace) if namespace.metadata.deletion_timestamp.is_some() => Err(ReconcileError::Ending(name)),
         Some(_) => {
             let patch = kube::api::Patch::Apply(&wanted);
@@ -164,21 +164,16 @@ async fn ensure_namespace(
 
 /// Whether a namespace has the annotations that it should, of which others may have added some.
 fn is_annotated(namespace: &Namespace, wanted: &Namespace) -> bool {
-    let policy = |namespace: &Namespace| namespace.annotations().get(labels::DELETION_POLICY).cloned();
     let mut annotations = wanted.annotations().iter();
-    policy(namespace) == policy(wanted)
-        && annotations.all(|(key, value)| namespace.annotations().get(key) == Some(value))
+    annotations.all(|(key, value)| namespace.annotations().get(key) == Some(value))
 }
 
 /// The API server labels every namespace with its own name.
 fn with_name(
     mut labels: std::collections::BTreeMap<String, String>,
-    blueprint: &Blueprint<'_>,
+    identity: &Identity,
 ) -> std::collections::BTreeMap<String, String> {
-    labels.insert(
-        "kubernetes.io/metadata.name".into(),
-        blueprint.identity.hosted().to_string(),
-    );
+    labels.insert("kubernetes.io/metadata.name".into(), identity.hosted().to_string());
     labels
 }
 
@@ -209,7 +204,7 @@ async fn apply_control_plane(
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
     let names = blueprint.spec.endpoint.extra_sans.clone();
-    copies::apply(context, blueprint.identity, names, materials, applied).await?;
+    copies::apply(context, blueprint.identity, names, materials, applied).await??;
     let asleep = blueprint.spec.state == yoke_api::cluster::DesiredState::Asleep;
     let store_ready = applied.store.state.status == Some(true);
     // Once there is a control plane it is kept in step even while NATS does not answer the operator.
@@ -227,8 +222,7 @@ async fn apply_control_plane(
     context.clusters.apply(&caches.stateful_sets, &set).await?;
     copies::replace_stuck(context, observed).await?;
     let template = Template {
-        version: blueprint.accepted.version.to_string(),
-        digest: start.digest,
+        incarnation: start.incarnation,
     };
     applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods, Some(&template));
     if !asleep {

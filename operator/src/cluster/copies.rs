@@ -53,14 +53,15 @@ pub(super) async fn read(
     Ok(materials)
 }
 
-/// Copies materials to the control plane first, then to those who are sent to it.
+/// Copies materials to the control plane first, then to those who are sent to it. What is given back is whether the tenant
+/// has the kubeconfig: the Tenant's namespace may be ending, and the control plane not.
 pub(super) async fn apply(
     context: &Context,
     identity: &Identity,
     extra_names: Vec<String>,
     materials: &Materials,
     applied: &mut Applied,
-) -> Result<(), ReconcileError> {
+) -> Result<Result<(), ReconcileError>, ReconcileError> {
     let caches = &context.caches;
     let components = secrets::build_component_secrets(identity, materials)?;
     let kubeconfig = secrets::build_kubeconfig(identity, &context.config, materials)?;
@@ -68,16 +69,16 @@ pub(super) async fn apply(
     let copies = components
         .iter()
         .map(|secret| context.clusters.apply(&caches.secrets, secret));
-    // The Tenant's namespace may be ending, and the control plane not: all are tried, then the first failure is told.
+    // All are tried, then the first failure is told.
     let (copies, kubeconfig, ingress) = tokio::join!(
         futures::future::join_all(copies),
         context.clusters.apply(&caches.secrets, &kubeconfig),
         context.clusters.apply(&caches.config_maps, &ingress),
     );
-    for result in copies.into_iter().chain([ingress, kubeconfig]) {
+    for result in copies.into_iter().chain([ingress]) {
         result?;
     }
-    applied.published = true;
+    applied.published = kubeconfig.is_ok();
     applied.ca_not_after = Some(materials.ca_not_after);
     let message = match materials.former.len() {
         0 => "Every certificate is issued and copied.".to_owned(),
@@ -86,7 +87,7 @@ pub(super) async fn apply(
         ),
     };
     applied.certificates = State::yes(Reason::AsExpected, message);
-    Ok(())
+    Ok(kubeconfig.map(|_| ()).map_err(ReconcileError::from))
 }
 
 /// Replaces a pod that waits in back-off.

@@ -48,7 +48,7 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     };
     let observed = observe::observe(&context.caches, cluster, &identity);
     // What has this identity may belong to another Cluster, whose it was first.
-    if !owns(context, cluster, &identity, &observed) {
+    if !owns(context, cluster, &observed) {
         return release(context, cluster, Some(&identity)).await;
     }
     if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed).await? {
@@ -58,9 +58,9 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     release(context, cluster, Some(&identity)).await
 }
 
-fn owns(context: &Context, cluster: &Cluster, identity: &Identity, observed: &Observed) -> bool {
+fn owns(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
     if observed.namespace.is_some() {
-        return !observed.is_foreign(identity);
+        return !observed.is_foreign;
     }
     validate::holds_identity(cluster, &context.caches.clusters.state())
 }
@@ -74,7 +74,24 @@ async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identit
 }
 
 /// Removes what there is, in order; says what is waited for, if anything.
-pub(super) async fn remove(
+async fn remove(
+    context: &Context,
+    policy: DeletionPolicy,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Option<&'static str>, ReconcileError> {
+    if let Some(waiting) = stop(context, policy, identity, observed).await? {
+        return Ok(Some(waiting));
+    }
+    if let Some(waiting) = remove_objects(context, identity, observed).await? {
+        return Ok(Some(waiting));
+    }
+    remove_streams(context, policy, identity).await?;
+    Ok(None)
+}
+
+/// Ends the control plane and revokes its user: from here on nothing is written to the streams.
+pub(super) async fn stop(
     context: &Context,
     policy: DeletionPolicy,
     identity: &Identity,
@@ -98,6 +115,16 @@ pub(super) async fn remove(
         force(context, &lost).await?;
         return Ok(Some("What is left of the control plane is being taken away."));
     }
+    Ok(None)
+}
+
+/// Removes what a control plane was made of, when it has ended.
+pub(super) async fn remove_objects(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Option<&'static str>, ReconcileError> {
+    let caches = &context.caches;
     let kept = identity.store_secret();
     let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
     let certificates = remove_all(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
@@ -127,7 +154,6 @@ pub(super) async fn remove(
         }
         return Ok(Some("The namespace of the control plane is being removed."));
     }
-    remove_streams(context, policy, identity).await?;
     Ok(None)
 }
 

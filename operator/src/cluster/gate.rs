@@ -79,16 +79,15 @@ pub fn plan_control_plane(
 /// What a pod of the present template is recognised by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// Version of Kubernetes.
-    pub version: String,
-    /// Digest of what is read once.
-    pub digest: String,
+    /// Number of the start, which every change of the template raises.
+    pub incarnation: u64,
 }
 
 impl Template {
     fn is_of(&self, pod: &Pod) -> bool {
-        let annotation = |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key));
-        annotation(labels::VERSION) == Some(&self.version) && annotation(labels::CONFIG_DIGEST) == Some(&self.digest)
+        let annotations = pod.metadata.annotations.as_ref();
+        let number = annotations.and_then(|all| all.get(labels::INCARNATION)?.parse::<u64>().ok());
+        number == Some(self.incarnation)
     }
 }
 

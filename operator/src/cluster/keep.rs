@@ -1,5 +1,5 @@
 //! Keeps a control plane alive whose Cluster is refused now: what changes by itself, certificates above all, goes on; what
-//! the spec asks for anew does not.
+//! the spec asks for anew does not, but for what becomes of the data.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -8,14 +8,14 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::names::INGRESS_CONFIG_MAP;
-use yoke_api::{Cluster, Reason, labels};
+use yoke_api::{Cluster, Reason};
 
-use super::apply::Applied;
+use super::apply::{Applied, ensure_namespace};
 use super::build::{Materials, hosted, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{copies, kept, probe, validate};
+use super::{copies, incarnation, kept, probe, validate};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -29,6 +29,7 @@ pub(super) async fn keep(
 ) -> Result<Applied, ReconcileError> {
     let caches = &context.caches;
     let mut applied = Applied::new(find_store(cluster), observed);
+    ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
     let (service, policy) = (
         hosted::build_service(identity),
         hosted::build_network_policy(identity, &context.config),
@@ -43,16 +44,22 @@ pub(super) async fn keep(
         kept::ensure_user(context, cluster, identity, keys.as_ref()),
     )?;
     let Some(credentials) = credentials else {
+        applied.certificates = State::no(
+            Reason::AccountKeyLost,
+            "Nothing is copied: the store's user is lost, and so are the account's keys to make another one.",
+        );
+        copies::replace_stuck(context, observed).await?;
         return Ok(applied);
     };
     let plan = validate::plan_names(identity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {
             let names = find_extra_names(context, identity);
-            copies::apply(context, identity, names, &materials, &mut applied).await?;
+            let given = copies::apply(context, identity, names, &materials, &mut applied).await?;
             restart(context, identity, observed, &materials).await?;
             copies::replace_stuck(context, observed).await?;
             probe::look_at_api(context, identity, observed, &materials, &mut applied).await;
+            given?;
         }
         Err(missing) => applied.wait_for(&missing),
     }
@@ -69,13 +76,15 @@ fn find_store(cluster: &Cluster) -> Store {
     }
 }
 
-/// The names that the ingress was told while the Cluster was accepted.
+/// The names that the ingress was told while the Cluster was accepted, but for those that the Tenant may not have any more.
 fn find_extra_names(context: &Context, identity: &Identity) -> Vec<String> {
     let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
     let told = context.caches.config_maps.get(&key);
     let text = told.as_deref().and_then(|told| told.data.as_ref()?.get(CONFIG_KEY));
     let config = text.and_then(|text| serde_json::from_str::<IngressConfig>(text).ok());
-    config.map(|config| config.extra_names).unwrap_or_default()
+    let names = config.map(|config| config.extra_names).unwrap_or_default();
+    let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
+    validate::pick_allowed(names, tenant.as_deref(), &context.config.base_domain)
 }
 
 /// Starts the control plane again, as it is, if something changed that it reads once.
@@ -86,16 +95,14 @@ async fn restart(
     materials: &Materials,
 ) -> Result<(), ReconcileError> {
     let digest = materials.restart_digest();
-    let template = observed
-        .stateful_set
-        .as_deref()
-        .and_then(|set| set.spec.as_ref()?.template.metadata.as_ref());
-    let known = template.and_then(|template| template.annotations.as_ref()?.get(labels::CONFIG_DIGEST));
-    if known == Some(&digest) {
+    let Some(set) = observed.stateful_set.as_deref() else {
+        return Ok(());
+    };
+    if stateful_set::read_digest(set) == Some(&digest) {
         return Ok(());
     }
-    let patch =
-        serde_json::json!({"spec": {"template": {"metadata": {"annotations": {labels::CONFIG_DIGEST: digest}}}}});
+    let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}")).await?;
+    let patch = stateful_set::build_restart(set, number, &digest);
     let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
     let params = PatchParams {
         field_manager: context.clusters.params().field_manager.clone(),

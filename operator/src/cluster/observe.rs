@@ -29,6 +29,8 @@ pub(super) struct Observed {
     pub(super) service: Option<Arc<Service>>,
     /// The CA that signs, if it is issued.
     pub(super) authority: Option<ParsedCertificate>,
+    /// Whether a namespace of that name is there and belongs to somebody else.
+    pub(super) is_foreign: bool,
     /// Whether the Cluster was Ready, and the kubelet finds that its pod still is.
     pub(super) is_trusted: bool,
 }
@@ -47,9 +49,14 @@ pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -
 pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed {
     let hosted = identity.hosted().to_string();
     let id = identity.id.as_str();
+    let namespace = caches.namespaces.get(&ObjectRef::new(&hosted));
+    let clusters = caches.clusters.state();
     Observed {
         is_trusted: false,
-        namespace: caches.namespaces.get(&ObjectRef::new(&hosted)),
+        is_foreign: namespace
+            .as_deref()
+            .is_some_and(|namespace| is_foreign(namespace, identity, &clusters)),
+        namespace,
         stateful_set: caches
             .stateful_sets
             .get(&ObjectRef::new(stateful_set::NAME).within(&hosted)),
@@ -95,24 +102,60 @@ impl Observed {
     }
 
     /// Whether there is a control plane that is this Cluster's, made when its spec was accepted.
-    pub(super) fn is_kept(&self, identity: &Identity) -> bool {
+    pub(super) fn is_kept(&self) -> bool {
         let namespace = self.namespace.as_deref();
         self.stateful_set.is_some()
             && namespace.is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_none())
-            && !self.is_foreign(identity)
-    }
-
-    /// Whether a namespace of that name is there and belongs to somebody else.
-    pub(super) fn is_foreign(&self, identity: &Identity) -> bool {
-        self.namespace
-            .as_deref()
-            .is_some_and(|namespace| is_foreign(namespace, identity))
+            && !self.is_foreign
     }
 }
 
-/// Whether a namespace belongs to somebody else than this Cluster.
-pub(super) fn is_foreign(namespace: &Namespace, identity: &Identity) -> bool {
+/// Whether a namespace belongs to somebody else than this Cluster. One that a Cluster of this one's name has left is this
+/// one's: the Cluster was restored, under another UID.
+pub(super) fn is_foreign(namespace: &Namespace, identity: &Identity, clusters: &[Arc<Cluster>]) -> bool {
     let annotations = namespace.metadata.annotations.as_ref();
-    let owner = annotations.and_then(|all| all.get(labels::OWNER_UID));
-    owner != Some(&identity.uid)
+    let annotation = |key: &str| annotations.and_then(|all| all.get(key));
+    let Some(uid) = annotation(labels::OWNER_UID) else {
+        return true;
+    };
+    let lives = || {
+        clusters
+            .iter()
+            .any(|cluster| cluster.metadata.uid.as_ref() == Some(uid))
+    };
+    let is_namesakes = annotation(labels::OWNER) == identity.owner_annotations().get(labels::OWNER);
+    *uid != identity.uid && (!is_namesakes || lives())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::build::hosted::build_namespace;
+    use crate::cluster::fixtures::{cluster, identity};
+
+    #[test]
+    fn namespace_is_adopted_from_a_namesake_that_is_gone() {
+        let (former, mut present) = (cluster("a"), cluster("a"));
+        present.metadata.uid = Some("another".into());
+        let mut elsewhere = former.clone();
+        elsewhere.metadata.namespace = Some("other".into());
+        let namespace = |cluster: &Cluster| build_namespace(&identity(cluster), Default::default());
+        let mut unsigned = namespace(&former);
+        unsigned.metadata.annotations = None;
+        let living = |cluster: &Cluster| vec![Arc::new(cluster.clone())];
+        for (rule, namespace, clusters, expected) in [
+            ("its own", namespace(&present), living(&present), false),
+            ("a namesake's that is gone", namespace(&former), living(&present), false),
+            ("a namesake's that lives", namespace(&former), living(&former), true),
+            ("of another Tenant", namespace(&elsewhere), living(&present), true),
+            ("of another name", namespace(&cluster("b")), living(&present), true),
+            ("nobody's", unsigned, living(&present), true),
+        ] {
+            assert_eq!(
+                is_foreign(&namespace, &identity(&present), &clusters),
+                expected,
+                "{rule}"
+            );
+        }
+    }
 }

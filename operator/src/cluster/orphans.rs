@@ -1,8 +1,9 @@
 //! Removes what belonged to a Cluster whose object went without the operator: its finalizer was taken away by hand.
 //!
 //! What is collected has the operator's own labels, and no Cluster has had its identity for a while; the host API is asked
-//! once more before anything goes. It goes in the order of every deletion. Streams go only if the hosted namespace says
-//! that they should: where nobody knows any more, data stays.
+//! once more before anything goes, and once more before the streams do. It goes in the order of every deletion, but that
+//! streams go right after the user that wrote to them, and only if the hosted namespace says that they should: where nobody
+//! knows any more, data stays. Where many are without their Clusters, nothing is collected.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -27,10 +28,17 @@ const EVERY: Duration = Duration::from_secs(30);
 /// How long no Cluster may have an identity before what has it is removed: a Cluster that is restored needs it.
 const ABSENT: Duration = Duration::from_secs(600);
 
-/// What was seen without its Cluster, and since when.
+/// So many at once may go by hand, or a part of all if that is more. Beyond, the host is taken for one that is being
+/// restored in parts, its Clusters last.
+const FEW: usize = 3;
+const PART: usize = 4;
+
+/// What was seen without its Cluster, since when, and whether its removal was told.
 #[derive(Debug, Default)]
 pub struct Orphans {
     since: HashMap<ClusterId, (Instant, bool)>,
+    /// How many are left alone because they are too many.
+    held: usize,
 }
 
 /// Looks for orphans until the process ends.
@@ -51,8 +59,19 @@ pub async fn run(context: Arc<Context>, drain: Drain) -> Result<(), std::convert
 impl Orphans {
     /// Goes one step with everything that has been without its Cluster for long enough.
     pub async fn sweep(&mut self, context: &Context, now: Instant) {
-        let found = find(context);
-        self.since.retain(|id, _| found.contains_key(id));
+        let (found, all) = find(context);
+        self.since.retain(|id, (_, told)| {
+            let stays = found.contains_key(id);
+            if !stays && *told {
+                context.forget(id);
+            }
+            stays
+        });
+        if self.hold(context, found.len(), all) {
+            // Whose time begins when the others are back.
+            self.since.values_mut().for_each(|(since, _)| *since = now);
+            return;
+        }
         for (id, identity) in found {
             let (since, told) = *self.since.entry(id.clone()).or_insert((now, false));
             if now.duration_since(since) < ABSENT {
@@ -77,8 +96,29 @@ impl Orphans {
     }
 }
 
-/// Identities of hosted namespaces and kept Secrets that no Cluster has.
-fn find(context: &Context) -> BTreeMap<ClusterId, Identity> {
+impl Orphans {
+    /// Whether there are so many that nothing is collected, which is told when it changes.
+    fn hold(&mut self, context: &Context, orphans: usize, all: usize) -> bool {
+        let held = if are_many(orphans, all) { orphans } else { 0 };
+        if held > 0 && held != self.held {
+            tracing::warn!(
+                held,
+                all,
+                "so many Clusters are missing that nothing they left is removed; restore them, or delete their namespaces"
+            );
+        }
+        self.held = held;
+        context.metrics.hold_orphans(held);
+        held > 0
+    }
+}
+
+fn are_many(orphans: usize, all: usize) -> bool {
+    orphans > FEW.max(all / PART)
+}
+
+/// Identities of hosted namespaces and kept Secrets that no Cluster has, and the number of all.
+fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
     let mut found = BTreeMap::new();
     let mut see = |meta: &kube::api::ObjectMeta| {
         let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key)).cloned();
@@ -112,12 +152,13 @@ fn find(context: &Context) -> BTreeMap<ClusterId, Identity> {
             see(&secret.metadata);
         }
     }
+    let all = found.len();
     for cluster in context.caches.clusters.state() {
         if let Some(id) = cluster.id() {
             found.remove(&id);
         }
     }
-    found
+    (found, all)
 }
 
 /// Whether no Cluster has the identity now; the watch may have missed one.
@@ -157,12 +198,33 @@ async fn collect(context: &Context, identity: &Identity) -> Result<(), Reconcile
         Some(labels::DELETION_POLICY_DELETE) => DeletionPolicy::Delete,
         _ => DeletionPolicy::Retain,
     };
+    if delete::stop(context, policy, identity, &observed).await?.is_some() {
+        return Ok(());
+    }
+    // All else can be made again.
+    if !is_gone(context, identity).await? {
+        return Ok(());
+    }
     // The namespace says what becomes of the streams, so they go before it.
-    if observed.stateful_set.is_none() && observed.pods.is_empty() {
-        delete::remove_streams(context, policy, identity).await?;
-    }
-    if delete::remove(context, policy, identity, &observed).await?.is_none() {
-        context.forget(&identity.id);
-    }
+    delete::remove_streams(context, policy, identity).await?;
+    delete::remove_objects(context, identity, &observed).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_a_few_and_a_part_of_all_are_many() {
+        for (orphans, all, expected) in [
+            (3, 3, false),
+            (4, 4, true),
+            (4, 19, false),
+            (5, 20, false),
+            (6, 20, true),
+        ] {
+            assert_eq!(are_many(orphans, all), expected, "{orphans} of {all}");
+        }
+    }
 }

@@ -21,6 +21,10 @@ const START_TIME: SignedDuration = SignedDuration::from_secs(60);
 /// The types of conditions whose changes are told by events.
 pub const TOLD: [ConditionType; 3] = [ConditionType::Accepted, ConditionType::Ready, ConditionType::StoreReady];
 
+/// Those that are told where a reconciliation failed.
+pub const TOLD_OF_FAILURE: [ConditionType; 3] =
+    [ConditionType::Accepted, ConditionType::Degraded, ConditionType::Ready];
+
 /// What is not looked at while nothing is done for a Cluster.
 const NOT_LOOKED_AT: [ConditionType; 5] = [
     ConditionType::CertificatesReady,
@@ -235,6 +239,13 @@ fn carry_over(
 fn plan_ready(outcome: &Outcome) -> State {
     if outcome.asleep {
         return State::no(Reason::AsleepByRequest, "The cluster is asleep.");
+    }
+    // Who waits for a generation to be ready waits for what it asks for, not for the pod of the one before.
+    if matches!(outcome.control_plane, ControlPlane::Running { current: false, .. }) {
+        return State::no(
+            Reason::Updating,
+            "The control plane is being replaced by one of the new configuration.",
+        );
     }
     if outcome.inside.is_ok() && outcome.outside.is_ok() {
         return State::yes(Reason::AsExpected, "The API answers.");

@@ -336,6 +336,12 @@ fn claims(other: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool
             .is_some_and(|tenant| check_extra_name(name, tenant, &around.config.base_domain).is_ok())
 }
 
+/// Those of some host names that a Tenant may have now; none without a Tenant.
+pub(super) fn pick_allowed(mut names: Vec<String>, tenant: Option<&Tenant>, base_domain: &str) -> Vec<String> {
+    names.retain(|name| tenant.is_some_and(|tenant| check_extra_name(name, tenant, base_domain).is_ok()));
+    names
+}
+
 fn check_extra_name(name: &str, tenant: &Tenant, base_domain: &str) -> Result<(), Refusal> {
     let not_allowed = |why: &str| refuse(Reason::HostnameNotAllowed, format!("Host name {name} {why}."));
     if !names::is_domain(name) {

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use yoke_api::Tenant;
+use yoke_api::{Cluster, Tenant};
 use yoke_operator::cluster::orphans::Orphans;
 
-use crate::harness::{Host, PKI, TENANT};
+use crate::harness::{Host, PKI, TENANT, condition};
 
 /// A pod of a control plane that no kubelet ends.
 async fn make_pod(host: &Host, hosted: &str, id: &str) {
@@ -226,4 +226,65 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
         left(&host, &hosted, id).await.is_empty()
     })
     .await;
+    let remembered = || {
+        let seen = host.context.seen.lock().unwrap();
+        seen.keys().any(|known| known.as_str() == id)
+    };
+    host.until("it is forgotten", async || {
+        orphans.lock().await.sweep(&host.context, now).await;
+        !remembered()
+    })
+    .await;
+}
+
+async fn annotation(host: &Host, hosted: &str, key: &str) -> Option<String> {
+    let namespaces = Api::<Namespace>::all(host.client.clone());
+    let annotations = namespaces.get(hosted).await.unwrap().metadata.annotations;
+    annotations.unwrap_or_default().remove(&format!("yoke.drzzl.io/{key}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespace_tells_what_becomes_of_the_data() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let hosted = host.hosted("a").await;
+    let policy = async || annotation(&host, &hosted, "deletion-policy").await;
+    assert_eq!(policy().await.as_deref(), Some("Delete"));
+    let told = async |wanted: &str| {
+        host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": wanted}}))
+            .await;
+        host.bring("a", wanted, async || policy().await.as_deref() == Some(wanted))
+            .await;
+    };
+    told("Retain").await;
+    // Also while the spec is refused.
+    host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
+        .await;
+    told("Delete").await;
+    told("Retain").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_that_is_made_again_takes_over_what_it_left() {
+    let host = Host::start().await;
+    let former = host.bring_up("a").await;
+    let hosted = host.hosted("a").await;
+    host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
+        .await;
+    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
+    host.until("the watch knows that the Cluster is gone", async || {
+        host.context.caches.clusters.state().is_empty()
+    })
+    .await;
+    let mut again = Cluster::new("a", Default::default());
+    again.spec.id = former.spec.id.clone();
+    let again = host.clusters().create(&PostParams::default(), &again).await.unwrap();
+    assert_ne!(again.metadata.uid, former.metadata.uid);
+    host.bring("a", "the namespace is the new object's", async || {
+        annotation(&host, &hosted, "owner-uid").await == again.metadata.uid
+    })
+    .await;
+    let accepted = async || condition(&host.cluster("a").await, "Accepted");
+    host.bring("a", "it is accepted", async || accepted().await == "True/Valid")
+        .await;
 }

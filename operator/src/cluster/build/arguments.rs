@@ -18,6 +18,9 @@ pub(super) const SOCKET_DIR: &str = "/run/kine";
 /// Port of the store's metrics and probes.
 pub(super) const STORE_PORT: u16 = 2381;
 
+/// What the argument begins with that tells the store the number of its start.
+const INCARNATION: &str = "--incarnation=";
+
 /// The audience that Kubernetes' own clients ask for by name.
 pub const COMMON_AUDIENCE: &str = "https://kubernetes.default.svc";
 
@@ -120,9 +123,23 @@ pub(super) fn store(blueprint: &Blueprint<'_>, incarnation: u64) -> Vec<String> 
         format!("--creds={STORE}/user.creds"),
         format!("--nats-ca={STORE}/ca.crt"),
         format!("--stream={}", blueprint.identity.id.stream()),
-        format!("--incarnation={incarnation}"),
+        to_incarnation(incarnation),
         format!("--metrics=0.0.0.0:{STORE_PORT}"),
     ]
+}
+
+fn to_incarnation(number: u64) -> String {
+    format!("{INCARNATION}{number}")
+}
+
+/// The same arguments of the store with the number of another start.
+pub(super) fn renumber_store(arguments: &mut [String], incarnation: u64) {
+    for argument in arguments
+        .iter_mut()
+        .filter(|argument| argument.starts_with(INCARNATION))
+    {
+        *argument = to_incarnation(incarnation);
+    }
 }
 
 fn to_flag(argument: &ExtraArg) -> String {

@@ -69,6 +69,36 @@ pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulS
     }
 }
 
+/// A merge patch that starts a control plane again as it is, for what it reads once; refused if it is another one by now.
+pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str) -> StatefulSet {
+    let mut spec = set.spec.clone().unwrap_or_default();
+    let annotations = [
+        (labels::INCARNATION, incarnation.to_string()),
+        (labels::CONFIG_DIGEST, digest.to_owned()),
+    ];
+    let meta = spec.template.metadata.get_or_insert_default();
+    let known = meta.annotations.get_or_insert_default();
+    known.extend(annotations.map(|(key, value)| (key.to_owned(), value)));
+    let containers = spec.template.spec.iter_mut().flat_map(|pod| &mut pod.init_containers);
+    for arguments in containers.flatten().flat_map(|container| &mut container.args) {
+        arguments::renumber_store(arguments, incarnation);
+    }
+    StatefulSet {
+        metadata: ObjectMeta {
+            resource_version: set.metadata.resource_version.clone(),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec),
+        status: None,
+    }
+}
+
+/// The digest of what a control plane has read once.
+pub fn read_digest(set: &StatefulSet) -> Option<&String> {
+    let meta = set.spec.as_ref()?.template.metadata.as_ref()?;
+    meta.annotations.as_ref()?.get(labels::CONFIG_DIGEST)
+}
+
 /// Digest of the pod's template but for the number of its start.
 pub fn template_digest(blueprint: &Blueprint<'_>, digest: &str) -> String {
     let start = Start {

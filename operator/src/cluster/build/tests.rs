@@ -56,6 +56,16 @@ fn objects_are_those_of_the_golden_files() {
             digest: "0123456789abcdef".into(),
             replicas: i32::from(cluster.spec.state == yoke_api::cluster::DesiredState::Running),
         };
+        let set = stateful_set::build_stateful_set(&blueprint, &start);
+        let later = stateful_set::Start {
+            incarnation: 9,
+            digest: "fedcba9876543210".into(),
+            ..start.clone()
+        };
+        let restarted = stateful_set::build_restart(&set, later.incarnation, &later.digest);
+        let expected = stateful_set::build_stateful_set(&blueprint, &later);
+        assert_eq!(restarted.spec, expected.spec, "{}", case.display());
+        assert_eq!(stateful_set::read_digest(&set), Some(&start.digest));
         compare(
             &case,
             "statefulset",

@@ -179,7 +179,10 @@ fn history_tells_versions_that_ran() {
         ..outcome()
     };
     let second = plan(Some(first), &begun, 2000);
-    assert_eq!(second.phase, Some(Phase::Updating));
+    assert_eq!(
+        (second.phase, ready(&second)),
+        (Some(Phase::Updating), ("False", "Updating"))
+    );
     assert_eq!(second.version.as_deref(), Some("v1.35.4"));
     assert_eq!((second.history.len(), second.history[0].completed.clone()), (2, None));
     let done = Outcome {

@@ -330,3 +330,13 @@ fn only_an_older_cluster_takes_an_identity() {
         assert_eq!(holds_identity(&mine, &clusters), holds, "made at {second}");
     }
 }
+
+#[test]
+fn names_of_a_domain_that_was_withdrawn_are_left_out() {
+    let mut tenant = tenant();
+    let names = || vec!["api.example.org".to_owned(), "api.example.net".to_owned()];
+    assert_eq!(pick_allowed(names(), Some(&tenant), "yoke.test"), ["api.example.org"]);
+    tenant.spec.allowed_domains = vec!["example.net".into()];
+    assert_eq!(pick_allowed(names(), Some(&tenant), "yoke.test"), ["api.example.net"]);
+    assert!(pick_allowed(names(), None, "yoke.test").is_empty());
+}
