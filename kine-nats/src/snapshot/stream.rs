@@ -85,8 +85,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifest)
     }
 
-    /// Removes chunks that no manifest names. One at or above our own sequence may still become a snapshot.
-    async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
+    /// Removes chunks below a sequence that no manifest names. One at or above a writer's own may still become a snapshot.
+    pub(crate) async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
         let begin = self.chunks("");
         let counts = self.stream.subjects(&self.chunks(">")).await?;
         let manifests = self.list().await?;
@@ -176,6 +176,15 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             _ => manifest.first,
         };
         let (below, older) = (first(older).min(first(last)), &older.1);
+        let end = self.log.info().await?.last;
+        if end < older.sequence {
+            tracing::error!(
+                end,
+                sequence = older.sequence,
+                "The log ends before its snapshots; nothing is dropped"
+            );
+            return Ok(());
+        }
         self.stream.purge_below(below).await?;
         self.log.purge(older.sequence + 1).await?;
         Ok(())
