@@ -8,7 +8,7 @@ use crate::mvcc::Mvcc;
 use crate::session::{Session, SessionError, Verdict};
 use crate::snapshot::{Messages, Pin, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
-use crate::writer::LEASE;
+use crate::writer::{LEASE, Pace, Recent};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -16,8 +16,9 @@ use tokio::time::{sleep, timeout};
 
 const POLL: Duration = Duration::from_millis(100);
 const EPOCH_LIMIT: Duration = Duration::from_secs(2);
-/// How often a log and snapshots that do not meet are read, and how long to wait in between.
-const TRIES: u32 = 5;
+/// How often a log and snapshots that do not meet are read, and how long to wait in between: longer than a writer needs
+/// to notice that its log is shorter, and to repair it.
+const TRIES: u32 = 12;
 const AGAIN: Duration = Duration::from_millis(300);
 
 /// Why a store cannot be opened.
@@ -104,6 +105,9 @@ pub(crate) struct Replica {
     pub(crate) replayed: (u64, u64),
     /// The log when it was last asked.
     pub(crate) info: LogInfo,
+    /// The end of the log.
+    pub(crate) recent: Recent,
+    pace: Pace,
     /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
     observed: Duration,
 }
@@ -151,6 +155,8 @@ impl Replica {
             state,
             replayed: (0, 0),
             info,
+            recent: Recent::default(),
+            pace: Pace::default(),
             observed: known,
         };
         replica.catch_up(log, known).await?;
@@ -174,6 +180,7 @@ impl Replica {
             }
             for (sequence, record) in records {
                 self.apply(sequence, &record)?;
+                self.recent.push(sequence, record);
             }
         }
         let new = self.session.sequence > begin;
@@ -224,7 +231,7 @@ impl Replica {
         let mut token = u64::MAX / 2;
         // The first try on each end of the log: any of them may be the one that is stored.
         let (mut sent, mut tried) = (Duration::ZERO, None);
-        let (mut standby, mut behind) = (false, 0);
+        let (mut standby, mut behind, mut said) = (false, 0, false);
         loop {
             if self.session.writer == identity.writer {
                 return Ok(sent);
@@ -268,7 +275,13 @@ impl Replica {
                     sleep(AGAIN).await;
                 }
                 Err(error) if error.is_passing() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
-                    tracing::debug!(error = %error, "The log cannot be read");
+                    if error.is_passing() || said {
+                        tracing::debug!(error = %error, "The log cannot be read");
+                    } else {
+                        said = true;
+                        let error = anyhow::Error::new(error);
+                        tracing::warn!(error = format!("{error:#}"), "The log refuses to be read; trying on");
+                    }
                     sleep(POLL).await;
                 }
                 Err(error) => return Err(error),
@@ -301,19 +314,30 @@ impl Replica {
 
     /// Shortens a log that is full, so that a writer can begin.
     async fn make_room<L: Log, M: Messages>(&mut self, snapshots: &Snapshots<M, L>) {
+        if !self.pace.allows() {
+            return sleep(POLL * 5).await;
+        }
         tracing::error!("The stream is full: no writer can begin");
+        let sequence = self.session.sequence;
         let nothing = State::new(Mvcc::new());
         let leases = self.state.leases.terms();
         let state = RwLock::new(std::mem::replace(&mut self.state, nothing));
         let pin = Pin::new(&state, self.session.clone(), leases);
-        let kept = snapshots.keep(&state, &pin).await;
+        // A start that failed here may have left chunks at this very sequence.
+        let kept = match snapshots.remove_strays(sequence + 1).await {
+            Ok(()) => snapshots.keep(&state, &pin).await,
+            Err(error) => Err(error),
+        };
         self.state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         match kept {
-            Ok(_) => self.replayed = (0, 0),
+            Ok(_) => {
+                self.replayed = (0, 0);
+                self.pace.succeed(sequence);
+            }
             Err(error) => {
+                self.pace.fail();
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
-                sleep(EPOCH_LIMIT).await;
             }
         }
     }

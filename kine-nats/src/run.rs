@@ -142,6 +142,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         mut state,
         replayed,
         info,
+        recent,
         ..
     } = replica;
     let now = clock::now();
@@ -188,6 +189,7 @@ async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metr
         incarnation: identity.incarnation,
         session,
         upkeep,
+        recent,
     };
     let writer = Writer::new(parts);
     stores.send_replace(Some(store));

@@ -25,13 +25,13 @@ use crate::snapshot::Messages;
 use crate::store::{Queued, Store};
 use crate::txn::{Answer, Command, Evaluation, evaluate};
 use bytes::Bytes;
-use loss::Recent;
+pub(crate) use loss::Recent;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
-pub(crate) use upkeep::{Cadence, RESERVE, Unsaved, Upkeep};
+pub(crate) use upkeep::{Cadence, Pace, RESERVE, Unsaved, Upkeep};
 
 /// How long a challenger waits for a sign of life.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -46,8 +46,9 @@ const PIPELINE: usize = 4;
 /// A record takes no more requests from this size on.
 const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_REQUESTS: usize = 1024;
-/// Leases that end in one record.
+/// Leases that end in one record, and the keys that end with them; one lease may have more.
 const EXPIRIES: usize = 200;
+const EXPIRY_KEYS: usize = 1000;
 
 type Reply = (oneshot::Sender<Result<Answer, Refusal>>, Result<Answer, Refusal>);
 
@@ -129,6 +130,8 @@ pub(crate) struct Writer<L, M> {
     pending: VecDeque<Batch>,
     token: u64,
     last_sent: Duration,
+    /// Whether there was a connection when it was last looked at.
+    connected: bool,
     upkeep: Upkeep<L, M>,
     recent: Recent,
 }
@@ -143,6 +146,8 @@ pub(crate) struct Parts<L, M> {
     pub(crate) incarnation: u64,
     pub(crate) session: Session,
     pub(crate) upkeep: Upkeep<L, M>,
+    /// The end of the log.
+    pub(crate) recent: Recent,
 }
 
 impl<L: Log, M: Messages> Writer<L, M> {
@@ -155,6 +160,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             incarnation,
             session,
             upkeep,
+            recent,
         } = parts;
         store.set_stored(session.sequence, store.revision());
         store.metrics.foreign.inc_by(session.foreign);
@@ -171,8 +177,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
             pending: VecDeque::new(),
             token: 0,
             last_sent: Duration::ZERO,
+            connected: true,
             upkeep,
-            recent: Recent::default(),
+            recent,
         }
     }
 
@@ -244,11 +251,17 @@ impl<L: Log, M: Messages> Writer<L, M> {
         {
             self.recover().await?;
         }
-        let expired = self.store.read().leases.expired(now, EXPIRIES);
-        if !expired.is_empty() && self.has_room() {
+        while self.has_room() {
+            let expired = self.store.read().leases.expired(clock::now(), EXPIRIES);
+            if expired.is_empty() {
+                break;
+            }
             self.expire(expired).await?;
         }
-        if self.pending.is_empty() && now > self.last_sent + IDLE {
+        let connected = self.log.is_connected();
+        // The log may have lost something meanwhile: a record tells.
+        let reconnected = connected && !std::mem::replace(&mut self.connected, connected);
+        if self.pending.is_empty() && (reconnected || now > self.last_sent + IDLE) {
             self.dispatch(Operations::default(), Vec::new()).await?;
         }
         Ok(())
@@ -259,7 +272,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
         {
             let mut state = self.store.write();
             let now = clock::now();
+            let mut keys = 0;
             for id in leases {
+                keys += state.leases.get(id).map_or(0, |lease| lease.keys.len());
+                if keys > EXPIRY_KEYS && !operations.is_empty() {
+                    break;
+                }
                 let mut evaluation = Evaluation {
                     state: &mut state,
                     operations: &mut operations,

@@ -30,6 +30,11 @@ impl MemoryMessages {
         self.lock().left = left;
     }
 
+    /// How many messages were ever taken.
+    pub(crate) fn stored(&self) -> u64 {
+        self.lock().last
+    }
+
     /// Subjects, with how many messages each has.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();

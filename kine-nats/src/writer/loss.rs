@@ -4,6 +4,7 @@
 
 use super::pipeline::ACK_LIMIT;
 use super::{Writer, WriterError};
+use crate::codec;
 use crate::log::{Log, LogError};
 use crate::snapshot::Messages;
 use bytes::Bytes;
@@ -15,18 +16,30 @@ use tokio::time::{Instant, sleep, timeout_at};
 const REMEMBERED: usize = 4 << 20;
 const RECORD: usize = 128;
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long a log must be shorter. With the time until that is noticed it stays well below the lease, which is all that
+/// a challenger waits that begins to read now.
+const PATIENCE: Duration = Duration::from_millis(400);
 
 /// The newest records of the log, without a gap.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(crate) struct Recent {
     records: VecDeque<Bytes>,
     /// Sequence of the oldest one.
     first: u64,
     bytes: usize,
 }
 
+/// What became of an attempt to store records again.
+enum Repair {
+    Done,
+    /// What the log holds now is not what is remembered.
+    Impossible,
+    /// A later writer began where they were.
+    Taken,
+}
+
 impl Recent {
-    pub(super) fn push(&mut self, sequence: u64, record: Bytes) {
+    pub(crate) fn push(&mut self, sequence: u64, record: Bytes) {
         if self.records.is_empty() {
             self.first = sequence;
         }
@@ -50,7 +63,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     pub(super) async fn restore(&mut self) -> Result<(), WriterError> {
         let acknowledged = self.session.sequence;
         // A leader that was elected just now may not know its own end yet.
-        let deadline = Instant::now() + ACK_LIMIT;
+        let deadline = Instant::now() + PATIENCE;
         let last = loop {
             match self.log.info().await {
                 Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info.last,
@@ -61,18 +74,22 @@ impl<L: Log, M: Messages> Writer<L, M> {
         };
         tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
         match self.append_again(last).await {
-            Ok(true) => {
+            Ok(Repair::Done) => {
                 tracing::warn!(acknowledged, "They are stored again");
                 return Ok(());
             }
-            Ok(false) => {}
+            Ok(Repair::Impossible) => {
+                self.store.end_lease();
+                self.upkeep.save(&self.store, &self.session).await;
+            }
+            // A snapshot would only keep its processes from starting.
+            Ok(Repair::Taken) => tracing::error!("Another writer began without them"),
             Err(error) => {
                 tracing::warn!(error = %error, "They cannot be stored yet");
                 return Ok(());
             }
         }
         self.store.end_lease();
-        self.upkeep.save(&self.store, &self.session).await;
         Err(WriterError::Lost {
             last,
             acknowledged,
@@ -80,17 +97,17 @@ impl<L: Log, M: Messages> Writer<L, M> {
         })
     }
 
-    /// Stores the records behind `last` again. Answers `false` when they are not known, or others took their places.
-    async fn append_again(&mut self, last: u64) -> Result<bool, LogError> {
-        let Some(known) = self.recent.get(last) else {
-            return Ok(false);
-        };
-        if self.log.get(last).await?.as_ref() != Some(known) {
-            return Ok(false);
+    /// Stores the records behind `last` again.
+    async fn append_again(&mut self, last: u64) -> Result<Repair, LogError> {
+        if last > 0 {
+            let found = self.log.get(last).await?;
+            if found.is_none() || found.as_ref() != self.recent.get(last) {
+                return Ok(self.judge(found));
+            }
         }
         for sequence in last + 1..=self.session.sequence {
             let Some(record) = self.recent.get(sequence).cloned() else {
-                return Ok(false);
+                return Ok(Repair::Impossible);
             };
             self.token += 1;
             self.log.publish(self.token, record.clone(), sequence - 1).await?;
@@ -102,10 +119,23 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             match self.log.get(sequence).await? {
                 Some(found) if found == record => {}
-                Some(_) => return Ok(false),
                 None => return Err(LogError::Timeout),
+                found => return Ok(self.judge(found)),
             }
         }
-        Ok(true)
+        Ok(Repair::Done)
+    }
+
+    /// Why what is found in the log is not what is remembered.
+    fn judge(&self, found: Option<Bytes>) -> Repair {
+        let record = found.and_then(|bytes| codec::decode(&bytes).ok());
+        match record {
+            Some(record)
+                if record.header.cluster == self.session.cluster && record.header.epoch > self.session.epoch =>
+            {
+                Repair::Taken
+            }
+            _ => Repair::Impossible,
+        }
     }
 }

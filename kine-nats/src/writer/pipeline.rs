@@ -87,6 +87,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.metrics.recoveries.inc();
         tracing::debug!(pending = self.pending.len(), "Records are in doubt");
         let (begun, mut silent, mut said) = (Instant::now(), 0, false);
+        let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
         let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
             if reached == self.session.sequence {
@@ -123,6 +124,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
         if said {
             tracing::info!(revision = self.store.revision(), "The log answers again");
+        }
+        let now = clock::now();
+        if now > since + LEASE_USED {
+            // Nobody could renew a lease meanwhile; etcd does the same when a leader begins.
+            self.store.write().leases.renew_all(now);
         }
         Ok(())
     }
@@ -188,7 +194,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 Err(Rejection::Full) => {
                     tracing::error!("The stream is full");
                     self.store.set_full(true);
-                    self.upkeep.hurry();
+                    self.upkeep.hurry(expected);
                     self.upkeep.begin(&self.store, &self.session);
                     self.wait_for_job().await;
                 }

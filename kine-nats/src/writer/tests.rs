@@ -3,6 +3,7 @@
 mod doubt;
 mod foreign;
 mod leases;
+mod loss;
 mod simulator;
 mod space;
 mod takeover;
@@ -86,6 +87,7 @@ fn launch<L: Log>(
         session,
         mut state,
         info,
+        recent,
         ..
     } = replica;
     state.leases.renew_all(clock::now());
@@ -110,6 +112,7 @@ fn launch<L: Log>(
         incarnation: session.incarnation,
         session,
         upkeep,
+        recent,
     });
     (store, writer)
 }

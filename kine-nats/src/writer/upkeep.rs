@@ -23,6 +23,8 @@ const MESSAGE: u64 = 256;
 const SPACING: Duration = Duration::from_millis(100);
 /// How long after one that failed: the first time, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
+/// After so many at one sequence another one there frees nothing more.
+const ENOUGH: u32 = 2;
 /// How long the last snapshot of a writer may take.
 const SAVING: Duration = Duration::from_secs(60);
 
@@ -55,6 +57,61 @@ impl Unsaved {
         self.changed |= earlier.changed;
         self.since = earlier.since;
         self.urgent |= earlier.urgent;
+    }
+}
+
+/// When the next snapshot may begin.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    /// Where the newest one that is stored stands, and how many in a row.
+    stored: (u64, u32),
+    not_before: Duration,
+    /// How long to wait after the next one that fails or does not help.
+    again: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            stored: (0, 0),
+            not_before: Duration::ZERO,
+            again: AGAIN.0,
+        }
+    }
+}
+
+impl Pace {
+    pub(crate) fn allows(&self) -> bool {
+        clock::now() >= self.not_before
+    }
+
+    /// Notes one that is stored.
+    pub(crate) fn succeed(&mut self, sequence: u64) {
+        let count = if self.stored.0 == sequence {
+            self.stored.1 + 1
+        } else {
+            1
+        };
+        self.stored = (sequence, count);
+        if count < ENOUGH {
+            self.not_before = clock::now() + SPACING;
+            self.again = AGAIN.0;
+        } else {
+            self.fail();
+        }
+    }
+
+    /// Notes one that is not stored.
+    pub(crate) fn fail(&mut self) {
+        self.not_before = clock::now() + self.again;
+        self.again = (self.again * 2).min(AGAIN.1);
+    }
+
+    /// One is needed. What failed often may help by now.
+    fn hurry(&mut self, sequence: u64) {
+        if self.stored.0 != sequence || self.stored.1 < ENOUGH {
+            self.not_before = self.not_before.min(clock::now() + AGAIN.0);
+        }
     }
 }
 
@@ -95,18 +152,15 @@ pub(crate) struct Upkeep<L, M> {
     snapshots: Snapshots<M, L>,
     cadence: Cadence,
     unsaved: Unsaved,
-    /// What the snapshot under way covers.
-    saving: Unsaved,
+    /// What the snapshot under way covers, and where it stands.
+    saving: (Unsaved, u64),
     /// Leases as far as they are stored; the state's are ahead of that, and have no history.
     leases: BTreeMap<i64, i64>,
     space: Space,
     trim_due: bool,
     /// Bytes of the last snapshot.
     size: u64,
-    /// No snapshot begins before.
-    not_before: Duration,
-    /// How long to wait after the next one that fails.
-    again: Duration,
+    pace: Pace,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
 }
 
@@ -123,7 +177,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             snapshots,
             cadence,
             unsaved,
-            saving: Unsaved::default(),
+            saving: (Unsaved::default(), 0),
             leases: state.leases.terms().into_iter().collect(),
             space: Space {
                 limit: info.limit,
@@ -132,8 +186,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             },
             trim_due: true,
             size: 0,
-            not_before: Duration::ZERO,
-            again: AGAIN.0,
+            pace: Pace::default(),
             job: None,
         }
     }
@@ -163,10 +216,10 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.trim_due = true;
     }
 
-    /// The log takes nothing more. What failed often may help by now.
-    pub(super) fn hurry(&mut self) {
+    /// The log takes nothing more behind a sequence.
+    pub(super) fn hurry(&mut self, sequence: u64) {
         self.unsaved.urgent = true;
-        self.not_before = self.not_before.min(clock::now() + AGAIN.0);
+        self.pace.hurry(sequence);
     }
 
     fn is_due(&self) -> bool {
@@ -174,7 +227,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         let old = unsaved.changed && now > unsaved.since + self.cadence.age;
         let bytes = self.size.min(self.cadence.most).max(self.cadence.bytes);
         let many = unsaved.bytes >= bytes || unsaved.records >= self.cadence.records;
-        now >= self.not_before && (unsaved.urgent || many || old || self.is_tight())
+        self.pace.allows() && (unsaved.urgent || many || old || self.is_tight())
     }
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
@@ -196,7 +249,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 since: clock::now(),
                 ..Unsaved::default()
             };
-            self.saving = std::mem::replace(&mut self.unsaved, now);
+            self.saving = (std::mem::replace(&mut self.unsaved, now), session.sequence);
             let pin = self.pin(&store, session);
             let (snapshots, log, appended) = (
                 self.snapshots.clone(),
@@ -248,16 +301,14 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             Ok(Ok(Done::Saved(bytes, seen))) => {
                 self.size = bytes;
                 self.space.seen = seen.unwrap_or(self.space.seen);
-                self.not_before = clock::now() + SPACING;
-                self.again = AGAIN.0;
+                self.pace.succeed(self.saving.1);
                 store.set_full(self.is_tight());
                 store.metrics.snapshots.inc();
                 tracing::info!(bytes, "A snapshot is stored");
             }
             Ok(Err(error)) => {
-                self.unsaved.add(self.saving);
-                self.not_before = clock::now() + self.again;
-                self.again = (self.again * 2).min(AGAIN.1);
+                self.unsaved.add(self.saving.0);
+                self.pace.fail();
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
             }

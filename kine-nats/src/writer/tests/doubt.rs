@@ -118,7 +118,7 @@ async fn a_log_that_only_seemed_shorter_is_continued() {
     memory.truncate(1);
     let store = Arc::clone(&running.store);
     let waiting = tokio::spawn(async move { write(&store, "c").await });
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
     records.drain(..1);
     records.into_iter().for_each(|record| memory.push(record));
     assert_eq!(waiting.await.unwrap(), Ok(4));
@@ -129,8 +129,13 @@ async fn a_log_that_only_seemed_shorter_is_continued() {
 async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
     let memory = Memory::new();
     let running = start(&memory, identity(1, 0)).await;
-    for key in ["a", "b"] {
-        write(&running.store, key).await.unwrap();
+    for _ in 0..5 {
+        let large = pb::PutRequest {
+            key: "a".into(),
+            value: vec![b'v'; 1 << 20].into(),
+            ..Default::default()
+        };
+        running.store.submit(Command::Put(large)).await.unwrap();
     }
     memory.truncate(1);
     assert_eq!(write(&running.store, "c").await, Err(Refusal::Stopped));
@@ -140,15 +145,15 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
             ended,
             Err(WriterError::Lost {
                 last: 1,
-                acknowledged: 3,
-                revision: 3
+                acknowledged: 6,
+                revision: 6
             })
         ),
         "{ended:?}"
     );
     let refused = open(&memory, &identity(2, 0)).await.map(|_| ());
     assert!(
-        matches!(refused, Err(BootError::Behind { last: 1, known: 3 })),
+        matches!(refused, Err(BootError::Behind { last: 1, known: 6 })),
         "{refused:?}"
     );
 }

@@ -69,3 +69,54 @@ async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
     running.stop().await;
     assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
 }
+
+async fn put_with_lease(store: &Store, key: String, lease: i64) {
+    let request = pb::PutRequest {
+        key: key.into(),
+        lease,
+        ..Default::default()
+    };
+    store.submit(Command::Put(request)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_last_for_their_time_after_an_outage() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 5 }).await.unwrap();
+    put_with_lease(&running.store, "a".into(), 7).await;
+    memory.set_connected(false);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    memory.set_connected(true);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(running.store.revision(), 2, "nobody could renew it");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(running.store.revision(), 3);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_with_many_keys_end_in_several_records() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    for lease in 1..=30 {
+        running
+            .store
+            .submit(Command::Grant { id: lease, ttl: 5 })
+            .await
+            .unwrap();
+        for key in 0..100 {
+            put_with_lease(&running.store, format!("{lease}-{key}"), lease).await;
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    running.stop().await;
+    let revoked = memory.records().into_iter().map(|record| {
+        let operations = codec::decode(&record).unwrap().operations;
+        let ends = |operation: &&Operation| matches!(operation, Operation::Revoke { .. });
+        operations.iter().filter(ends).count()
+    });
+    let revoked: Vec<usize> = revoked.filter(|count| *count > 0).collect();
+    assert_eq!(revoked.iter().sum::<usize>(), 30);
+    assert!(revoked.iter().all(|count| *count <= 10), "{revoked:?}");
+}

@@ -141,3 +141,69 @@ async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
     assert_eq!(write(&running.store, "b").await, Ok(12));
     running.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_full_log_that_snapshots_do_not_help_is_not_saved_over_and_over() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    memory.inject(std::iter::repeat_n(Some(Fault::Full), 120));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let snapshots = running.store.metrics.snapshots.get();
+    assert!((2..=6).contains(&snapshots), "{snapshots}");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    write(&running.store, "b").await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nor_before_there_is_a_writer() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    running.stop().await;
+    memory.inject(std::iter::repeat_n(Some(Fault::Full), 100));
+    let running = start(&memory, identity(2, 1)).await;
+    let stored = memory.messages().stored();
+    assert!((4..=16).contains(&stored), "{stored} messages");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn chunks_of_a_start_that_failed_do_not_stay() {
+    use crate::snapshot::Messages;
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    for _ in 0..20 {
+        running.store.submit(put_bytes("a", 100)).await.unwrap();
+    }
+    running.writer.abort();
+    let stray = format!("snap.c.{}.dead", memory.records().len());
+    memory.messages().store(stray.clone(), Bytes::new()).await.unwrap();
+    // No snapshot can be stored as long as it is there.
+    memory.messages().set_left(Some(0));
+    fill(&memory);
+    let copy = memory.clone();
+    let starting = tokio::spawn(async move { start(&copy, identity(2, 1)).await });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!memory.messages().counts().contains_key(&stray));
+    memory.messages().set_left(None);
+    starting.await.unwrap().stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_ends_before_a_snapshot_is_not_purged() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    write(&running.store, "a").await.unwrap();
+    running.stop().await;
+    let snapshots = snapshots(&memory);
+    let Replica { session, state, .. } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
+    let leases = state.leases.terms();
+    let state = std::sync::RwLock::new(state);
+    let pin = crate::snapshot::Pin::new(&state, session, leases);
+    snapshots.keep(&state, &pin).await.unwrap();
+    memory.truncate(1);
+    snapshots.keep(&state, &pin).await.unwrap();
+    assert_eq!(memory.first(), 1);
+}

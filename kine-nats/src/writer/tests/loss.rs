@@ -1,0 +1,111 @@
+//! Logs that end before what was acknowledged.
+
+use super::*;
+
+/// The epoch record of a writer that found a shorter log.
+fn epoch_behind(memory: &Memory, epoch: u64) -> Bytes {
+    let last = codec::decode(memory.records().last().unwrap()).unwrap();
+    let mut operations = Operations::default();
+    operations.epoch(2000, "other");
+    let header = Header {
+        epoch,
+        writer: 99,
+        previous: last.hash,
+        ..last.header
+    };
+    codec::encode(&header, &operations).0
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_lost_just_after_a_start_is_stored_again() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    write(&running.store, "a").await.unwrap();
+    running.stop().await;
+    let running = start(&memory, identity(2, 0)).await;
+    let before = memory.records();
+    memory.truncate(before.len() - 3);
+    assert_eq!(write(&running.store, "b").await, Ok(3));
+    assert_eq!(memory.records()[..before.len()], before);
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_was_emptied_is_filled_again() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    write(&running.store, "a").await.unwrap();
+    memory.truncate(0);
+    assert_eq!(write(&running.store, "b").await, Ok(3));
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_writer_repairs_its_log_before_a_challenger_may_begin() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    for key in ["a", "b", "c"] {
+        write(&running.store, key).await.unwrap();
+    }
+    memory.truncate(2);
+    let copy = memory.clone();
+    let challenger = tokio::spawn(async move { open(&copy, &identity(2, 0)).await.map(|_| ()) });
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert!(!challenger.is_finished(), "{:?}", challenger.await);
+    challenger.abort();
+    assert_eq!(write(&running.store, "d").await, Ok(5));
+    running.stop().await;
+    assert_eq!(stored(&memory).await, ["a", "b", "c", "d"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    for key in ["a", "b", "c"] {
+        write(&running.store, key).await.unwrap();
+    }
+    memory.truncate(1);
+    memory.push(epoch_behind(&memory, 2));
+    assert_eq!(write(&running.store, "d").await, Err(Refusal::Stopped));
+    let ended = running.writer.await.unwrap();
+    assert!(
+        matches!(
+            ended,
+            Err(WriterError::Lost {
+                last: 2,
+                acknowledged: 4,
+                ..
+            })
+        ),
+        "{ended:?}"
+    );
+    assert_eq!(memory.messages().counts().len(), 0, "nothing stands in the way");
+    start(&memory, identity(3, 0)).await.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_waits_for_the_writer_to_repair_the_log() {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 0)).await;
+    write(&running.store, "a").await.unwrap();
+    let (log, mut acks) = memory.open();
+    let mut replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
+    running.writer.abort();
+    let mut records = memory.records();
+    memory.truncate(1);
+    let copy = memory.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(2900)).await;
+        records.drain(..1);
+        records.into_iter().for_each(|record| copy.push(record));
+    });
+    let snapshots = snapshots(&memory);
+    let began = replica
+        .take_over(&log, &snapshots, &mut acks, &identity(2, 0))
+        .await
+        .map(|_| ());
+    assert!(began.is_ok(), "{began:?}");
+}
