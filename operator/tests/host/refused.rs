@@ -1,6 +1,8 @@
 //! A Cluster that is refused after it was accepted stays alive.
 
-use k8s_openapi::api::core::v1::Secret;
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::Api;
 use yoke_api::Tenant;
 
@@ -62,4 +64,85 @@ async fn renewed_certificates_reach_a_refused_cluster() {
         before,
         "what runs is left"
     );
+}
+
+/// The number and the digest in the StatefulSet.
+async fn start(host: &Host, hosted: &str) -> (u64, String) {
+    let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
+    let annotations = template.metadata.unwrap().annotations.unwrap();
+    let number = annotations["yoke.drzzl.io/incarnation"].clone();
+    let arguments = template.spec.unwrap().init_containers.unwrap().remove(0).args.unwrap();
+    assert!(arguments.contains(&format!("--incarnation={number}")));
+    (
+        number.parse().unwrap(),
+        annotations["yoke.drzzl.io/config-digest"].clone(),
+    )
+}
+
+/// What a control plane reads once makes a kept one start again, by another number, though the tenant can be given nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_cluster_starts_again_under_another_number() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let hosted = host.hosted("a").await;
+    let (number, digest) = start(&host, &hosted).await;
+    host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
+        .await;
+    host.bring("a", "the Cluster is refused", async || {
+        condition(&host.cluster("a").await, "Accepted") == "False/QuotaExceeded"
+    })
+    .await;
+    assert_eq!(start(&host, &hosted).await, (number, digest.clone()));
+    // The tenant's namespace ends, and its kubeconfig cannot be made again.
+    Api::<Namespace>::all(host.client.clone())
+        .delete(TENANT, &Default::default())
+        .await
+        .unwrap();
+    host.lose_secret(TENANT, "a-kubeconfig").await;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut root = rcgen::CertificateParams::default();
+    root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let root = root.self_signed(&key).unwrap().pem();
+    *host.context.root.lock().await = Some((Instant::now(), root));
+    host.bring("a", "it is started again", async || {
+        start(&host, &hosted).await.0 == number + 1
+    })
+    .await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap_err();
+        let (now, then) = start(&host, &hosted).await;
+        assert_eq!(now, number + 1);
+        assert_ne!(then, digest);
+    }
+    assert_eq!(condition(&host.cluster("a").await, "Degraded"), "True/ReconcileFailed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ingress_forgets_names_of_a_domain_that_was_withdrawn() {
+    let host = Host::start().await;
+    host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["example.org"]}}))
+        .await;
+    let mut cluster = yoke_api::Cluster::new("a", Default::default());
+    cluster.spec.endpoint.extra_sans = vec!["api.example.org".into()];
+    host.clusters().create(&Default::default(), &cluster).await.unwrap();
+    let has_name = async || {
+        let hosted = host.hosted("a").await;
+        let told = host.api::<ConfigMap>(&hosted).get_opt("yoke-ingress").await.unwrap();
+        let text = told.and_then(|told| told.data).map(|data| format!("{data:?}"));
+        text.map(|text| text.contains("api.example.org"))
+    };
+    let runs = async || host.stateful_set(&host.hosted("a").await).await.is_some();
+    host.bring("a", "it runs, under its name", async || {
+        runs().await && has_name().await == Some(true)
+    })
+    .await;
+    host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
+        .await;
+    host.bring("a", "the name is withdrawn", async || has_name().await == Some(false))
+        .await;
+    assert_eq!(
+        condition(&host.cluster("a").await, "Accepted"),
+        "False/HostnameNotAllowed"
+    );
+    assert!(runs().await);
 }
