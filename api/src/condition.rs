@@ -134,9 +134,12 @@ reasons! {
     ControllersPending,
     /// NATS does not answer the operator.
     StoreUnavailable,
-    /// The keys of the Tenant's NATS account are lost; the data of its Clusters cannot be reached without them.
+    /// The Secret with the keys of the Tenant's NATS account is lost. Control planes that run go on. Where NATS knows the
+    /// account, other keys are made for it and no data is lost; where it does not, the Secret must be restored.
     AccountKeyLost,
-    /// A key that was drawn once for the cluster is lost, and there is no copy of it.
+    /// A key of the cluster is lost, and there is no copy of it. A service-account key must be restored, and nothing is drawn
+    /// in its place; a leaf of a CA that is lost must be issued again; a lost user of the store is replaced, which an event
+    /// tells.
     KeyLost,
     /// The Tenant's NATS account is not there yet.
     AccountPending,
