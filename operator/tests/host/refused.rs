@@ -1,9 +1,11 @@
 //! A Cluster that is refused after it was accepted stays alive.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::events::v1::Event;
 use kube::Api;
+use kube::runtime::controller::Action;
 use yoke_api::Tenant;
 
 use crate::harness::{Host, PKI, TENANT, condition};
@@ -93,6 +95,8 @@ async fn kept_cluster_starts_again_under_another_number() {
     })
     .await;
     assert_eq!(start(&host, &hosted).await, (number, digest.clone()));
+    let action = host.reconcile("a").await.unwrap();
+    assert_eq!(action, Action::requeue(Duration::from_secs(2)), "its pod is waited for");
     // The tenant's namespace ends, and its kubeconfig cannot be made again.
     Api::<Namespace>::all(host.client.clone())
         .delete(TENANT, &Default::default())
@@ -145,4 +149,24 @@ async fn ingress_forgets_names_of_a_domain_that_was_withdrawn() {
         "False/HostnameNotAllowed"
     );
     assert!(runs().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusal_is_told_though_keeping_fails() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let leaf = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
+    *host.context.root.lock().await = Some((Instant::now(), leaf));
+    host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
+        .await;
+    host.bring("a", "it is refused, and keeping it fails", async || {
+        let cluster = host.cluster("a").await;
+        condition(&cluster, "Accepted") == "False/QuotaExceeded"
+            && condition(&cluster, "Degraded") == "True/ReconcileFailed"
+    })
+    .await;
+    let events = host.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
+    let reasons: Vec<_> = events.iter().filter_map(|event| event.reason.as_deref()).collect();
+    assert!(reasons.contains(&"QuotaExceeded"), "{reasons:?}");
 }
