@@ -151,8 +151,7 @@ impl Stack<'_> {
 
     async fn make_binaries(&self, progress: &Progress) -> Result<String> {
         let mut built = Vec::new();
-        let etcd = (self.store == HostStore::Etcd).then_some(&go::ETCD);
-        for recipe in go::RECIPES.iter().chain(self.releases.recipes()).chain(etcd) {
+        for recipe in go::RECIPES.iter().chain(self.releases.recipes()) {
             progress.at(recipe.module);
             if recipe.make(self.layout).await? == Made::Built {
                 built.push(recipe.module);

@@ -85,6 +85,15 @@ pub const RECIPES: &[Recipe] = &[
         binaries: &[("helm.sh/helm/v4/cmd/helm", "helm")],
         kubernetes: None,
     },
+    // etcdctl asks the stores, in tests and by hand; etcd is the host's datastore with `HOST_STORE=etcd`.
+    Recipe {
+        module: "etcd",
+        binaries: &[
+            ("go.etcd.io/etcd/server/v3", "etcd"),
+            ("go.etcd.io/etcd/etcdctl/v3", "etcdctl"),
+        ],
+        kubernetes: None,
+    },
 ];
 
 /// Control planes of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
@@ -100,16 +109,6 @@ const CONTROL_PLANES: &[Recipe] = &[Recipe {
     ],
     kubernetes: Some("1.35.3"),
 }];
-
-/// etcd, for `HOST_STORE=etcd`.
-pub const ETCD: Recipe = Recipe {
-    module: "etcd",
-    binaries: &[
-        ("go.etcd.io/etcd/server/v3", "etcd"),
-        ("go.etcd.io/etcd/etcdctl/v3", "etcdctl"),
-    ],
-    kubernetes: None,
-};
 
 impl Recipe {
     /// Builds the binaries if the cache has none, and puts them into `.dev/bin`.
