@@ -223,7 +223,8 @@ mod tests {
         assert!(flags.contains("version.gitMinor=35 "), "{flags}");
         let flags = find_control_plane("1.35.3").unwrap().to_linker_flags();
         assert!(flags.contains("version.gitVersion=v1.35.3 "), "{flags}");
-        assert_eq!(ETCD.to_linker_flags(), "-s -w");
+        let other = RECIPES.iter().find(|recipe| recipe.kubernetes.is_none()).unwrap();
+        assert_eq!(other.to_linker_flags(), "-s -w");
     }
 
     #[test]
@@ -231,7 +232,6 @@ mod tests {
         let mut names: Vec<_> = RECIPES
             .iter()
             .chain(CONTROL_PLANES)
-            .chain([&ETCD])
             .flat_map(|recipe| recipe.binaries)
             .map(|(_, binary)| binary)
             .collect();
