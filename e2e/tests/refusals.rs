@@ -142,7 +142,8 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
         Reason::HostnameConflict,
     )
     .await?;
-    expect_refusal(&tenant, "ninth", default(), Reason::QuotaExceeded).await?;
+    // Of those made in one second the first by name is the older.
+    expect_refusal(&tenant, "surplus", default(), Reason::QuotaExceeded).await?;
     tenant
         .wait_condition("first", ConditionType::Ready, "True", yoke_e2e::tenant::READY_LIMIT)
         .await?;
