@@ -8,8 +8,8 @@ CARGO ?= cargo
 DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
 BIN := $(CURDIR)/.dev/bin
 REPORT := $(or $(CARGO_TARGET_DIR),target)/test-report.txt
-# What the test of a change of version moves a cluster between; the stack's own release is the newer one.
-SLOW_VERSIONS := 1.35.3 1.35.4
+# What the test of a change of version moves a cluster between; the stack's own release is the older one.
+SLOW_VERSIONS := 1.35.4 1.35.5
 
 # What a failed test says is its error; the frames below it would push that out of a log's end.
 export RUST_BACKTRACE := 0

@@ -27,7 +27,7 @@ impl Releases {
 impl FromStr for Releases {
     type Err = String;
 
-    /// Reads releases with blanks between them, such as `1.35.3 1.35.4`.
+    /// Reads releases with blanks between them, such as `1.35.5 1.35.4`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut others = Vec::new();
         for name in text.split_whitespace().filter(|name| *name != KUBERNETES_VERSION) {
@@ -67,24 +67,24 @@ mod tests {
             let releases: Releases = text.parse().unwrap();
             assert_eq!(releases.all().collect::<Vec<_>>(), ["1.35.4"], "{text:?}");
         }
-        for text in ["1.35.3", "1.35.3 1.35.4", "1.35.4 1.35.3 1.35.3"] {
+        for text in ["1.35.5", "1.35.5 1.35.4", "1.35.4 1.35.5 1.35.5"] {
             let releases: Releases = text.parse().unwrap();
-            assert_eq!(releases.all().collect::<Vec<_>>(), ["1.35.4", "1.35.3"], "{text:?}");
+            assert_eq!(releases.all().collect::<Vec<_>>(), ["1.35.4", "1.35.5"], "{text:?}");
         }
         assert_eq!(
-            "1.35.3 1.2.3".parse::<Releases>().unwrap_err(),
-            "\"1.2.3\" is not one of 1.35.3, 1.35.4"
+            "1.35.5 1.2.3".parse::<Releases>().unwrap_err(),
+            "\"1.2.3\" is not one of 1.35.5, 1.35.4"
         );
     }
 
     #[test]
     fn a_recipe_makes_the_file_of_every_program() {
-        let releases: Releases = "1.35.3".parse().unwrap();
+        let releases: Releases = "1.35.5".parse().unwrap();
         let made: Vec<&str> = releases
             .recipes()
             .flat_map(|recipe| recipe.binaries)
             .map(|(_, binary)| *binary)
             .collect();
-        assert_eq!(made, PROGRAMS.map(|program| to_binary(program, "1.35.3")));
+        assert_eq!(made, PROGRAMS.map(|program| to_binary(program, "1.35.5")));
     }
 }

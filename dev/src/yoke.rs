@@ -267,18 +267,18 @@ mod tests {
     #[test]
     fn the_chart_gets_the_images_that_were_built_and_the_node_as_every_address() {
         let images = BTreeMap::from([("kine-nats", "docker.io/yoke/kine-nats:dev-1".to_owned())]);
-        let values = build_values(Ipv4Addr::new(100, 64, 0, 2), &images, &"1.35.3".parse().unwrap());
+        let values = build_values(Ipv4Addr::new(100, 64, 0, 2), &images, &"1.35.5".parse().unwrap());
         assert_eq!(values["images"]["kineNats"], "docker.io/yoke/kine-nats:dev-1");
         assert_eq!(values["nats"]["urls"], json!(["tls://100.64.0.2:4222"]));
         assert_eq!(values["ingress"]["service"]["externalIPs"], json!(["100.64.0.2"]));
         assert_eq!(values["versions"][0]["default"], true);
         let older = json!({
-            "version": "1.35.3",
+            "version": "1.35.5",
             "default": false,
             "images": {
-                "kubeAPIServer": "registry.k8s.io/kube-apiserver:v1.35.3",
-                "kubeControllerManager": "registry.k8s.io/kube-controller-manager:v1.35.3",
-                "kubeScheduler": "registry.k8s.io/kube-scheduler:v1.35.3",
+                "kubeAPIServer": "registry.k8s.io/kube-apiserver:v1.35.5",
+                "kubeControllerManager": "registry.k8s.io/kube-controller-manager:v1.35.5",
+                "kubeScheduler": "registry.k8s.io/kube-scheduler:v1.35.5",
             },
         });
         assert_eq!(values["versions"][1], older);

@@ -7,8 +7,8 @@ use yoke_api::{ClusterSpec, ConditionType};
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::{Stack, TenantFixture};
 
-const FROM: &str = "v1.35.3";
-const TO: &str = "v1.35.4";
+const FROM: &str = "v1.35.4";
+const TO: &str = "v1.35.5";
 
 #[tokio::test]
 async fn version_goes_up_and_back_within_a_minor() -> Result<()> {

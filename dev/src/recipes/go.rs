@@ -98,16 +98,16 @@ pub const RECIPES: &[Recipe] = &[
 
 /// Control planes of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
 const CONTROL_PLANES: &[Recipe] = &[Recipe {
-    module: "kubernetes-1.35.3",
+    module: "kubernetes-1.35.5",
     binaries: &[
-        ("k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver-1.35.3"),
+        ("k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver-1.35.5"),
         (
             "k8s.io/kubernetes/cmd/kube-controller-manager",
-            "kube-controller-manager-1.35.3",
+            "kube-controller-manager-1.35.5",
         ),
-        ("k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler-1.35.3"),
+        ("k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler-1.35.5"),
     ],
-    kubernetes: Some("1.35.3"),
+    kubernetes: Some("1.35.5"),
 }];
 
 impl Recipe {
@@ -221,8 +221,8 @@ mod tests {
         let flags = kubernetes.to_linker_flags();
         assert!(flags.contains("version.gitVersion=v1.35.4 "), "{flags}");
         assert!(flags.contains("version.gitMinor=35 "), "{flags}");
-        let flags = find_control_plane("1.35.3").unwrap().to_linker_flags();
-        assert!(flags.contains("version.gitVersion=v1.35.3 "), "{flags}");
+        let flags = find_control_plane("1.35.5").unwrap().to_linker_flags();
+        assert!(flags.contains("version.gitVersion=v1.35.5 "), "{flags}");
         let other = RECIPES.iter().find(|recipe| recipe.kubernetes.is_none()).unwrap();
         assert_eq!(other.to_linker_flags(), "-s -w");
     }

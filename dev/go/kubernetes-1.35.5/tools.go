@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package kubernetes pins a tenant's control plane of an older release, for tests that change a cluster's version.
+// Package kubernetes pins a tenant's control plane of another release, for tests that change a cluster's version.
 package kubernetes
 
 import (
