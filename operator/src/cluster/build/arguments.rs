@@ -85,6 +85,9 @@ pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
         format!("--cluster-cidr={}", network.pod_cidr),
         // Without signing keys: the operator signs.
         format!("--cluster-name={}", blueprint.identity.cluster),
+        // At the usual 20 a second the controllers wait 4 s for each other's credentials before the first of them works.
+        "--kube-api-burst=200".into(),
+        "--kube-api-qps=100".into(),
         format!("--root-ca-file={PKI}/root-ca.crt"),
         format!("--service-account-private-key-file={PKI}/sa.key"),
         format!("--service-cluster-ip-range={}", network.service_cidr),
