@@ -8,13 +8,14 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::mpsc;
 use yoke_api::names::is_domain;
+use yoke_runtime::tls::Reload;
 use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::arguments::Arguments;
 use crate::metrics::{Metrics, PROCESS};
 use crate::routing::Routing;
 use crate::server::{Context, Server};
-use crate::tls::{Reload, TlsFiles};
+use crate::tls::{files_in, keep_certificates};
 use crate::validate::Rules;
 use crate::watch::{watch_configs, watch_slices};
 
@@ -39,9 +40,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let server = Server::bind(arguments.listen_xds).await?;
     supervisor.spawn_background("endpoint", endpoint.serve(registry, readiness, drain.clone()));
 
-    let files = TlsFiles::new(&arguments.tls_dir, &arguments.client_ca);
-    let (reload, tls) = Reload::load(files, metrics.clone()).await?;
-    supervisor.spawn("certificates", reload.run(drain.clone()));
+    let files = files_in(&arguments.tls_dir, &arguments.client_ca);
+    let (reload, tls) = Reload::load(files).await?;
+    supervisor.spawn(
+        "certificates",
+        keep_certificates(reload, metrics.clone(), drain.clone()),
+    );
 
     let rules = Rules::new(&arguments.base_domain);
     let (routing, snapshots) = Routing::new(rules, arguments.envoy_limits(), metrics.clone(), synced);

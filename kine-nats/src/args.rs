@@ -1,11 +1,11 @@
 //! The command line.
 
-use crate::tls::TlsFiles;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use yoke_runtime::tls::TlsFiles;
 
 /// An etcd v3 server for kube-apiserver that keeps everything in a NATS JetStream log.
 #[derive(Debug, Clone, Parser)]

@@ -1,7 +1,6 @@
 //! The listeners of the etcd API.
 
 use crate::args::Listen;
-use crate::tls::{self, TlsConfigs};
 use std::io;
 use std::path::PathBuf;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
@@ -10,6 +9,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use yoke_runtime::tls::{self, TlsConfigs};
 
 /// A socket that is open, but not served yet.
 #[derive(Debug)]
@@ -56,25 +56,24 @@ pub(crate) async fn serve(
         .max_concurrent_streams(None)
         .tcp_nodelay(true);
     let router = server.add_routes(routes);
-    let mut stopping = stop.clone();
-    let stopped = async move {
+    let stopped = |mut stop: watch::Receiver<bool>| async move {
         // The sender lives as long as the process does.
-        let _ = stopping.wait_for(|stop| *stop).await;
+        let _ = stop.wait_for(|stop| *stop).await;
     };
     match bound {
         Bound::Tcp(listener) => {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            router.serve_with_incoming_shutdown(incoming, stopped).await
+            router.serve_with_incoming_shutdown(incoming, stopped(stop)).await
         }
         Bound::Tls(listener, configs) => {
-            let (connections, accepting) = tls::accept(listener, configs, stop);
-            let serving = router.serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped);
+            let (connections, accepting) = tls::accept(listener, configs, (), stopped(stop.clone()));
+            let serving = router.serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop));
             let (served, ()) = tokio::join!(serving, accepting);
             served
         }
         Bound::Unix(listener, path) => {
             let served = router
-                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped)
+                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped(stop))
                 .await;
             let _ = std::fs::remove_file(path);
             served

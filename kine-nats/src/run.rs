@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 use crate::nats;
 use crate::snapshot::Snapshots;
 use crate::store::Store;
-use crate::tls::Reload;
+use crate::tls;
 use crate::writer::{Cadence, Parts, RESERVE, Unsaved, Upkeep, Writer};
 use anyhow::Context;
 use std::future::Future;
@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing_subscriber::EnvFilter;
+use yoke_runtime::tls::Reload;
 
 const QUEUE: usize = 4096;
 const DEFAULT_QUOTA: u64 = 512 << 20;
@@ -38,7 +39,7 @@ type StoreSender = watch::Sender<Option<Arc<Store>>>;
 pub async fn run(args: Args) -> anyhow::Result<()> {
     init_tracing(args.log_format);
     end_on_panic();
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    yoke_runtime::install_crypto();
 
     let metrics = Metrics::new();
     let (stores, store) = watch::channel(None);
@@ -91,7 +92,7 @@ async fn listen(
             let (reload, configs) = Reload::load(files).await.context("load the certificates")?;
             let stop = stop.clone();
             tasks.spawn(async move {
-                reload.run(stop).await;
+                tls::keep(reload, stop).await;
                 Ok(())
             });
             Some(configs)

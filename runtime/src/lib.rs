@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Called by the `main` of each process. In come a name, an address and futures; out come log lines on standard error,
-//! an HTTP endpoint and one exit result.
+//! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS.
 
 pub mod crypto;
 pub mod drain;
@@ -16,6 +16,7 @@ pub mod logging;
 pub mod metrics;
 pub mod readiness;
 pub mod supervise;
+pub mod tls;
 
 pub use crypto::install_crypto;
 pub use drain::{Drain, DrainTrigger};

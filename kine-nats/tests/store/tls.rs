@@ -211,7 +211,7 @@ async fn certificates_that_cannot_be_used_end_the_start() {
         (&[&certificate, &key], "are for https listeners, and none is given"),
         (
             &["--listen=https://127.0.0.1:0", &certificate, &key],
-            "read /does/not/exist",
+            "reading /does/not/exist",
         ),
     ] {
         let mut kine = Kine::spawn(&nats, "unusable", options);

@@ -14,9 +14,10 @@ use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
 use yoke_ingress_xds::routing::{Routing, Snapshots};
 use yoke_ingress_xds::server::{Context, Server};
 use yoke_ingress_xds::snapshot::Snapshot;
-use yoke_ingress_xds::tls::{Reload, TlsFiles};
+use yoke_ingress_xds::tls::files_in;
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
+use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 
 use super::fixtures::{BASE_DOMAIN, ClusterFixture};
@@ -123,8 +124,8 @@ impl Site {
     }
 
     async fn serve(&self, snapshots: Snapshots, metrics: Metrics, drain: Drain) -> (SocketAddr, JoinHandle<()>) {
-        let files = TlsFiles::new(self.directory.path(), &self.directory.path().join("ca.crt"));
-        let (_, tls) = Reload::load(files, metrics.clone()).await.unwrap();
+        let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
+        let (_, tls) = Reload::load(files).await.unwrap();
         let server = Server::bind(self.address).await.unwrap();
         let address = server.local_address();
         let serving = server.serve(Context {

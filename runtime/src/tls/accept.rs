@@ -1,0 +1,120 @@
+//! From TCP connections to connections whose TLS handshake is done and whose client may come in.
+
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::TlsConfigs;
+
+/// Handshakes at a time; whoever has no certificate holds one of them for a limited time.
+const HANDSHAKES: usize = 128;
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// Out of file descriptors, mostly: others have to close first.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server takes its connections from.
+pub type Connections = mpsc::Receiver<io::Result<TlsStream<TcpStream>>>;
+type Accepted = mpsc::Sender<io::Result<TlsStream<TcpStream>>>;
+
+/// Who may come in beyond what TLS verifies, and who counts it. `()` lets everybody in and counts nothing.
+pub trait Admission: Clone + Send + Sync + 'static {
+    /// Decides by the client's certificates, its own first; the error is logged. TLS has verified them; there is none
+    /// where clients need none.
+    fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()>;
+
+    /// A client was admitted, or not.
+    fn count(&self, admitted: bool);
+}
+
+impl Admission for () {
+    fn check(&self, _: &[CertificateDer<'_>]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn count(&self, _: bool) {}
+}
+
+/// Accepts until `stop` ends, or until nobody takes the connections. Handshakes run beside each other, so that a slow one
+/// holds up nobody.
+pub fn accept(
+    listener: TcpListener,
+    configs: TlsConfigs,
+    admission: impl Admission,
+    stop: impl Future,
+) -> (Connections, impl Future<Output = ()>) {
+    let (accepted, connections) = mpsc::channel(HANDSHAKES);
+    (connections, run(listener, configs, admission, stop, accepted))
+}
+
+async fn run(
+    listener: TcpListener,
+    configs: TlsConfigs,
+    admission: impl Admission,
+    stop: impl Future,
+    accepted: Accepted,
+) {
+    let slots = Arc::new(Semaphore::new(HANDSHAKES));
+    let mut handshakes = JoinSet::new();
+    let next = async || {
+        let slot = Arc::clone(&slots).acquire_owned().await.ok();
+        (slot, listener.accept().await)
+    };
+    let mut stop = pin!(stop);
+    loop {
+        let (slot, connection) = tokio::select! {
+            next = next() => next,
+            _ = &mut stop => return,
+            () = accepted.closed() => return,
+        };
+        while handshakes.try_join_next().is_some() {}
+        match connection {
+            Ok(connection) => {
+                let (configs, admission) = (configs.clone(), admission.clone());
+                handshakes.spawn(admit(slot, connection, configs, admission, accepted.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn Error, "A connection could not be accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn admit(
+    _slot: Option<OwnedSemaphorePermit>,
+    (stream, peer): (TcpStream, SocketAddr),
+    configs: TlsConfigs,
+    admission: impl Admission,
+    accepted: Accepted,
+) {
+    let config = Arc::clone(&configs.borrow());
+    let handshake = async {
+        stream.set_nodelay(true)?;
+        let stream = TlsAcceptor::from(config).accept(stream).await?;
+        admission.check(stream.get_ref().1.peer_certificates().unwrap_or_default())?;
+        Ok(stream)
+    };
+    let result: io::Result<_> = match timeout(HANDSHAKE_LIMIT, handshake).await {
+        Ok(result) => result,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    };
+    admission.count(result.is_ok());
+    match result {
+        Ok(stream) => {
+            // Without a receiver the server is ending.
+            let _ = accepted.send(Ok(stream)).await;
+        }
+        Err(error) => tracing::warn!(%peer, error = &error as &dyn Error, "A client was not admitted"),
+    }
+}
