@@ -1,16 +1,17 @@
 //! `make down`: removes everything of this clone's stack but the build cache, in whatever state it was left.
 //!
-//! Processes are found in three ways, each of which says that they are this stack's: the supervisor's own children, the
-//! pids and start times it wrote down, and the clone's control groups. Nothing is ever looked for by name.
+//! Processes are found in two ways, each of which says that they are this stack's: the supervisor's own children and the
+//! clone's control groups. Nothing is ever looked for by name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::mount::UnmountFlags;
 
 use crate::cgroups::Cgroups;
 use crate::layout::Layout;
+use crate::leftovers::{self, entries, is_dead_socket};
 use crate::network::Network;
 use crate::steps::say;
 use crate::supervisor::{Request, client};
@@ -41,11 +42,15 @@ pub async fn down(layout: &Layout) -> Result<()> {
     report("network", "namespace and link removed");
     cgroups.remove().await?;
     report("control groups", "removed");
-    let strays = remove_strays(layout)?;
+    let strays = remove_strays(layout);
     report("files outside .dev", &format!("{strays} removed"));
     match fs::remove_dir_all(layout.dev()) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).context("removing .dev"),
         _ => {}
+    }
+    let left = leftovers::find(layout);
+    if !left.is_empty() {
+        bail!("left on the machine, to be removed by hand:\n  {}", left.join("\n  "));
     }
     say(&format!(
         "down in {:.1}s; the build cache stays in {}",
@@ -75,6 +80,13 @@ fn unmount_below(dir: &Path) -> Result<usize> {
             }
         }
     }
+    let left = parse_mounts_below(
+        &fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?,
+        dir,
+    );
+    if !left.is_empty() {
+        bail!("mounts that cannot be removed: {left:?}");
+    }
     Ok(removed)
 }
 
@@ -94,38 +106,36 @@ fn unescape(text: &str) -> String {
         .fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Removes what the components put at fixed places: links to pods' logs, the CNI library's cached results, the shims'
-/// sockets. Each is recognised by leading into this clone.
-fn remove_strays(layout: &Layout) -> Result<usize> {
-    let mut removed = 0;
-    let mut remove = |path: &Path| removed += usize::from(fs::remove_file(path).is_ok());
-    for link in entries("/var/log/containers") {
-        if fs::read_link(&link).is_ok_and(|target| target.starts_with(layout.dev())) {
-            remove(&link);
-        }
-    }
-    let dev = layout.dev().display().to_string();
-    for result in entries("/var/lib/cni/results") {
-        // Each names the network namespace of its pod, which is below .dev.
-        if fs::read_to_string(&result).is_ok_and(|text| text.contains(&dev)) {
-            remove(&result);
-        }
-    }
-    let tasks = layout.containerd().join("state/io.containerd.runtime.v2.task/k8s.io");
-    for task in entries(tasks) {
-        if let Ok(address) = fs::read_to_string(task.join("address"))
-            && let Some(socket) = address.trim().strip_prefix("unix://")
-        {
-            remove(Path::new(socket));
-        }
-    }
-    Ok(removed)
-}
+/// Where components put something whatever they are told. Emptied folders go too; no distribution's package has a file
+/// in them.
+const FIXED_PLACES: &[&str] = &[
+    "/run/containerd/s",
+    "/run/containerd",
+    "/var/lib/cni/results",
+    "/var/lib/cni",
+    "/var/lib/kubelet/device-plugins",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+];
 
-fn entries(dir: impl AsRef<Path>) -> Vec<PathBuf> {
-    fs::read_dir(dir)
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default()
+/// Removes what the components put at fixed places: links to pods' logs, the CNI library's cached results, the sockets of
+/// shims and of the kubelet. Each is recognised by leading into this clone, or by being a socket of nobody.
+fn remove_strays(layout: &Layout) -> usize {
+    let dev = layout.dev();
+    let dev_text = dev.display().to_string();
+    let mut removed = 0;
+    for place in FIXED_PLACES {
+        for path in entries(Path::new(place)) {
+            let ours = fs::read_link(&path).is_ok_and(|target| target.starts_with(&dev))
+                || is_dead_socket(&path)
+                // A cached result names the network namespace of its pod, which is below .dev.
+                || (path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(&dev_text)));
+            removed += usize::from(ours && fs::remove_file(&path).is_ok());
+        }
+        // Fails where something of others is left, as it should.
+        let _ = fs::remove_dir(place);
+    }
+    removed
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub mod host_cluster;
 pub mod images;
 pub mod kubectl;
 pub mod layout;
+pub mod leftovers;
 pub mod network;
 pub mod recipes;
 pub mod releases;

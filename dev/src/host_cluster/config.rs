@@ -27,6 +27,9 @@ root = "{dir}/root"
 state = "{dir}/state"
 temp = "{dir}/tmp"
 
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{dir}/opt"
+
 [grpc]
   address = "{socket}"
 
@@ -47,6 +50,7 @@ temp = "{dir}/tmp"
 
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         BinaryName = "{runc}"
+        Root = "{dir}/runc"
 "#,
         dir = dir.display(),
         socket = layout.containerd_socket().display(),
@@ -98,6 +102,7 @@ pub(super) fn build_kubelet(layout: &Layout, network: &Network, cgroup_root: &st
         "tlsPrivateKeyFile": pki.join("kubelet.key"),
         "containerRuntimeEndpoint": format!("unix://{}", layout.containerd_socket().display()),
         "podLogsDir": layout.log().join("pods"),
+        "volumePluginDir": layout.dev().join("kubelet/volume-plugins"),
         "resolvConf": layout.config().join(RESOLV_CONF),
         "clusterDNS": [network.plan.dns_service_ip()],
         "clusterDomain": "cluster.local",

@@ -1,0 +1,127 @@
+//! What a removed stack left on the machine: looked for in other ways than it is removed, so that a removal that missed
+//! something, or a component that learned to write elsewhere, is noticed.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use crate::layout::Layout;
+
+/// Where components write whatever they are told; small text files there are read too.
+const FIXED_PLACES: &[&str] = &[
+    "/etc/cni",
+    "/opt/cni",
+    "/opt/containerd",
+    "/run/containerd",
+    "/run/netns",
+    "/usr/libexec/kubernetes",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/log/pods",
+];
+const READ_LIMIT: u64 = 1 << 20;
+
+/// A line for each thing that names this clone's stack.
+pub fn find(layout: &Layout) -> Vec<String> {
+    let (dev, name) = (format!("{}/", layout.dev().display()), layout.stack_name());
+    let mut left = Vec::new();
+    for process in entries(Path::new("/proc")) {
+        let command = fs::read(process.join("cmdline")).unwrap_or_default();
+        let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
+        // The command that looks is itself run from `.dev/bin`.
+        let own = process.ends_with(std::process::id().to_string());
+        if !own && program.starts_with(dev.as_bytes()) {
+            left.push(format!(
+                "process {}: {}",
+                process.display(),
+                String::from_utf8_lossy(program)
+            ));
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let of_stack = |line: &&str| line.contains(&dev) || line.contains(&name);
+    left.extend(mounts.lines().filter(of_stack).map(|line| format!("mount {line}")));
+    for place in ["/sys/class/net", "/sys/fs/cgroup"] {
+        let named = |path: &PathBuf| {
+            path.file_name()
+                .is_some_and(|file| file.to_string_lossy().contains(layout.id()))
+        };
+        let groups = entries(Path::new(place));
+        let below = groups.iter().flat_map(|group| entries(group));
+        left.extend(
+            groups
+                .iter()
+                .cloned()
+                .chain(below)
+                .filter(named)
+                .map(|path| path.display().to_string()),
+        );
+    }
+    for place in FIXED_PLACES {
+        find_files(Path::new(place), &[&dev, &name], &mut left);
+    }
+    left
+}
+
+/// Whether a socket's file is there and nobody listens on it: its owner ended, and nobody can use it again.
+pub fn is_dead_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+        && UnixStream::connect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+}
+
+fn find_files(dir: &Path, names: &[&str], left: &mut Vec<String>) {
+    for path in entries(dir) {
+        let Ok(meta) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        let names_stack = |text: &str| names.iter().any(|name| text.contains(name));
+        let found = names_stack(&path.to_string_lossy())
+            || fs::read_link(&path).is_ok_and(|target| names_stack(&target.to_string_lossy()))
+            || (meta.is_file()
+                && meta.len() <= READ_LIMIT
+                && fs::read(&path).is_ok_and(|bytes| names_stack(&String::from_utf8_lossy(&bytes))))
+            || is_dead_socket(&path);
+        if found {
+            left.push(path.display().to_string());
+        } else if meta.is_dir() {
+            find_files(&path, names, left);
+        }
+    }
+}
+
+/// What is in a folder; nothing where there is none.
+pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir)
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn files_links_and_dead_sockets_of_a_stack_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("deep/er")).unwrap();
+        fs::write(at("deep/er/state"), "{\"bundle\": \"/clone/.dev/x\"}").unwrap();
+        fs::write(at("other"), "{\"bundle\": \"/clone/.device/x\"}").unwrap();
+        std::os::unix::fs::symlink("/clone/.dev/log", at("link")).unwrap();
+        fs::write(at("yoke-12345678"), "").unwrap();
+        let listening = UnixListener::bind(at("alive.sock")).unwrap();
+        drop(UnixListener::bind(at("dead.sock")).unwrap());
+        let mut left = Vec::new();
+        find_files(dir.path(), &["/clone/.dev/", "yoke-12345678"], &mut left);
+        left.sort();
+        let expected =
+            ["dead.sock", "deep/er/state", "link", "yoke-12345678"].map(|name| at(name).display().to_string());
+        assert_eq!(left, expected);
+        drop(listening);
+    }
+}
