@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process;
+use tokio::task::JoinHandle;
 
 /// How many of a failed command's last lines are shown.
 const TAIL_LINES: usize = 15;
@@ -36,12 +38,14 @@ pub enum CommandError {
         tail: String,
     },
     /// The program did not end in time and was killed.
-    #[error("`{command}` did not end within {limit:?}")]
+    #[error("`{command}` did not end within {limit:?}\n{tail}")]
     TimedOut {
         /// What was run.
         command: String,
         /// The limit that ran out.
         limit: Duration,
+        /// Its last lines.
+        tail: String,
     },
 }
 
@@ -138,26 +142,32 @@ impl Command {
                 let _ = stdin.write_all(&input).await;
             }
         });
-        let output = match tokio::time::timeout(self.limit, child.wait_with_output()).await {
-            Ok(output) => output.map_err(start)?,
+        let (mut out, mut errors) = (Captured::of(child.stdout.take()), Captured::of(child.stderr.take()));
+        let ended = tokio::time::timeout(self.limit, async {
+            let status = child.wait().await;
+            // Both end with the last process that holds them.
+            let (out, errors) = (out.end().await, errors.end().await);
+            status.map(|status| (status, out, errors))
+        });
+        let (status, out, errors) = match ended.await {
+            Ok(ended) => ended.map_err(start)?,
             Err(_) => {
                 return Err(CommandError::TimedOut {
                     command,
                     limit: self.limit,
+                    tail: tail(&(out.text() + &errors.text()), TAIL_LINES),
                 });
             }
         };
         feeder.abort();
-        if !output.status.success() {
-            let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-            text.push_str(&String::from_utf8_lossy(&output.stderr));
+        if !status.success() {
             return Err(CommandError::Failed {
                 command,
-                status: output.status,
-                tail: tail(&text, TAIL_LINES),
+                status,
+                tail: tail(&(out + &errors), TAIL_LINES),
             });
         }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        Ok(out)
     }
 
     /// Runs the command for its effect.
@@ -177,6 +187,46 @@ impl Command {
             .map(|part| part.to_string_lossy().into_owned())
             .collect::<Vec<_>>()
             .join(" ")
+    }
+}
+
+/// What a command has written to one of its outputs so far.
+struct Captured {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Captured {
+    fn of(output: Option<impl AsyncRead + Unpin + Send + 'static>) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&bytes);
+        let reader = tokio::spawn(async move {
+            let Some(mut output) = output else { return };
+            let mut chunk = vec![0; 16 << 10];
+            // An output that cannot be read has ended.
+            while let Ok(count @ 1..) = output.read(&mut chunk).await {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend_from_slice(&chunk[..count]);
+            }
+        });
+        Self { bytes, reader }
+    }
+
+    /// All of it, when it has ended.
+    async fn end(&mut self) -> String {
+        let _ = (&mut self.reader).await;
+        self.text()
+    }
+
+    fn text(&self) -> String {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.reader.abort();
     }
 }
 
@@ -217,14 +267,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_over_its_limit_is_ended() {
-        let error = Command::new("sleep")
-            .arg("60")
-            .limit(Duration::from_millis(20))
+    async fn a_command_over_its_limit_is_ended_and_its_last_lines_are_told() {
+        let error = Command::new("sh")
+            .args(["-c", "echo so far; exec sleep 60"])
+            .limit(Duration::from_secs(1))
             .run()
             .await
             .unwrap_err();
-        assert!(matches!(error, CommandError::TimedOut { .. }), "{error}");
+        let CommandError::TimedOut { tail, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(tail, "  | so far");
     }
 
     #[tokio::test]

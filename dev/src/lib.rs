@@ -100,7 +100,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            steps::say(&format!("yoke-dev: {error:#}"));
+            steps::complain(&format!("yoke-dev: {error:#}"));
             ExitCode::FAILURE
         }
     }

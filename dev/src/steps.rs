@@ -207,15 +207,12 @@ impl Reporter {
         if let Some(bar) = progress.bar {
             bar.finish_and_clear();
         }
-        say(&format!(
-            "✗ step {} of {} failed after {}: {}",
-            self.done,
-            self.total,
-            self.elapsed(),
-            step.title()
+        complain(&describe_failure(
+            step,
+            &format!("{} of {}", self.done, self.total),
+            &self.elapsed(),
+            error,
         ));
-        say(&describe(error));
-        say(&format!("  try: {}", step.advice()));
     }
 
     /// Time since the first step began.
@@ -227,6 +224,11 @@ impl Reporter {
 /// Prints a line. A reader that went away (`make up | head`) is no reason to stop.
 pub fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// Prints what went wrong, apart from what was asked for.
+pub fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Runs one step with its output shown.
@@ -246,6 +248,16 @@ where
             Err(error)
         }
     }
+}
+
+/// Which step failed, why, and what to try.
+fn describe_failure(step: Step, place: &str, elapsed: &str, error: &Error) -> String {
+    format!(
+        "✗ step {place} failed after {elapsed}: {}\n{}\n  try: {}",
+        step.title(),
+        describe(error),
+        step.advice()
+    )
 }
 
 /// The chain of an error, one a line.
@@ -289,8 +301,15 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_shown_with_its_causes() {
-        let error = anyhow::anyhow!("inner").context("outer");
-        assert_eq!(describe(&error), "  outer\n  inner");
+    fn a_failure_says_which_step_its_causes_and_what_to_try() {
+        let error = anyhow::anyhow!("inner\n  | last line").context("outer");
+        let text = describe_failure(Step::Nats, "8 of 17", "3.1s", &error);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            format!("✗ step 8 of 17 failed after 3.1s: {}", Step::Nats.title())
+        );
+        assert_eq!(lines[1..4], ["  outer", "  inner", "  | last line"]);
+        assert_eq!(lines[4], format!("  try: {}", Step::Nats.advice()));
     }
 }
