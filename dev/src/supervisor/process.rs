@@ -44,7 +44,7 @@ impl Process {
             .open(log)
             .context("opening the log")?;
         let errors = log.try_clone().context("opening the log")?;
-        let child = Command::new(program)
+        let mut child = Command::new(program)
             .args(args)
             .env_clear()
             .env("PATH", PATH)
@@ -57,18 +57,17 @@ impl Process {
             .process_group(0)
             .spawn()
             .with_context(|| format!("starting {program}"))?;
-        let pid = child.id().context("the process ended before it had a pid")?;
-        let start_time = start_time(pid).context("reading the start time of a process that was just started")?;
-        let record = Record {
-            pid,
-            start_time,
-            service: service.clone(),
-        };
-        fs::write(record_file, serde_json::to_vec(&record)?).context("recording the process")?;
-        Ok(Self {
-            record,
-            child: Some(child),
-        })
+        match write_record(&child, service, record_file) {
+            Ok(record) => Ok(Self {
+                record,
+                child: Some(child),
+            }),
+            // Without a record the next daemon would start a second one beside it.
+            Err(error) => {
+                let _ = child.start_kill();
+                Err(error)
+            }
+        }
     }
 
     /// Takes over the process of a former daemon, if it still runs.
@@ -120,6 +119,18 @@ impl Process {
     }
 }
 
+fn write_record(child: &Child, service: &Service, file: &Path) -> Result<Record> {
+    let pid = child.id().context("the process ended before it had a pid")?;
+    let start_time = start_time(pid).context("reading the start time of a process that was just started")?;
+    let record = Record {
+        pid,
+        start_time,
+        service: service.clone(),
+    };
+    fs::write(file, serde_json::to_vec(&record)?).context("recording the process")?;
+    Ok(record)
+}
+
 fn rotate(log: &Path) {
     if fs::metadata(log).is_ok_and(|meta| meta.len() > LOG_LIMIT) {
         let _ = fs::rename(log, log.with_extension("log.1"));
@@ -162,6 +173,23 @@ mod tests {
             probe: super::super::Probe::Command(vec!["true".into()]),
             stamp: String::new(),
         }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_cannot_be_recorded_does_not_run_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let sign = dir.path().join("sign");
+        let mut service = sleeper("60");
+        // Alive as long as the file grows.
+        let script = format!("while sleep 0.05; do echo x >> {}; done", sign.display());
+        service.command = ["sh", "-c", &script].map(String::from).to_vec();
+        let nowhere = dir.path().join("missing/record");
+        Process::start(&service, &dir.path().join("log"), &nowhere).unwrap_err();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let grown = || fs::metadata(&sign).map_or(0, |meta| meta.len());
+        let before = grown();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(grown(), before);
     }
 
     #[tokio::test]
