@@ -55,6 +55,7 @@ where
         return Ok((result, Made::Cached));
     }
     let partial = layout.cache().join(format!(".{key}-{}", std::process::id()));
+    remove_abandoned(&layout.cache().join(format!(".{key}-")));
     let _ = fs::remove_dir_all(&partial);
     fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
     let built = build(partial.clone()).await;
@@ -72,6 +73,20 @@ where
         renamed => renamed.with_context(|| format!("keeping {}", result.display()))?,
     }
     Ok((result, Made::Built))
+}
+
+/// Removes what killed builds left: folders that are called `prefix` and the pid of a process that runs no more.
+fn remove_abandoned(prefix: &Path) {
+    let (Some(dir), Some(prefix)) = (prefix.parent(), prefix.file_name().and_then(|name| name.to_str())) else {
+        return;
+    };
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        if pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Puts a file of the cache into `.dev/bin`: a second name of the same file, or a copy on another file system.
@@ -170,6 +185,21 @@ mod tests {
         assert_eq!(key(&["a", "b"]), key(&["a", "b"]));
         assert_ne!(key(&["a", "b"]), key(&["a", "c"]));
         assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_build_left_is_removed_by_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(dir.path());
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let at = |name: &str, pid: u32| layout.cache().join(format!(".{name}-{pid}"));
+        let (abandoned, other, running) = (at("k", ended.id()), at("l", ended.id()), at("k", 1));
+        for folder in [&abandoned, &other, &running] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        cached(&layout, "k", |_| async { Ok(()) }).await.unwrap();
+        assert!(!abandoned.exists() && other.exists() && running.exists());
     }
 
     #[tokio::test]

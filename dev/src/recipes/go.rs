@@ -22,7 +22,7 @@ pub struct Recipe {
     kubernetes: Option<&'static str>,
 }
 
-/// Every module that is built. etcd is left out unless it is asked for.
+/// Every module that is built.
 pub const RECIPES: &[Recipe] = &[
     Recipe {
         module: "workloads",
