@@ -66,6 +66,21 @@ pub async fn install(
         .until("Yoke's CRDs being served", &established, READY_LIMIT)
         .await?;
 
+    // A release that a killed helm left pending would keep every later one waiting. What it had made so far is adopted.
+    kubectl
+        .command(&[
+            "--namespace",
+            NAMESPACE,
+            "delete",
+            "secrets",
+            &format!(
+                "--selector=owner=helm,name={RELEASE},status in (pending-install,pending-upgrade,pending-rollback)"
+            ),
+        ])
+        .run()
+        .await
+        .context("removing the record of a chart's installation that was broken off")?;
+
     let values = values_file(layout);
     let content = build_values(network.node_ip(), images, releases);
     fs::write(&values, format!("{content:#}\n")).context("writing the chart's values")?;
