@@ -8,6 +8,8 @@ CARGO ?= cargo
 DEV := $(or $(CARGO_TARGET_DIR),target)/debug/yoke-dev
 BIN := $(CURDIR)/.dev/bin
 REPORT := $(or $(CARGO_TARGET_DIR),target)/test-report.txt
+# A line that the count at the end looks for: tests that did not compile have no result to count.
+FAILED = echo "== failed" | tee -a $(REPORT)
 # What the test of a change of version moves a cluster between; the stack's own release is the older one.
 SLOW_VERSIONS := 1.35.4 1.35.5
 
@@ -43,13 +45,22 @@ yoke-dev:
 up: yoke-dev ## Build what is missing and start the development stack, with a demo cluster on it
 	@$(DEV) up
 
+# A stack is stopped and asked by what started it: that needs no compiler, and a workspace that does not compile is no
+# reason to be left with a running stack.
+ifneq ($(wildcard .dev/bin/yoke-dev),)
+down status: STARTED := .dev/bin/yoke-dev
+else
+down status: STARTED := $(DEV)
+down status: yoke-dev
+endif
+
 .PHONY: down
-down: yoke-dev ## Stop the development stack and remove all of it but the build cache
-	@$(DEV) down
+down: ## Stop the development stack and remove all of it but the build cache
+	@$(STARTED) down
 
 .PHONY: status
-status: yoke-dev ## Show how every component is
-	@$(DEV) status
+status: ## Show how every component is
+	@$(STARTED) status
 
 # Programs that the stack and the tests of single crates need: nats-server, Envoy, helm and the others.
 .PHONY: tools
@@ -63,18 +74,20 @@ fmt: ## Format the code
 .PHONY: lint
 lint: tools ## Check the format, the lints and what no compiler checks
 	$(call timed,format,$(CARGO) fmt --all --check)
-	$(call timed,lints,RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets)
+	$(call timed,lints,RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets --all-features)
 	$(call timed,xtask,$(CARGO) xtask check)
 
-# The end-to-end tests change one machine, so they run one after the other.
+# The end-to-end tests change one machine, so they run one after the other. A test that fails keeps none of the others
+# from running: the count at the end is of all of them, and says by its status how they were.
 .PHONY: test
 test: lint ## Run every test, on the running stack too
 	$(call timed,binaries,$(DEV) up --until workspace)
 	@: > $(REPORT)
-	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT))
+	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,stack,$(MAKE) --no-print-directory up)
-	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1 2>&1 | tee -a $(REPORT))
-	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i}' $(REPORT)
+	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
+	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} /^== failed$$/ {bad = 1} \
+		END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i; exit bad}' $(REPORT)
 
 .PHONY: test-slow
 test-slow: ## Run the tests that take long
