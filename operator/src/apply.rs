@@ -176,7 +176,8 @@ impl Applier {
     }
 }
 
-fn is_held<K: Resource>(object: &K) -> bool {
+/// Whether an object waits for the operator before it goes.
+pub(crate) fn is_held<K: Resource>(object: &K) -> bool {
     object
         .finalizers()
         .iter()

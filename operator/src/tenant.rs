@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
-use yoke_api::{Reason, Tenant, labels};
+use yoke_api::{Reason, Tenant};
 
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -136,12 +136,4 @@ pub fn on_error(tenant: Arc<Tenant>, error: &ReconcileError, context: Arc<Contex
     context.metrics.failed(CONTROLLER, error.reason());
     tracing::warn!(tenant = tenant.name_any(), error = %crate::chain(error), "reconciliation of a Tenant failed");
     Action::requeue(Duration::from_secs(2))
-}
-
-/// Whether an object's finalizers name the operator's.
-fn has_finalizer(tenant: &Tenant) -> bool {
-    tenant
-        .finalizers()
-        .iter()
-        .any(|finalizer| finalizer == labels::FINALIZER)
 }

@@ -24,6 +24,7 @@ use super::kept::{PUBLIC_KEY, data_of};
 use super::observe::{self, Observed};
 use super::store;
 use super::{gate, patch, validate};
+use crate::apply::is_held;
 use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::nats::AccountKeys;
@@ -36,11 +37,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 
 /// Goes one or more steps, and releases the object after the last.
 pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
-    if !cluster
-        .finalizers()
-        .iter()
-        .any(|finalizer| finalizer == labels::FINALIZER)
-    {
+    if !is_held(cluster) {
         return Ok(Action::await_change());
     }
     let Some(identity) = Identity::of(cluster, &context.config.base_domain) else {

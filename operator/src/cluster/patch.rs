@@ -10,6 +10,7 @@ use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, VERSION, labels};
 use super::CONTROLLER;
 use super::identity::Identity;
 use super::status::{self, Outcome};
+use crate::apply::is_held;
 use crate::conditions;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -87,12 +88,7 @@ pub(super) async fn release(context: &Context, cluster: &Cluster) -> Result<(), 
 
 fn is_identified(cluster: &Cluster) -> bool {
     let label = cluster.labels().get(labels::ID);
-    cluster.spec.id.is_some()
-        && label == cluster.spec.id.as_ref()
-        && cluster
-            .finalizers()
-            .iter()
-            .any(|finalizer| finalizer == labels::FINALIZER)
+    cluster.spec.id.is_some() && label == cluster.spec.id.as_ref() && is_held(cluster)
 }
 
 fn draw(context: &Context) -> ClusterId {

@@ -9,7 +9,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Reason, Tenant};
 
-use super::{account_secret, build, has_finalizer, patch};
+use super::{account_secret, build, patch};
+use crate::apply::is_held;
 use crate::cluster::data_of;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -18,7 +19,7 @@ use crate::nats::AccountKeys;
 const AGAIN: Duration = Duration::from_secs(2);
 
 pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
-    if !has_finalizer(tenant) {
+    if !is_held(tenant) {
         return Ok(Action::await_change());
     }
     let name = tenant.name_any();

@@ -7,8 +7,8 @@ use serde::Serialize;
 use yoke_api::tenant::TenantStatus;
 use yoke_api::{ConditionType, GROUP, Reason, Tenant, VERSION, labels};
 
-use super::has_finalizer;
 use super::status::{self, Outcome};
+use crate::apply::is_held;
 use crate::conditions::{self, State};
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -46,7 +46,7 @@ fn build<'a>(tenant: &Tenant, finalizers: Option<&'a [&'a str]>, status: Option<
 }
 
 pub(super) async fn ensure_finalizer(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    if has_finalizer(tenant) {
+    if is_held(tenant) {
         return Ok(());
     }
     write_finalizers(context, tenant, &[labels::FINALIZER]).await
