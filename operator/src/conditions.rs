@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
-use yoke_api::{ConditionType, Reason};
+use yoke_api::{Cluster, ConditionType, Reason};
 
 use crate::events::Notice;
 
@@ -102,6 +102,12 @@ pub fn build_notices(
 /// The condition of that type.
 pub fn find(conditions: &[Condition], type_: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == type_.as_str())
+}
+
+/// The status of a Cluster's condition; `None` if it has none of that type.
+pub fn status_of(cluster: &Cluster, type_: ConditionType) -> Option<&str> {
+    let status = cluster.status.as_ref()?;
+    find(&status.conditions, type_).map(|condition| condition.status.as_str())
 }
 
 fn is_bad(type_: ConditionType, state: &State) -> bool {

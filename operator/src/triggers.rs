@@ -80,25 +80,25 @@ impl Triggers {
             // An error means that the controller has ended, with the process soon to follow.
             let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
         }
-        let others = self.all_clusters.state_filter(|cluster| {
-            cluster.metadata.namespace.as_deref() == Some(&tenant)
-                && match calls.others {
-                    Others::None => false,
-                    Others::Refused => is_refused(cluster),
-                    Others::All => true,
-                }
-        });
-        let others = others.iter().map(|cluster| cluster.name_any());
+        let others = self.find_others(&tenant, calls.others);
         for cluster in calls.cluster.into_iter().chain(others) {
             let _ = self.clusters.send(ObjectRef::new(&cluster).within(&tenant)).await;
         }
     }
-}
 
-fn is_refused(cluster: &Cluster) -> bool {
-    let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
-    let accepted = conditions::find(conditions.unwrap_or_default(), ConditionType::Accepted);
-    accepted.is_some_and(|accepted| accepted.status == "False")
+    fn find_others(&self, tenant: &str, others: Others) -> Vec<String> {
+        let is_called: fn(&Cluster) -> bool = match others {
+            // Most changes: no Cluster is looked at.
+            Others::None => return Vec::new(),
+            Others::Refused => |cluster| conditions::status_of(cluster, ConditionType::Accepted) == Some("False"),
+            Others::All => |_| true,
+        };
+        let is_its = |cluster: &Cluster| cluster.metadata.namespace.as_deref() == Some(tenant);
+        let found = self
+            .all_clusters
+            .state_filter(|cluster| is_its(cluster) && is_called(cluster));
+        found.iter().map(|cluster| cluster.name_any()).collect()
+    }
 }
 
 impl Memory {

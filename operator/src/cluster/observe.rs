@@ -38,10 +38,8 @@ pub(super) struct Observed {
 pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
     let mut observed = observe_identity(caches, identity);
     let status = observed.stateful_set.as_deref().and_then(|set| set.status.as_ref());
-    let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
-    let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
-    observed.is_trusted =
-        status.and_then(|status| status.ready_replicas) == Some(1) && ready.is_some_and(|ready| ready.status == "True");
+    observed.is_trusted = status.and_then(|status| status.ready_replicas) == Some(1)
+        && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
     observed
 }
 
