@@ -28,6 +28,8 @@ pub const OWNER: &str = "yoke.drzzl.io/owner";
 pub const DELETION_POLICY: &str = "yoke.drzzl.io/deletion-policy";
 /// The value of [`DELETION_POLICY`] by which the data goes too.
 pub const DELETION_POLICY_DELETE: &str = "Delete";
+/// The value of [`DELETION_POLICY`] by which the data stays; so it does by any other than [`DELETION_POLICY_DELETE`].
+pub const DELETION_POLICY_RETAIN: &str = "Retain";
 
 /// Finalizer on Clusters: the operator removes what lies outside the Cluster's namespace first.
 pub const FINALIZER: &str = "yoke.drzzl.io/operator";

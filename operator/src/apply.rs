@@ -67,6 +67,14 @@ impl Applier {
         &self.params
     }
 
+    /// Its parameters for a merge patch, which is never forced.
+    pub fn merge_params(&self) -> PatchParams {
+        PatchParams {
+            field_manager: self.params.field_manager.clone(),
+            ..PatchParams::default()
+        }
+    }
+
     /// Applies an object that lives in a namespace. `store` is what is known of its kind. Says whether it wrote.
     pub async fn apply<K>(&self, store: &Store<K>, object: &K) -> Result<bool, ApplyError>
     where
@@ -152,12 +160,8 @@ impl Applier {
         let Some(found) = found.filter(|found| found.uid() == object.uid() && is_held(found)) else {
             return Ok(());
         };
-        let params = PatchParams {
-            field_manager: self.params.field_manager.clone(),
-            ..PatchParams::default()
-        };
-        let patch = build_release(&found);
-        match api.patch(&object.name_any(), &params, &Patch::Merge(&patch)).await {
+        let patch = Patch::Merge(build_release(&found));
+        match api.patch(&object.name_any(), &self.merge_params(), &patch).await {
             Ok(left) if is_held(&left) => {
                 let message = "the finalizer is still there after it was removed";
                 Err(fail(kube::Error::Api(Box::new(

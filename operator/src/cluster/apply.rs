@@ -13,6 +13,7 @@ use super::observe::{Observed, is_foreign};
 use super::status::Lack;
 use super::store::{self, Store};
 use super::{copies, incarnation, kept, probe};
+use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -107,17 +108,25 @@ async fn apply_surroundings(
     blueprint: &Blueprint<'_>,
     observed: &Observed,
 ) -> Result<(), ReconcileError> {
-    let caches = &context.caches;
     ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
-    let (service, policy, files) = (
-        hosted::build_service(blueprint.identity),
-        hosted::build_network_policy(blueprint.identity, blueprint.config),
-        hosted::build_api_server_files(blueprint),
+    let files = hosted::build_api_server_files(blueprint);
+    tokio::try_join!(
+        apply_doors(context, blueprint.identity),
+        context.clusters.apply(&context.caches.config_maps, &files),
+    )?;
+    Ok(())
+}
+
+/// The way to the control plane, and who may go it.
+pub(super) async fn apply_doors(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
+    let caches = &context.caches;
+    let (service, policy) = (
+        hosted::build_service(identity),
+        hosted::build_network_policy(identity, &context.config),
     );
     tokio::try_join!(
         context.clusters.apply(&caches.services, &service),
         context.clusters.apply(&caches.network_policies, &policy),
-        context.clusters.apply(&caches.config_maps, &files),
     )?;
     Ok(())
 }

@@ -4,14 +4,14 @@
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::names::INGRESS_CONFIG_MAP;
 use yoke_api::{Cluster, Reason};
 
-use super::apply::{Applied, ensure_namespace};
-use super::build::{Materials, hosted, stateful_set};
+use super::apply::{Applied, apply_doors, ensure_namespace};
+use super::build::{Materials, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
@@ -27,17 +27,9 @@ pub(super) async fn keep(
     identity: &Identity,
     observed: &Observed,
 ) -> Result<Applied, ReconcileError> {
-    let caches = &context.caches;
     let mut applied = Applied::new(find_store(cluster), observed);
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
-    let (service, policy) = (
-        hosted::build_service(identity),
-        hosted::build_network_policy(identity, &context.config),
-    );
-    tokio::try_join!(
-        context.clusters.apply(&caches.services, &service),
-        context.clusters.apply(&caches.network_policies, &policy),
-    )?;
+    apply_doors(context, identity).await?;
     let keys = store::find_account(context, &identity.tenant)?;
     let (service_account, credentials) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),
@@ -104,12 +96,12 @@ async fn restart(
     let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}")).await?;
     let patch = stateful_set::build_restart(set, number, &digest);
     let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
-    let params = PatchParams {
-        field_manager: context.clusters.params().field_manager.clone(),
-        ..PatchParams::default()
-    };
-    api.patch(stateful_set::NAME, &params, &Patch::Merge(&patch))
-        .await
-        .map_err(ReconcileError::host("the control plane"))?;
+    api.patch(
+        stateful_set::NAME,
+        &context.clusters.merge_params(),
+        &Patch::Merge(&patch),
+    )
+    .await
+    .map_err(ReconcileError::host("the control plane"))?;
     Ok(())
 }

@@ -94,9 +94,7 @@ impl Orphans {
             }
         }
     }
-}
 
-impl Orphans {
     /// Whether there are so many that nothing is collected, which is told when it changes.
     fn hold(&mut self, context: &Context, orphans: usize, all: usize) -> bool {
         let held = if are_many(orphans, all) { orphans } else { 0 };

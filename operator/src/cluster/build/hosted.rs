@@ -20,15 +20,12 @@ use crate::config::Config;
 /// Name of the ConfigMap with kube-apiserver's files.
 pub(super) const API_SERVER_FILES: &str = "kube-apiserver";
 
-/// The value of the annotation of the deletion policy by which the data stays; so does any other than `Delete`.
-const RETAIN: &str = "Retain";
-
 /// The hosted namespace. It holds pods of the strictest kind only, and tells what is to become of the data.
 pub fn build_namespace(identity: &Identity, policy: DeletionPolicy) -> Namespace {
     let mut annotations = identity.owner_annotations();
     let policy = match policy {
         DeletionPolicy::Delete => labels::DELETION_POLICY_DELETE,
-        DeletionPolicy::Retain => RETAIN,
+        DeletionPolicy::Retain => labels::DELETION_POLICY_RETAIN,
     };
     // Never left out: an apply does not remove what the namespace was made with.
     annotations.insert(labels::DELETION_POLICY.into(), policy.into());
