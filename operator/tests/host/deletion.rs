@@ -201,13 +201,7 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let id = id.as_str();
-    host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
-        .await;
-    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    host.until("the watch knows that the Cluster is gone", async || {
-        host.context.caches.clusters.state().is_empty()
-    })
-    .await;
+    host.lose_cluster("a").await;
     let mut orphans = Orphans::default();
     let now = Instant::now();
     let before = left(&host, &hosted, id).await;
@@ -269,13 +263,7 @@ async fn cluster_that_is_made_again_takes_over_what_it_left() {
     let host = Host::start().await;
     let former = host.bring_up("a").await;
     let hosted = host.hosted("a").await;
-    host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
-        .await;
-    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    host.until("the watch knows that the Cluster is gone", async || {
-        host.context.caches.clusters.state().is_empty()
-    })
-    .await;
+    host.lose_cluster("a").await;
     let mut again = Cluster::new("a", Default::default());
     again.spec.id = former.spec.id.clone();
     let again = host.clusters().create(&PostParams::default(), &again).await.unwrap();

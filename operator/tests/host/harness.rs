@@ -255,6 +255,18 @@ impl Host {
         .await;
     }
 
+    /// Takes a Cluster's object away without the operator, and waits until the operator's watch knows.
+    pub(crate) async fn lose_cluster(&self, name: &str) {
+        let nothing = serde_json::json!({"metadata": {"finalizers": null}});
+        self.patch_cluster(name, nothing).await;
+        self.clusters().delete(name, &Default::default()).await.unwrap();
+        let key = ObjectRef::<Cluster>::new(name).within(TENANT);
+        self.until("the watch knows that a Cluster is gone", async || {
+            self.context.caches.clusters.get(&key).is_none()
+        })
+        .await;
+    }
+
     /// Ends a namespace that is being deleted, as its controller would.
     pub(crate) async fn finalize(&self, name: &str) {
         let api = Api::<Namespace>::all(self.client.clone());

@@ -1,0 +1,80 @@
+//! The phase, and the versions that ran. Pure.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use yoke_api::cluster::{ClusterStatus, Phase, VersionHistory};
+
+use super::Outcome;
+use crate::cluster::gate::ControlPlane;
+
+const HISTORY_LENGTH: usize = 10;
+/// A control plane that does not answer for longer than this after its start is unavailable, no longer starting.
+const START_TIME: SignedDuration = SignedDuration::from_secs(60);
+
+/// The history grows by an entry when a rollout of another version begins; the entry is completed when that version answers.
+pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Timestamp) -> Vec<VersionHistory> {
+    let mut history = before.to_vec();
+    let Some(version) = &outcome.version else {
+        return history;
+    };
+    if history.first().is_none_or(|latest| latest.version != *version) {
+        history.insert(
+            0,
+            VersionHistory {
+                version: version.clone(),
+                started: Time(now),
+                completed: None,
+            },
+        );
+        history.truncate(HISTORY_LENGTH);
+    }
+    let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
+    // What was not brought up to date this time may be the pod of the version before.
+    if current
+        && outcome.published
+        && outcome.inside.is_ok()
+        && let Some(latest) = history.first_mut()
+        && latest.completed.is_none()
+    {
+        latest.completed = Some(Time(now));
+    }
+    history
+}
+
+pub(super) fn plan_phase(
+    outcome: &Outcome,
+    before: &ClusterStatus,
+    history: &[VersionHistory],
+    ready: bool,
+    now: Timestamp,
+) -> Phase {
+    let absent = matches!(outcome.control_plane, ControlPlane::Absent);
+    if outcome.accepted.is_err() && absent {
+        return Phase::Refused;
+    }
+    match outcome.control_plane {
+        ControlPlane::Asleep => return Phase::Asleep,
+        ControlPlane::Absent if outcome.asleep => return Phase::Asleep,
+        ControlPlane::GoingToSleep => return Phase::Updating,
+        _ => {}
+    }
+    let replaced = matches!(outcome.control_plane, ControlPlane::Running { current: false, .. });
+    let rolling = history.len() > 1 && history.first().is_some_and(|latest| latest.completed.is_none());
+    if ready && !replaced && !rolling {
+        return Phase::Running;
+    }
+    let ran = history.iter().any(|entry| entry.completed.is_some());
+    if ran && (replaced || rolling) {
+        return Phase::Updating;
+    }
+    let starting = match &outcome.control_plane {
+        ControlPlane::Running { started, .. } => now.duration_since(*started) < START_TIME,
+        ControlPlane::Failing { .. } => false,
+        _ => before.phase != Some(Phase::Unavailable),
+    };
+    if ran && !starting {
+        Phase::Unavailable
+    } else {
+        Phase::Provisioning
+    }
+}

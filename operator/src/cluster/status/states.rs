@@ -1,0 +1,195 @@
+//! The state of each condition. Pure.
+
+use yoke_api::cluster::ClusterStatus;
+use yoke_api::{ConditionType, Reason};
+
+use super::Outcome;
+use crate::cluster::gate::ControlPlane;
+use crate::cluster::validate::Refusal;
+use crate::conditions::{self, State};
+
+/// What is not looked at while nothing is done for a Cluster.
+const NOT_LOOKED_AT: [ConditionType; 5] = [
+    ConditionType::CertificatesReady,
+    ConditionType::APIServerAvailable,
+    ConditionType::EndpointPublished,
+    ConditionType::StoreReady,
+    ConditionType::Asleep,
+];
+/// What a refused spec asks for, and is not carried out while the rest is kept alive.
+const NOT_CARRIED_OUT: [ConditionType; 2] = [ConditionType::StoreReady, ConditionType::Asleep];
+
+/// Whether the spec is one that can be carried out.
+pub fn plan_accepted(refusal: Option<&Refusal>) -> State {
+    match refusal {
+        None => State::yes(Reason::Valid, "The spec can be carried out."),
+        Some(refusal) => State::no(refusal.reason, refusal.message.clone()),
+    }
+}
+
+pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(ConditionType, State)> {
+    let accepted = plan_accepted(outcome.accepted.as_ref().err());
+    let ready = plan_ready(outcome);
+    let progressing = plan_progressing(outcome, &ready);
+    let degraded = plan_degraded(outcome);
+    let first = vec![
+        (ConditionType::Accepted, accepted),
+        (ConditionType::Ready, ready),
+        (ConditionType::Progressing, progressing),
+        (ConditionType::Degraded, degraded),
+    ];
+    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
+        return carry_over(before, outcome, first, &NOT_LOOKED_AT);
+    }
+    let available = match (&outcome.inside, outcome.asleep) {
+        (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
+        (Err(_), true) => State::no(Reason::AsleepByRequest, "No control plane runs."),
+        (Err(why), false) => State::no(Reason::APIServerNotReady, sentence(why)),
+    };
+    let published = if outcome.published {
+        State::yes(
+            Reason::AsExpected,
+            "The ingress is told of the cluster, and the kubeconfig is there.",
+        )
+    } else {
+        State::no(Reason::CertificatesPending, "The kubeconfig waits for certificates.")
+    };
+    let looked = vec![
+        (ConditionType::CertificatesReady, outcome.certificates.clone()),
+        (ConditionType::APIServerAvailable, available),
+        (ConditionType::EndpointPublished, published),
+    ];
+    let states = [first, looked].concat();
+    if outcome.kept {
+        return carry_over(before, outcome, states, &NOT_CARRIED_OUT);
+    }
+    let asleep = match (outcome.asleep, &outcome.control_plane) {
+        (true, ControlPlane::Asleep | ControlPlane::Absent) => {
+            State::yes(Reason::AsleepByRequest, "No control plane runs, as asked for.")
+        }
+        (true, _) => State::no(Reason::AsleepByRequest, "The control plane is being stopped."),
+        (false, _) => State::no(Reason::Awake, "A control plane is asked for."),
+    };
+    let last = vec![
+        (ConditionType::StoreReady, outcome.store.clone()),
+        (ConditionType::Asleep, asleep),
+    ];
+    [states, last].concat()
+}
+
+/// Where nothing was done, the conditions that were not looked at stay as they are.
+fn carry_over(
+    before: &ClusterStatus,
+    outcome: &Outcome,
+    mut states: Vec<(ConditionType, State)>,
+    types: &[ConditionType],
+) -> Vec<(ConditionType, State)> {
+    let reason = match &outcome.accepted {
+        Err(refusal) => refusal.reason,
+        Ok(()) => Reason::Paused,
+    };
+    for type_ in types.iter().copied() {
+        let Some(old) = conditions::find(&before.conditions, type_) else {
+            continue;
+        };
+        let known = Reason::ALL.iter().copied().find(|known| known.as_str() == old.reason);
+        let state = State {
+            status: match old.status.as_str() {
+                "True" => Some(true),
+                "False" => Some(false),
+                _ => None,
+            },
+            reason: known.unwrap_or(reason),
+            message: old.message.clone(),
+        };
+        states.push((type_, state));
+    }
+    states
+}
+
+fn plan_ready(outcome: &Outcome) -> State {
+    if outcome.asleep {
+        return State::no(Reason::AsleepByRequest, "The cluster is asleep.");
+    }
+    // Who waits for a generation to be ready waits for what it asks for, not for the pod of the one before.
+    if matches!(outcome.control_plane, ControlPlane::Running { current: false, .. }) {
+        return State::no(
+            Reason::Updating,
+            "The control plane is being replaced by one of the new configuration.",
+        );
+    }
+    if outcome.inside.is_ok() && outcome.outside.is_ok() {
+        return State::yes(Reason::AsExpected, "The API answers.");
+    }
+    if let Err(refusal) = &outcome.accepted
+        && matches!(outcome.control_plane, ControlPlane::Absent)
+    {
+        return State::no(refusal.reason, refusal.message.clone());
+    }
+    if outcome.paused && matches!(outcome.control_plane, ControlPlane::Absent) {
+        return State::no(Reason::Paused, "Reconciliation is paused.");
+    }
+    match &outcome.control_plane {
+        ControlPlane::Failing { container, why } => State::no(
+            Reason::ContainerFailing,
+            format!("Container {container} ends again and again ({why})."),
+        ),
+        ControlPlane::Pending(why) => State::no(Reason::PodPending, why.clone()),
+        ControlPlane::Running { .. } => match (&outcome.inside, &outcome.outside) {
+            (Err(why), _) => State::no(Reason::APIServerNotReady, sentence(why)),
+            (Ok(()), Err(lack)) => State::no(lack.reason, sentence(&lack.why)),
+            (Ok(()), Ok(())) => State::yes(Reason::AsExpected, "The API answers."),
+        },
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => {
+            let waiting = [&outcome.store, &outcome.certificates];
+            match waiting.into_iter().find(|state| state.status != Some(true)) {
+                Some(state) => State::no(state.reason, state.message.clone()),
+                None => State::no(Reason::PodPending, "The control plane is being made."),
+            }
+        }
+    }
+}
+
+fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
+    if let Err(refusal) = &outcome.accepted {
+        return State::no(refusal.reason, "The spec is not being carried out.");
+    }
+    if outcome.paused {
+        return State::no(Reason::Paused, "Reconciliation is paused by spec.paused.");
+    }
+    match (&outcome.control_plane, ready.status) {
+        (ControlPlane::GoingToSleep, _) => State::yes(Reason::Updating, "The control plane is being stopped."),
+        (ControlPlane::Running { current: false, .. }, _) => State::yes(
+            Reason::Updating,
+            "The control plane is being replaced by one of the new configuration.",
+        ),
+        (_, Some(true)) => State::no(Reason::AsExpected, "All is as asked for."),
+        (_, _) if outcome.asleep => State::no(Reason::AsleepByRequest, "All is as asked for."),
+        _ => State::yes(Reason::Provisioning, ready.message.clone()),
+    }
+}
+
+fn plan_degraded(outcome: &Outcome) -> State {
+    if let Some(failure) = &outcome.failure {
+        return State::yes(Reason::ReconcileFailed, sentence(failure));
+    }
+    if let ControlPlane::Failing { container, why } = &outcome.control_plane {
+        return State::yes(
+            Reason::ContainerFailing,
+            format!("Container {container} ends again and again ({why})."),
+        );
+    }
+    let lacks = matches!(outcome.store.reason, Reason::StoreUnavailable | Reason::AccountKeyLost);
+    if outcome.accepted.is_ok() && lacks {
+        return State::yes(outcome.store.reason, outcome.store.message.clone());
+    }
+    State::no(Reason::AsExpected, "Nothing needs attention.")
+}
+
+/// An error's text as a sentence.
+fn sentence(text: &str) -> String {
+    let mut chars = text.chars();
+    let first: String = chars.next().into_iter().flat_map(char::to_uppercase).collect();
+    let stop = if text.ends_with('.') { "" } else { "." };
+    format!("{first}{}{stop}", chars.as_str())
+}
