@@ -117,9 +117,24 @@ fn launch<L: Log>(
     (store, writer)
 }
 
+/// A writer on a new log that has stored these keys.
+async fn started(keys: &[&str]) -> (Memory, Running) {
+    let memory = Memory::new();
+    let running = start(&memory, identity(1, 1)).await;
+    for key in keys {
+        write(&running.store, key).await.unwrap();
+    }
+    (memory, running)
+}
+
 fn put(key: &str) -> Command {
+    put_bytes(key, 0)
+}
+
+fn put_bytes(key: &str, bytes: usize) -> Command {
     Command::Put(pb::PutRequest {
         key: Bytes::copy_from_slice(key.as_bytes()),
+        value: vec![b'v'; bytes].into(),
         ..Default::default()
     })
 }
@@ -144,6 +159,23 @@ async fn stored(memory: &Memory) -> Vec<String> {
 }
 
 impl Running {
+    /// Writes beside whatever else is written.
+    fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, Refusal>> {
+        let (store, key) = (Arc::clone(&self.store), key.into());
+        tokio::spawn(async move { write(&store, &key).await })
+    }
+
+    /// Writes that many keys, each begun when the writer has seen the one before; answers their revisions.
+    async fn write_in_turn(&self, count: usize) -> Vec<i64> {
+        let mut writes = Vec::new();
+        for number in 0..count {
+            writes.push(self.write_soon(format!("k{number}")));
+            tokio::task::yield_now().await;
+        }
+        let answers = futures::future::join_all(writes).await;
+        answers.into_iter().map(|answer| answer.unwrap().unwrap()).collect()
+    }
+
     async fn stop(self) {
         let _ = self.stop.send(true);
         self.writer.await.unwrap().unwrap();
@@ -152,8 +184,7 @@ impl Running {
 
 #[tokio::test(start_paused = true)]
 async fn answers_what_is_stored_and_resigns() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     assert_eq!(write(&running.store, "a").await, Ok(2));
     assert_eq!(write(&running.store, "b").await, Ok(3));
     assert_eq!(running.store.revision(), 3);
@@ -168,15 +199,13 @@ async fn answers_what_is_stored_and_resigns() {
 
 #[tokio::test(start_paused = true)]
 async fn what_waits_together_is_stored_together() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     let before = memory.records().len();
-    let mut tasks = JoinSet::new();
-    for number in 0..500 {
-        let store = Arc::clone(&running.store);
-        tasks.spawn(async move { write(&store, &format!("k{number}")).await.unwrap() });
-    }
-    let revisions: BTreeSet<i64> = tasks.join_all().await.into_iter().collect();
+    let writes: Vec<_> = (0..500)
+        .map(|number| running.write_soon(format!("k{number}")))
+        .collect();
+    let revisions = futures::future::join_all(writes).await;
+    let revisions: BTreeSet<i64> = revisions.into_iter().map(|answer| answer.unwrap().unwrap()).collect();
     assert_eq!(revisions, (2..502).collect(), "one revision each, without gaps");
     assert!(
         memory.records().len() - before < 250,
@@ -190,16 +219,9 @@ async fn what_waits_together_is_stored_together() {
 #[tokio::test(start_paused = true)]
 async fn a_record_in_doubt_is_stored_once_and_answered() {
     for fault in [Fault::LoseAck, Fault::LoseRecord, Fault::Refuse, Fault::Full] {
-        let memory = Memory::new();
-        let running = start(&memory, identity(1, 0)).await;
+        let (memory, running) = started(&[]).await;
         memory.inject([None, Some(fault)]);
-        let mut tasks = JoinSet::new();
-        for number in 0..20 {
-            let store = Arc::clone(&running.store);
-            tasks.spawn(async move { write(&store, &format!("k{number}")).await });
-            tokio::task::yield_now().await;
-        }
-        let revisions: BTreeSet<i64> = tasks.join_all().await.into_iter().map(Result::unwrap).collect();
+        let revisions: BTreeSet<i64> = running.write_in_turn(20).await.into_iter().collect();
         assert_eq!(revisions, (2..22).collect(), "{fault:?}");
         running.stop().await;
         assert_eq!(stored(&memory).await.len(), 20, "{fault:?}");
@@ -208,12 +230,9 @@ async fn a_record_in_doubt_is_stored_once_and_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnected_writer_waits_and_goes_on() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     memory.set_connected(false);
-    let store = Arc::clone(&running.store);
-    let waiting = tokio::spawn(async move { write(&store, "b").await });
+    let waiting = running.write_soon("b");
     tokio::time::sleep(LEASE).await;
     assert!(!running.store.lease_holds(), "reads are refused when the lease is over");
     memory.set_connected(true);
@@ -224,13 +243,10 @@ async fn a_disconnected_writer_waits_and_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
-    let memory = Memory::new();
-    let old = start(&memory, identity(1, 1)).await;
-    write(&old.store, "a").await.unwrap();
+    let (memory, old) = started(&["a"]).await;
     // The old writer is cut off, as by SIGSTOP; its next record is not stored.
     memory.inject(std::iter::repeat_n(Some(Fault::LoseRecord), 1));
-    let store = Arc::clone(&old.store);
-    let lost = tokio::spawn(async move { write(&store, "lost").await });
+    let lost = old.write_soon("lost");
     tokio::time::sleep(Duration::from_millis(50)).await;
     old.writer.abort();
     let begun = Instant::now();
@@ -244,9 +260,7 @@ async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
 
 #[tokio::test(start_paused = true)]
 async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     let (log, _acks) = memory.open();
     let replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
     let mut operations = Operations::default();
@@ -275,9 +289,7 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_record_of_a_replaced_writer_is_passed_over() {
-    let memory = Memory::new();
-    let old = start(&memory, identity(1, 1)).await;
-    write(&old.store, "a").await.unwrap();
+    let (memory, old) = started(&["a"]).await;
     let template = codec::decode(memory.records().last().unwrap()).unwrap();
     old.stop().await;
     let new = start(&memory, identity(2, 1)).await;
@@ -295,9 +307,7 @@ async fn a_late_record_of_a_replaced_writer_is_passed_over() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
-    let memory = Memory::new();
-    let old = start(&memory, identity(1, 1)).await;
-    write(&old.store, "a").await.unwrap();
+    let (memory, old) = started(&["a"]).await;
     let template = codec::decode(memory.records().last().unwrap()).unwrap();
     old.stop().await;
     let new = start(&memory, identity(2, 1)).await;
@@ -313,13 +323,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
     for previous in [template.hash, 7] {
         memory.push(late(previous));
     }
-    let mut tasks = JoinSet::new();
-    for number in 0..8 {
-        let store = Arc::clone(&new.store);
-        tasks.spawn(async move { write(&store, &format!("k{number}")).await.unwrap() });
-        tokio::task::yield_now().await;
-    }
-    let revisions: BTreeSet<i64> = tasks.join_all().await.into_iter().collect();
+    let revisions: BTreeSet<i64> = new.write_in_turn(8).await.into_iter().collect();
     assert_eq!(revisions, (3..11).collect());
     new.stop().await;
     assert_eq!(stored(&memory).await.len(), 9);
@@ -328,9 +332,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
 /// A log that a writer of an earlier version left: its second record was taken, its first was not.
 #[tokio::test(start_paused = true)]
 async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
-    let memory = Memory::new();
-    let old = start(&memory, identity(1, 1)).await;
-    write(&old.store, "a").await.unwrap();
+    let (memory, old) = started(&["a"]).await;
     let late = memory.records().pop().unwrap();
     old.stop().await;
     let new = start(&memory, identity(2, 1)).await;

@@ -28,9 +28,7 @@ async fn succeed(memory: &Memory, more: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_whose_successor_purged_the_log_ends() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     succeed(&memory, 5).await;
     memory.purge(6);
     let ended = tokio::time::timeout(Duration::from_secs(5), running.writer).await;
@@ -50,8 +48,7 @@ async fn a_writer_whose_successor_purged_the_log_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_takes_nothing_is_not_asked_without_a_pause() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
+    let (memory, running) = started(&[]).await;
     memory.fail_publish(50);
     let begun = Instant::now();
     assert_eq!(write(&running.store, "a").await, Ok(2));
@@ -81,8 +78,7 @@ async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_no_server_takes_ends_the_writer() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
+    let (memory, running) = started(&[]).await;
     memory.set_largest(10);
     assert_eq!(write(&running.store, "a").await, Err(Refusal::Stopped));
     let ended = running.writer.await.unwrap();
@@ -94,11 +90,7 @@ async fn a_record_that_no_server_takes_ends_the_writer() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_log_lost_is_stored_again() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    for key in ["a", "b", "c"] {
-        write(&running.store, key).await.unwrap();
-    }
+    let (memory, running) = started(&["a", "b", "c"]).await;
     let before = memory.records();
     memory.truncate(2);
     assert_eq!(write(&running.store, "d").await, Ok(5));
@@ -109,15 +101,10 @@ async fn what_the_log_lost_is_stored_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_only_seemed_shorter_is_continued() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    for key in ["a", "b"] {
-        write(&running.store, key).await.unwrap();
-    }
+    let (memory, running) = started(&["a", "b"]).await;
     let mut records = memory.records();
     memory.truncate(1);
-    let store = Arc::clone(&running.store);
-    let waiting = tokio::spawn(async move { write(&store, "c").await });
+    let waiting = running.write_soon("c");
     tokio::time::sleep(Duration::from_millis(200)).await;
     records.drain(..1);
     records.into_iter().for_each(|record| memory.push(record));
@@ -127,15 +114,9 @@ async fn a_log_that_only_seemed_shorter_is_continued() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     for _ in 0..5 {
-        let large = pb::PutRequest {
-            key: "a".into(),
-            value: vec![b'v'; 1 << 20].into(),
-            ..Default::default()
-        };
-        running.store.submit(Command::Put(large)).await.unwrap();
+        running.store.submit(put_bytes("a", 1 << 20)).await.unwrap();
     }
     memory.truncate(1);
     assert_eq!(write(&running.store, "c").await, Err(Refusal::Stopped));
@@ -151,7 +132,7 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
         ),
         "{ended:?}"
     );
-    let refused = open(&memory, &identity(2, 0)).await.map(|_| ());
+    let refused = open(&memory, &identity(2, 1)).await.map(|_| ());
     assert!(
         matches!(refused, Err(BootError::Behind { last: 1, known: 6 })),
         "{refused:?}"

@@ -26,13 +26,7 @@ async fn what_is_not_of_this_store_is_passed_over_by_writers_and_readers() {
     let foreign = [junk(), Bytes::new(), another_store().await, Bytes::from_static(b"KNL")];
     for message in foreign.clone() {
         memory.push(message);
-        let mut tasks = JoinSet::new();
-        for number in 0..4 {
-            let store = Arc::clone(&running.store);
-            tasks.spawn(async move { write(&store, &format!("c{number}")).await.unwrap() });
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(tasks.join_all().await.len(), 4);
+        assert_eq!(running.write_in_turn(4).await.len(), 4);
     }
     running.stop().await;
     memory.push(junk());
@@ -44,9 +38,7 @@ async fn what_is_not_of_this_store_is_passed_over_by_writers_and_readers() {
 
 #[tokio::test(start_paused = true)]
 async fn copies_of_records_are_passed_over_by_writers_and_readers() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
     // A sign of life.
     tokio::time::sleep(Duration::from_millis(2500)).await;
@@ -68,9 +60,7 @@ async fn copies_of_records_are_passed_over_by_writers_and_readers() {
 
 #[tokio::test(start_paused = true)]
 async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     let mut damaged = memory.records().pop().unwrap().to_vec();
     *damaged.last_mut().unwrap() ^= 1;
     memory.push(damaged.into());
@@ -89,17 +79,12 @@ async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over
 
 #[tokio::test(start_paused = true)]
 async fn a_late_ack_of_a_record_that_was_displaced_is_not_taken_for_the_next_one() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    for key in ["a", "b", "c", "d", "e"] {
-        write(&running.store, key).await.unwrap();
-    }
+    let (memory, running) = started(&["a", "b", "c", "d", "e"]).await;
     memory.hold_acks();
     memory.push(another_late_record(&memory).await);
     let mut writes = Vec::new();
     for key in ["f", "g"] {
-        let store = Arc::clone(&running.store);
-        writes.push(tokio::spawn(async move { write(&store, key).await }));
+        writes.push(running.write_soon(key));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let second = writes.pop().unwrap();

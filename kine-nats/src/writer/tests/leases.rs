@@ -7,8 +7,7 @@ use tonic::Request;
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_not_stored_yet_is_not_told_of() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     let (_sender, receiver) = watch::channel(Some(Arc::clone(&running.store)));
     let node = Node::new(receiver, Duration::from_secs(60), Vec::new());
     write(&running.store, "a").await.unwrap();
@@ -45,19 +44,13 @@ async fn a_lease_that_is_not_stored_yet_is_not_told_of() {
 
 #[tokio::test(start_paused = true)]
 async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
     for key in ["b", "a"] {
-        let request = pb::PutRequest {
-            key: Bytes::from_static(key.as_bytes()),
-            lease: 7,
-            ..Default::default()
-        };
-        running.store.submit(Command::Put(request)).await.unwrap();
+        put_with_lease(&running.store, key.into(), 7).await;
     }
     running.stop().await;
-    let running = start(&memory, identity(2, 0)).await;
+    let running = start(&memory, identity(2, 1)).await;
     assert_eq!(running.store.revision(), 3);
     let begun = Instant::now();
     while running.store.revision() == 3 {
@@ -81,8 +74,7 @@ async fn put_with_lease(store: &Store, key: String, lease: i64) {
 
 #[tokio::test(start_paused = true)]
 async fn leases_last_for_their_time_after_an_outage() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 5 }).await.unwrap();
     put_with_lease(&running.store, "a".into(), 7).await;
     memory.set_connected(false);
@@ -97,8 +89,7 @@ async fn leases_last_for_their_time_after_an_outage() {
 
 #[tokio::test(start_paused = true)]
 async fn leases_with_many_keys_end_in_several_records() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
+    let (memory, running) = started(&[]).await;
     for lease in 1..=30 {
         running
             .store

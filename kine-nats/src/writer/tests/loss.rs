@@ -18,11 +18,9 @@ fn epoch_behind(memory: &Memory, epoch: u64) -> Bytes {
 
 #[tokio::test(start_paused = true)]
 async fn what_was_lost_just_after_a_start_is_stored_again() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     running.stop().await;
-    let running = start(&memory, identity(2, 0)).await;
+    let running = start(&memory, identity(2, 1)).await;
     let before = memory.records();
     memory.truncate(before.len() - 3);
     assert_eq!(write(&running.store, "b").await, Ok(3));
@@ -33,9 +31,7 @@ async fn what_was_lost_just_after_a_start_is_stored_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_was_emptied_is_filled_again() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     memory.truncate(0);
     assert_eq!(write(&running.store, "b").await, Ok(3));
     running.stop().await;
@@ -44,14 +40,10 @@ async fn a_log_that_was_emptied_is_filled_again() {
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_writer_repairs_its_log_before_a_challenger_may_begin() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    for key in ["a", "b", "c"] {
-        write(&running.store, key).await.unwrap();
-    }
+    let (memory, running) = started(&["a", "b", "c"]).await;
     memory.truncate(2);
     let copy = memory.clone();
-    let challenger = tokio::spawn(async move { open(&copy, &identity(2, 0)).await.map(|_| ()) });
+    let challenger = tokio::spawn(async move { open(&copy, &identity(2, 1)).await.map(|_| ()) });
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert!(!challenger.is_finished(), "{:?}", challenger.await);
     challenger.abort();
@@ -62,11 +54,7 @@ async fn an_idle_writer_repairs_its_log_before_a_challenger_may_begin() {
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    for key in ["a", "b", "c"] {
-        write(&running.store, key).await.unwrap();
-    }
+    let (memory, running) = started(&["a", "b", "c"]).await;
     memory.truncate(1);
     memory.push(epoch_behind(&memory, 2));
     assert_eq!(write(&running.store, "d").await, Err(Refusal::Stopped));
@@ -83,14 +71,12 @@ async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
         "{ended:?}"
     );
     assert_eq!(memory.messages().counts().len(), 0, "nothing stands in the way");
-    start(&memory, identity(3, 0)).await.stop().await;
+    start(&memory, identity(3, 1)).await.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_standby_waits_for_the_writer_to_repair_the_log() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 0)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     let (log, mut acks) = memory.open();
     let mut replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
     running.writer.abort();
@@ -104,7 +90,7 @@ async fn a_standby_waits_for_the_writer_to_repair_the_log() {
     });
     let snapshots = snapshots(&memory);
     let began = replica
-        .take_over(&log, &snapshots, &mut acks, &identity(2, 0))
+        .take_over(&log, &snapshots, &mut acks, &identity(2, 1))
         .await
         .map(|_| ());
     assert!(began.is_ok(), "{began:?}");

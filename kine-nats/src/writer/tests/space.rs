@@ -2,12 +2,16 @@
 
 use super::*;
 
-fn put_bytes(key: &str, bytes: usize) -> Command {
-    Command::Put(pb::PutRequest {
-        key: Bytes::copy_from_slice(key.as_bytes()),
-        value: vec![b'v'; bytes].into(),
-        ..Default::default()
-    })
+/// A writer whose first snapshot, due after ten keys, could not be stored.
+async fn started_without_snapshot() -> (Memory, Running) {
+    let memory = Memory::new();
+    let cadence = Cadence { records: 10, ..NEVER };
+    memory.messages().set_left(Some(0));
+    let running = start_with(&memory, identity(1, 1), cadence).await;
+    for _ in 0..10 {
+        write(&running.store, "a").await.unwrap();
+    }
+    (memory, running)
 }
 
 /// Fills the log until it takes nothing more of the size, behind the writers' backs.
@@ -17,8 +21,7 @@ fn fill(memory: &Memory) {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_log_is_made_room_in_while_a_lease_is_granted() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
+    let (memory, running) = started(&[]).await;
     for _ in 0..20 {
         running.store.submit(put_bytes("a", 100)).await.unwrap();
     }
@@ -34,8 +37,7 @@ async fn a_full_log_is_made_room_in_while_a_lease_is_granted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
+    let (memory, running) = started(&[]).await;
     for _ in 0..20 {
         running.store.submit(put_bytes("a", 100)).await.unwrap();
     }
@@ -49,13 +51,7 @@ async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_snapshot_is_tried_again_after_seconds() {
-    let memory = Memory::new();
-    let cadence = Cadence { records: 10, ..NEVER };
-    memory.messages().set_left(Some(0));
-    let running = start_with(&memory, identity(1, 1), cadence).await;
-    for _ in 0..10 {
-        write(&running.store, "a").await.unwrap();
-    }
+    let (memory, running) = started_without_snapshot().await;
     let begun = Instant::now();
     tokio::time::sleep(Duration::from_millis(100)).await;
     memory.messages().set_left(None);
@@ -107,9 +103,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn what_waits_for_the_writer_is_limited_in_bytes() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     memory.set_connected(false);
     let mut tasks = JoinSet::new();
     for number in 0..100 {
@@ -127,13 +121,7 @@ async fn what_waits_for_the_writer_is_limited_in_bytes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
-    let memory = Memory::new();
-    let cadence = Cadence { records: 10, ..NEVER };
-    memory.messages().set_left(Some(0));
-    let running = start_with(&memory, identity(1, 1), cadence).await;
-    for _ in 0..10 {
-        write(&running.store, "a").await.unwrap();
-    }
+    let (memory, running) = started_without_snapshot().await;
     // Failed after 0, 3, 9, 21 and 45 seconds; the next would begin after 75.
     tokio::time::sleep(Duration::from_secs(48)).await;
     memory.messages().set_left(None);
@@ -144,9 +132,7 @@ async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_log_that_snapshots_do_not_help_is_not_saved_over_and_over() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     memory.inject(std::iter::repeat_n(Some(Fault::Full), 120));
     tokio::time::sleep(Duration::from_secs(30)).await;
     let snapshots = running.store.metrics.snapshots.get();
@@ -158,9 +144,7 @@ async fn a_full_log_that_snapshots_do_not_help_is_not_saved_over_and_over() {
 
 #[tokio::test(start_paused = true)]
 async fn nor_before_there_is_a_writer() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     running.stop().await;
     memory.inject(std::iter::repeat_n(Some(Fault::Full), 100));
     let running = start(&memory, identity(2, 1)).await;
@@ -172,8 +156,7 @@ async fn nor_before_there_is_a_writer() {
 #[tokio::test(start_paused = true)]
 async fn chunks_of_a_start_that_failed_do_not_stay() {
     use crate::snapshot::Messages;
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
+    let (memory, running) = started(&[]).await;
     for _ in 0..20 {
         running.store.submit(put_bytes("a", 100)).await.unwrap();
     }
@@ -193,9 +176,7 @@ async fn chunks_of_a_start_that_failed_do_not_stay() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_ends_before_a_snapshot_is_not_purged() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     running.stop().await;
     let snapshots = snapshots(&memory);
     let Replica { session, state, .. } = Replica::load(&memory.open().0, &snapshots).await.unwrap();

@@ -22,9 +22,7 @@ async fn load(memory: &Memory) -> Result<Replica, BootError> {
 
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_that_is_stored_meanwhile_is_not_ahead_of_the_log() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     let (copy, store) = (memory.clone(), Arc::clone(&running.store));
     memory.at_info(async move {
         write(&store, "b").await.unwrap();
@@ -36,9 +34,7 @@ async fn a_snapshot_that_is_stored_meanwhile_is_not_ahead_of_the_log() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_is_shortened_meanwhile_is_read_from_the_next_snapshot() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     let (copy, store) = (memory.clone(), Arc::clone(&running.store));
     memory.at_info(async move {
         for key in ["b", "c"] {
@@ -52,9 +48,7 @@ async fn a_log_that_is_shortened_meanwhile_is_read_from_the_next_snapshot() {
 
 #[tokio::test(start_paused = true)]
 async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    write(&running.store, "a").await.unwrap();
+    let (memory, running) = started(&["a"]).await;
     let (log, mut acks) = memory.open();
     let mut replica = load(&memory).await.unwrap();
     for key in ["b", "c", "d"] {
@@ -72,11 +66,7 @@ async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_with_a_hole_is_an_error_soon() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
-    for key in ["a", "b", "c"] {
-        write(&running.store, key).await.unwrap();
-    }
+    let (memory, running) = started(&["a", "b", "c"]).await;
     running.stop().await;
     memory.purge(3);
     let refused = load(&memory).await.unwrap_err();
@@ -94,8 +84,7 @@ async fn an_epoch_that_cannot_be_sent_is_tried_with_pauses() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arrive() {
-    let memory = Memory::new();
-    let running = start(&memory, identity(1, 1)).await;
+    let (memory, running) = started(&[]).await;
     let mut tasks = JoinSet::new();
     let mut in_flight = Vec::new();
     for round in 0..6 {
