@@ -15,9 +15,12 @@ pub enum MergeError {
     /// The existing file is something else.
     #[error("it is not a kubeconfig: {0}")]
     NotKubeconfig(&'static str),
-    /// The added kubeconfig is not one.
-    #[error("the Cluster's kubeconfig is wrong: {0}")]
-    AddedWrong(String),
+    /// The added kubeconfig is not YAML.
+    #[error("the Cluster's kubeconfig is not YAML")]
+    AddedUnreadable(#[source] Box<serde_saphyr::Error>),
+    /// The added kubeconfig lacks something.
+    #[error("the Cluster's kubeconfig has no {0}")]
+    AddedLacks(&'static str),
     /// The name is in use.
     #[error("it has a {kind} {name:?} of another cluster")]
     Taken {
@@ -92,20 +95,20 @@ fn read_existing(text: &str) -> Result<Map<String, Value>, MergeError> {
 /// The cluster, the user and the context, the latter pointing to `name`.
 fn read_added(text: &str, name: &str) -> Result<[Value; 3], MergeError> {
     let tree: Map<String, Value> =
-        serde_saphyr::from_str(text).map_err(|error| MergeError::AddedWrong(error.to_string()))?;
-    let missing = |what: &str| MergeError::AddedWrong(format!("it has no {what}"));
+        serde_saphyr::from_str(text).map_err(|error| MergeError::AddedUnreadable(Box::new(error)))?;
+    let missing = MergeError::AddedLacks;
     let current = tree
         .get("current-context")
         .and_then(Value::as_str)
         .ok_or_else(|| missing("current context"))?;
-    let part = |list: &str, field: &str, name: &str| {
+    let part = |list: &str, field: &'static str, name: &str| {
         entry(&tree, list, name)
             .and_then(|entry| entry.get(field))
             .cloned()
             .ok_or_else(|| missing(field))
     };
     let mut context = part("contexts", "context", current)?;
-    let target = |field: &str| context.get(field).and_then(Value::as_str).ok_or_else(|| missing(field));
+    let target = |field: &'static str| context.get(field).and_then(Value::as_str).ok_or_else(|| missing(field));
     let (cluster, user) = (
         part("clusters", "cluster", target("cluster")?)?,
         part("users", "user", target("user")?)?,

@@ -106,9 +106,13 @@ fn what_is_no_kubeconfig_is_left_alone() {
         merge("clusters: {a: b}", ADDED, "n"),
         Err(MergeError::NotKubeconfig(_))
     ));
-    assert!(matches!(merge("", "kind: Config", "n"), Err(MergeError::AddedWrong(_))));
+    assert!(matches!(merge("", "[", "n"), Err(MergeError::AddedUnreadable(_))));
+    assert!(matches!(
+        merge("", "kind: Config", "n"),
+        Err(MergeError::AddedLacks("current context"))
+    ));
     assert!(matches!(
         merge("", &ADDED.replace("user: u", "user: v"), "n"),
-        Err(MergeError::AddedWrong(_))
+        Err(MergeError::AddedLacks("user"))
     ));
 }
