@@ -4,7 +4,7 @@ use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, Reason};
 
 use crate::render::find;
-use crate::wait::{Verdict, judge};
+use crate::verdict::{Verdict, judge};
 
 /// Sentences or commands, most useful first.
 pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<String> {

@@ -1,13 +1,17 @@
 //! The command line, in kubectl's words.
 
-use std::path::PathBuf;
+mod connection;
+
+use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
 
+pub(crate) use crate::arguments::connection::HostOptions;
 use crate::duration::parse_duration;
 
 const EXIT_CODES: &str = "Exit codes:
@@ -15,6 +19,16 @@ const EXIT_CODES: &str = "Exit codes:
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
   3  the wait ran out; what was asked for goes on";
+
+const COMPLETION: &str =
+    "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \
+kubectl-yoke is, or anywhere else on PATH:
+  kubectl yoke completion kubectl > /usr/local/bin/kubectl_complete-yoke
+  chmod +x /usr/local/bin/kubectl_complete-yoke
+kubectl's own completion must be on: see `kubectl completion --help`.
+
+To complete `kubectl-yoke` itself, in bash:
+  source <(kubectl yoke completion bash)";
 
 /// Kubernetes clusters of your own, on a host that runs Yoke.
 #[derive(Parser, Debug)]
@@ -29,33 +43,6 @@ pub struct Arguments {
     pub(crate) host: HostOptions,
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// How to reach the host: kubectl's own options.
-#[derive(Args, Debug, Clone, Default)]
-#[command(next_help_heading = "Options of kubectl")]
-pub(crate) struct HostOptions {
-    /// Kubeconfig file of the host
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Context in the kubeconfig
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) context: Option<String>,
-    /// Cluster in the kubeconfig, instead of the context's
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) cluster: Option<String>,
-    /// Namespace, which is the Tenant's name; the context's if not given
-    #[arg(long, short, global = true, value_name = "NAME")]
-    pub(crate) namespace: Option<String>,
-    /// User to act as
-    #[arg(long = "as", global = true, value_name = "USER")]
-    pub(crate) act_as: Option<String>,
-    /// Group to act as; may be repeated
-    #[arg(long = "as-group", global = true, value_name = "GROUP", requires = "act_as")]
-    pub(crate) act_as_groups: Vec<String>,
-    /// How long one request may take, such as 30s; 0 is without limit
-    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
-    pub(crate) request_timeout: Duration,
 }
 
 #[derive(Subcommand, Debug)]
@@ -74,13 +61,60 @@ pub(crate) enum Command {
     Status(StatusOptions),
     /// Show the versions of this plugin and of the host
     Version(VersionOptions),
-    /// Print a completion script
-    ///
-    /// For bash: source <(kubectl yoke completion bash). It completes `kubectl-yoke`.
+    /// Print what makes the shell complete this plugin's commands
+    #[command(after_help = COMPLETION)]
     Completion {
-        /// Shell to complete in
-        shell: Shell,
+        /// Shell that completes `kubectl-yoke`, or kubectl, which completes `kubectl yoke`
+        completer: Completer,
     },
+    /// Answer kubectl, which asks what may follow the words of a command line
+    #[command(name = "__complete", hide = true)]
+    Complete {
+        /// The words, the last of which is to be completed
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
+}
+
+/// Who completes: a shell by itself, or kubectl in any shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completer {
+    Shell(Shell),
+    Kubectl,
+}
+
+impl ValueEnum for Completer {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::Kubectl,
+            Self::Shell(Shell::Bash),
+            Self::Shell(Shell::Elvish),
+            Self::Shell(Shell::Fish),
+            Self::Shell(Shell::PowerShell),
+            Self::Shell(Shell::Zsh),
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Kubectl => Some(PossibleValue::new("kubectl")),
+            Self::Shell(shell) => shell.to_possible_value(),
+        }
+    }
+}
+
+/// Whether to wait, and how long. What a command does without being told is its own choice, made with `mut_arg`.
+#[derive(Args, Debug)]
+pub(crate) struct WaitOptions {
+    /// Wait until it is done
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_value = "false", default_missing_value = "true", action = clap::ArgAction::Set,
+    )]
+    pub(crate) wait: bool,
+    /// How long to wait; 0 is without limit
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Subcommand, Debug)]
@@ -92,6 +126,8 @@ pub(crate) enum CreateCommand {
 }
 
 #[derive(Args, Debug)]
+#[command(mut_arg("wait", |wait| wait.help("Wait until its API answers")))]
+#[command(mut_arg("timeout", |timeout| timeout.requires("wait")))]
 pub(crate) struct CreateClusterOptions {
     /// Name of the Cluster
     pub(crate) name: String,
@@ -104,26 +140,26 @@ pub(crate) struct CreateClusterOptions {
     /// What the Cluster's objects and their history may take
     #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
     pub(crate) storage: Quantity,
-    /// Wait until its API answers
-    #[arg(long)]
-    pub(crate) wait: bool,
-    /// How long to wait; 0 is without limit
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration, requires = "wait")]
-    pub(crate) timeout: Duration,
+    #[command(flatten)]
+    pub(crate) waiting: WaitOptions,
     #[command(flatten)]
     pub(crate) write: WriteOptions,
 }
 
+// Its `--user` takes the place of kubectl's, as in `kubectl create rolebinding`: one id, so that clap does not pass on both.
 #[derive(Args, Debug)]
+#[command(mut_arg("wait", |wait| wait.default_value("true").help("Wait until Clusters can be made in it")))]
 pub(crate) struct CreateTenantOptions {
     /// Name of the Tenant and of its namespace
     pub(crate) name: String,
     /// User of the host who acts for the Tenant; may be repeated
-    #[arg(long = "user", value_name = "NAME")]
+    #[arg(id = "user", long = "user", value_name = "NAME")]
     pub(crate) users: Vec<String>,
     /// Group of the host whose members act for the Tenant; may be repeated
     #[arg(long = "group", value_name = "NAME")]
     pub(crate) groups: Vec<String>,
+    #[command(flatten)]
+    pub(crate) waiting: WaitOptions,
     #[command(flatten)]
     pub(crate) write: WriteOptions,
 }
@@ -162,6 +198,24 @@ pub(crate) enum ListFormat {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StatusFormat {
+    Wide,
+    Json,
+    Yaml,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DataFormat {
+    Json,
+    Yaml,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NameFormat {
+    Name,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     #[value(alias = "cluster", alias = "ykc")]
     Clusters,
@@ -182,12 +236,20 @@ pub(crate) struct GetOptions {
     /// How to show them; a table if not given
     #[arg(long, short, value_name = "FORMAT", value_enum)]
     pub(crate) output: Option<ListFormat>,
+    /// Only those whose labels fit, such as team=a,stage!=test
+    #[arg(long, short = 'l', value_name = "SELECTOR", conflicts_with = "name")]
+    pub(crate) selector: Option<String>,
+    /// Leave out the head of the table
+    #[arg(long)]
+    pub(crate) no_headers: bool,
     /// Go on and show every change
     #[arg(long, short)]
     pub(crate) watch: bool,
 }
 
 #[derive(Args, Debug)]
+#[command(mut_arg("wait", |wait| wait.help("Wait until the Cluster's API answers")))]
+#[command(mut_arg("timeout", |timeout| timeout.requires("wait")))]
 pub(crate) struct KubeconfigOptions {
     /// Name of the Cluster
     pub(crate) name: String,
@@ -197,9 +259,8 @@ pub(crate) struct KubeconfigOptions {
     /// Name of the context; <namespace>/<name> if not given
     #[arg(long, value_name = "NAME", requires = "merge")]
     pub(crate) context_name: Option<String>,
-    /// Wait for a Cluster whose kubeconfig is not there yet, at most this long
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration)]
-    pub(crate) wait: Duration,
+    #[command(flatten)]
+    pub(crate) waiting: WaitOptions,
 }
 
 #[derive(Subcommand, Debug)]
@@ -211,18 +272,18 @@ pub(crate) enum DeleteCommand {
 }
 
 #[derive(Args, Debug)]
+#[command(mut_arg("wait", |wait| wait.default_value("true").help("Wait until it is gone")))]
 pub(crate) struct DeleteOptions {
     /// Its name
     pub(crate) name: String,
-    /// Wait until it is gone
-    #[arg(long)]
-    pub(crate) wait: bool,
-    /// How long to wait; 0 is without limit
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration, requires = "wait")]
-    pub(crate) timeout: Duration,
+    #[command(flatten)]
+    pub(crate) waiting: WaitOptions,
     /// Do not ask
     #[arg(long, short)]
     pub(crate) yes: bool,
+    /// Say its name only
+    #[arg(long, short, value_name = "FORMAT", value_enum)]
+    pub(crate) output: Option<NameFormat>,
 }
 
 #[derive(Args, Debug)]
@@ -232,6 +293,12 @@ pub(crate) struct StatusOptions {
     /// In every namespace
     #[arg(long, short = 'A', conflicts_with = "name")]
     pub(crate) all_namespaces: bool,
+    /// Only those whose labels fit, such as team=a,stage!=test
+    #[arg(long, short = 'l', value_name = "SELECTOR", conflicts_with = "name")]
+    pub(crate) selector: Option<String>,
+    /// How to say it; text for people if not given
+    #[arg(long, short, value_name = "FORMAT", value_enum)]
+    pub(crate) output: Option<StatusFormat>,
 }
 
 #[derive(Args, Debug)]
@@ -239,6 +306,9 @@ pub(crate) struct VersionOptions {
     /// Only the plugin's, without asking the host
     #[arg(long)]
     pub(crate) client: bool,
+    /// How to show them; text for people if not given
+    #[arg(long, short, value_name = "FORMAT", value_enum)]
+    pub(crate) output: Option<DataFormat>,
 }
 
 /// A quantity as Kubernetes writes them: digits and a suffix. The host checks the rest.

@@ -17,10 +17,10 @@ pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOpt
     let mut cluster = build_cluster(options);
     cluster.metadata.namespace = Some(session.namespace.clone());
     create(session, session.api(), cluster, &options.write).await?;
-    if !options.wait || options.write.dry_run != DryRun::None {
+    if !options.waiting.wait || options.write.dry_run != DryRun::None {
         return Ok(());
     }
-    wait::wait_until_ready(session, &options.name, options.timeout).await?;
+    wait::wait_until_ready(session, &options.name, options.waiting.timeout).await?;
     output::say(&format!(
         "next: kubectl yoke kubeconfig {} -n {} --merge",
         options.name, session.namespace
@@ -28,15 +28,19 @@ pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOpt
     Ok(())
 }
 
-/// Makes a Tenant.
+/// Makes a Tenant, and waits until Clusters can be made in its namespace, which the host makes after it.
 pub(crate) async fn create_tenant(session: &Session, options: &CreateTenantOptions) -> Result<(), Error> {
-    create(
-        session,
-        Api::all(session.client.clone()),
-        build_tenant(options),
-        &options.write,
-    )
-    .await
+    let api = Api::all(session.client.clone());
+    create(session, api, build_tenant(options), &options.write).await?;
+    if !options.waiting.wait || options.write.dry_run != DryRun::None {
+        return Ok(());
+    }
+    wait::wait_until_tenant_ready(session, &options.name, options.waiting.timeout).await?;
+    output::say(&format!(
+        "next: kubectl yoke create cluster NAME -n {} --wait",
+        options.name
+    ));
+    Ok(())
 }
 
 fn build_cluster(options: &CreateClusterOptions) -> Cluster {

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use yoke_api::cluster::DeletionPolicy;
 use yoke_api::{Cluster, Tenant};
 
-use crate::arguments::DeleteOptions;
+use crate::arguments::{DeleteOptions, NameFormat};
 use crate::session::Session;
 use crate::{Error, output, wait};
 
@@ -42,16 +42,16 @@ where
     session
         .ask(&doing, api.delete(&options.name, &DeleteParams::default()))
         .await?;
-    if options.wait {
-        wait::wait_until_gone(session, api, &options.name, what, options.timeout).await?;
+    if options.waiting.wait {
+        wait::wait_until_gone(session, api, &options.name, what, options.waiting.timeout).await?;
     }
-    let how = if options.wait { "deleted" } else { "is being deleted" };
-    output::put(&format!(
-        "{}.{}/{} {how}\n",
-        K::kind(&()).to_lowercase(),
-        K::group(&()),
-        options.name
-    ))
+    let name = format!("{}.{}/{}", K::kind(&()).to_lowercase(), K::group(&()), options.name);
+    let how = match (options.output, options.waiting.wait) {
+        (Some(NameFormat::Name), _) => "",
+        (None, true) => " deleted",
+        (None, false) => " is being deleted",
+    };
+    output::put(&format!("{name}{how}\n"))
 }
 
 /// Has the person type the name: what is lost here has no second copy.
@@ -64,7 +64,7 @@ fn confirm(what: &str, loss: &str, options: &DeleteOptions) -> Result<(), Error>
     }
     output::say(&format!("{what} will be deleted. {loss}\nType its name to go on:"));
     let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).map_err(Error::Output)?;
+    std::io::stdin().lock().read_line(&mut answer).map_err(Error::Input)?;
     if answer.trim() == options.name {
         Ok(())
     } else {

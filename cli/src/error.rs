@@ -19,6 +19,9 @@ pub enum Error {
     /// There is no kubeconfig, and this is no pod either.
     #[error("no kubeconfig of the host was found")]
     NoKubeconfig(#[source] InferConfigError),
+    /// The kubeconfig of the host has no such user.
+    #[error("the kubeconfig of the host has no user {0:?}")]
+    UnknownUser(String),
     /// The client cannot be set up.
     #[error("cannot set up the connection to the host")]
     Client(#[source] kube::Error),
@@ -42,10 +45,12 @@ pub enum Error {
         source: Box<kube::Error>,
     },
     /// One request took too long.
-    #[error("{doing}: no answer within {limit:?}")]
+    #[error("{doing}: no answer from the host's API at {url} within {limit:?}")]
     RequestTimeout {
         /// What was being done.
         doing: String,
+        /// Where the host should be.
+        url: String,
         /// The limit.
         limit: Duration,
     },
@@ -61,11 +66,11 @@ pub enum Error {
         /// Command that shows more.
         see: String,
     },
-    /// The Cluster's spec cannot be carried out.
-    #[error("Cluster {name} is refused ({reason}): {message}")]
-    ClusterRefused {
-        /// The Cluster.
-        name: String,
+    /// The spec cannot be carried out.
+    #[error("{what} is refused ({reason}): {message}")]
+    SpecRefused {
+        /// The Cluster or Tenant.
+        what: String,
         /// Its condition's reason.
         reason: String,
         /// Its condition's message.
@@ -128,9 +133,12 @@ pub enum Error {
     /// An object cannot be written as YAML.
     #[error("cannot show the object")]
     Yaml(#[from] serde_saphyr::SerializeError),
-    /// Standard output or input failed.
+    /// Standard output failed.
     #[error("cannot write to standard output")]
     Output(#[source] std::io::Error),
+    /// Standard input failed.
+    #[error("cannot read the answer from standard input")]
+    Input(#[source] std::io::Error),
 }
 
 impl Error {
@@ -150,7 +158,8 @@ impl Error {
         }
     }
 
-    fn with_causes(&self) -> String {
+    /// What went wrong, with its causes.
+    pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
@@ -172,16 +181,17 @@ impl Error {
             Self::Kubeconfig(_) | Self::NoKubeconfig(_) => {
                 Some("name the host's kubeconfig with --kubeconfig or KUBECONFIG".into())
             }
+            Self::UnknownUser(_) => Some("see `kubectl config get-users`".into()),
             Self::Refused { status, .. } => hint_for(status),
             Self::Unreachable { .. } | Self::RequestTimeout { .. } => {
                 Some("is this the right host? See `kubectl config current-context`, and try --context".into())
             }
             Self::WaitTimeout { see, .. } => Some(format!("it goes on by itself; see `{see}`")),
-            Self::ClusterRefused { .. } => {
-                Some("change the spec with `kubectl edit`, or delete the Cluster and make it anew".into())
+            Self::SpecRefused { .. } => {
+                Some("change the spec with `kubectl edit`, or delete it and make it anew".into())
             }
             Self::NoClusterKubeconfig { name, namespace } => Some(format!(
-                "wait for it with --wait 5m, or see `kubectl yoke status {name} -n {namespace}`"
+                "wait for it with --wait, or see `kubectl yoke status {name} -n {namespace}`"
             )),
             Self::Merge {
                 source: MergeError::Taken { .. },
@@ -198,7 +208,8 @@ impl Error {
             | Self::Declined
             | Self::Json(_)
             | Self::Yaml(_)
-            | Self::Output(_) => None,
+            | Self::Output(_)
+            | Self::Input(_) => None,
         }
     }
 }
@@ -206,6 +217,13 @@ impl Error {
 /// The answer for a path that no API of the host serves: Kubernetes' mux says so, without an object's name.
 fn is_unknown_path(status: &Status) -> bool {
     status.code == 404 && status.details.as_ref().is_none_or(|details| details.name.is_empty())
+}
+
+fn is_missing_namespace(status: &Status) -> bool {
+    status
+        .details
+        .as_ref()
+        .is_some_and(|details| details.kind == "namespaces")
 }
 
 fn refusal(status: &Status) -> String {
@@ -225,6 +243,9 @@ fn hint_for(status: &Status) -> Option<String> {
         403 => "a Tenant's users see their own namespace only: give it with -n, or ask the host's owner",
         404 if is_unknown_path(status) => {
             "is this the right host? See `kubectl config current-context`, and try --context"
+        }
+        404 if is_missing_namespace(status) => {
+            "a Tenant's namespace comes with the Tenant; the host's owner makes it with `kubectl yoke create tenant NAME`"
         }
         404 => "see what is there with `kubectl yoke get`, in other namespaces with -n or -A",
         409 => "see it with `kubectl yoke get`, or choose another name",

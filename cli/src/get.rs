@@ -46,7 +46,10 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
             let list = session
                 .ask(
                     &format!("listing {}", resource.plural),
-                    api.list(&ListParams::default()),
+                    api.list(&ListParams {
+                        label_selector: options.selector.clone(),
+                        ..ListParams::default()
+                    }),
                 )
                 .await?;
             show_list(session, options, &resource, list, &mut view)
@@ -99,35 +102,56 @@ fn show_list(
     output::put(&view.show(&list.items)?)
 }
 
+/// Shows the objects and every change. A host that cannot be reached at first is an error; one that goes away later is
+/// told of and waited for.
 async fn follow(
     session: &Session,
     api: Api<DynamicObject>,
     options: &GetOptions,
     view: &mut View,
 ) -> Result<(), Error> {
-    let config = match &options.name {
-        Some(name) => watch::Config::default().fields(&format!("metadata.name={name}")),
-        None => watch::Config::default(),
+    let config = watch::Config {
+        label_selector: options.selector.clone(),
+        field_selector: options.name.as_ref().map(|name| format!("metadata.name={name}")),
+        ..watch::Config::default()
     };
     let doing = "watching";
-    let mut first = Vec::new();
-    let mut started = false;
     let changes = watcher::watcher(api, config).modify(|object| object.meta_mut().managed_fields = None);
     let mut changes = std::pin::pin!(changes.default_backoff());
+    // The first list is one table; what a broken watch lists again is shown as changes.
+    let mut first = Vec::new();
+    let listing = async {
+        loop {
+            match changes.try_next().await {
+                Ok(Some(Event::InitApply(object))) => first.push(object),
+                Ok(Some(Event::InitDone) | None) => return Ok(()),
+                Ok(Some(_)) => {}
+                Err(watcher::Error::InitialListFailed(error)) => return Err(session.explain(doing, error)),
+                Err(error) => {
+                    wait::trouble(session, doing, error)?;
+                }
+            }
+        }
+    };
+    session.within(doing, listing).await??;
+    output::put(&view.show(&first)?)?;
+    let mut told = None;
     loop {
         match changes.try_next().await {
-            // The first list is one table; what a broken watch lists again is shown as changes.
-            Ok(Some(Event::InitApply(object))) if !started => first.push(object),
-            Ok(Some(Event::InitDone)) if !started => {
-                started = true;
-                output::put(&view.show(&first)?)?;
-            }
             Ok(Some(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object))) => {
+                told = None;
                 output::put(&view.show(&[object])?)?;
             }
             Ok(Some(Event::Init | Event::InitDone)) => {}
             Ok(None) => return Ok(()),
-            Err(error) => wait::pass_over(session, doing, error)?,
+            Err(error) => {
+                if let Some(trouble) = wait::trouble(session, doing, error)?
+                    && told.as_ref() != Some(&trouble)
+                {
+                    output::say(&format!("{doing}: {trouble}"));
+                    told = Some(trouble);
+                }
+            }
         }
     }
 }
@@ -146,6 +170,7 @@ struct View {
     kind: Kind,
     format: Option<ListFormat>,
     columns: Columns,
+    headed: bool,
     table: Option<Table>,
 }
 
@@ -159,6 +184,7 @@ impl View {
             kind: options.kind,
             format: options.output,
             columns,
+            headed: !options.no_headers,
             table: None,
         }
     }
@@ -199,6 +225,10 @@ impl View {
                 Kind::Tenants => tenant_row(&serde_json::from_value(value)?, columns, now),
             });
         }
-        Ok(if fresh { table.to_text() } else { table.rows_to_text() })
+        Ok(if fresh && self.headed {
+            table.to_text()
+        } else {
+            table.rows_to_text()
+        })
     }
 }

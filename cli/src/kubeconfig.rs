@@ -11,8 +11,8 @@ use crate::{Error, kubeconfig_file, output, wait};
 /// Fetches the kubeconfig that the Cluster's status points to.
 pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -> Result<(), Error> {
     let name = &options.name;
-    if !options.wait.is_zero() {
-        wait::wait_until_ready(session, name, options.wait).await?;
+    if options.waiting.wait {
+        wait::wait_until_ready(session, name, options.waiting.timeout).await?;
     }
     let cluster = session
         .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))

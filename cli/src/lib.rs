@@ -3,7 +3,7 @@
 //! ```text
 //!  arguments ─▶ command (create get kubeconfig delete status version) ─▶ session ─▶ host API
 //!                 │
-//!                 └─▶ render, table, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
+//!                 └─▶ verdict, render, report, table, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
 //! ```
 //!
 //! Data goes to standard output and nothing else does, so that it can be piped; progress, questions and errors go to
@@ -21,17 +21,21 @@ mod kubeconfig;
 mod kubeconfig_file;
 mod merge;
 mod output;
+mod overrides;
 mod render;
+mod report;
 mod session;
 mod status;
 mod table;
+mod trace;
+mod verdict;
 mod version;
 mod wait;
 
 pub use crate::arguments::Arguments;
 pub use crate::error::Error;
 
-use crate::arguments::{Command, CreateCommand, DeleteCommand};
+use crate::arguments::{Command, CreateCommand, DeleteCommand, HostOptions};
 use crate::session::Session;
 
 /// The field manager of everything that the plugin writes.
@@ -41,12 +45,15 @@ const FIELD_MANAGER: &str = "kubectl-yoke";
 pub async fn run(arguments: Arguments) -> Result<(), Error> {
     let Arguments { host, command } = arguments;
     match command {
-        Command::Completion { shell } => complete::completion(shell),
+        Command::Completion { completer } => complete::completion(completer),
+        Command::Complete { words } => complete::complete(&words).await,
         Command::Version(options) => version::version(&host, &options).await,
         Command::Create(CreateCommand::Cluster(options)) => {
             create::create_cluster(&Session::open(&host).await?, &options).await
         }
         Command::Create(CreateCommand::Tenant(options)) => {
+            // Its `--user` is another one.
+            let host = HostOptions { user: None, ..host };
             create::create_tenant(&Session::open(&host).await?, &options).await
         }
         Command::Get(options) => get::get(&Session::open(&host).await?, &options).await,

@@ -4,12 +4,13 @@ use std::future::Future;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
 
-use crate::Error;
 use crate::arguments::HostOptions;
 use crate::duration::limit;
+use crate::{Error, overrides, trace};
 
 /// A client for the host, with the namespace to work in.
 pub(crate) struct Session {
@@ -23,22 +24,24 @@ impl Session {
     /// Reads the kubeconfig; asks the host nothing yet.
     pub(crate) async fn open(options: &HostOptions) -> Result<Self, Error> {
         let mut config = load(options).await?;
-        if let Some(user) = &options.act_as {
-            config.auth_info.impersonate = Some(user.clone());
-            config.auth_info.impersonate_groups =
-                (!options.act_as_groups.is_empty()).then(|| options.act_as_groups.clone());
-        }
+        let request_timeout = limit(options.request_timeout);
+        // What cannot be reached within the time for a whole request is not waited for any longer.
+        config.connect_timeout = request_timeout.or(config.connect_timeout);
         let url = config.cluster_url.to_string();
         let namespace = options
             .namespace
             .clone()
             .unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(Error::Client)?;
+        let client = if options.verbosity < trace::VERBOSITY {
+            Client::try_from(config)
+        } else {
+            ClientBuilder::try_from(config).map(|builder| builder.with_layer(&trace::layer(&url)).build())
+        };
         Ok(Self {
-            client,
+            client: client.map_err(Error::Client)?,
             namespace,
             url,
-            request_timeout: limit(options.request_timeout),
+            request_timeout,
         })
     }
 
@@ -50,18 +53,30 @@ impl Session {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// Where the host is.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Waits for one answer, at most as long as one request may take. `doing` says what is being done, for the error.
     pub(crate) async fn ask<T>(&self, doing: &str, answer: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
-        let answer = match self.request_timeout {
-            None => answer.await,
-            Some(limit) => tokio::time::timeout(limit, answer)
+        self.within(doing, answer)
+            .await?
+            .map_err(|error| self.explain(doing, error))
+    }
+
+    /// Waits for something at most as long as one request may take.
+    pub(crate) async fn within<T>(&self, doing: &str, work: impl Future<Output = T>) -> Result<T, Error> {
+        match self.request_timeout {
+            None => Ok(work.await),
+            Some(limit) => tokio::time::timeout(limit, work)
                 .await
                 .map_err(|_| Error::RequestTimeout {
                     doing: doing.to_owned(),
+                    url: self.url.clone(),
                     limit,
-                })?,
-        };
-        answer.map_err(|error| self.explain(doing, error))
+                }),
+        }
     }
 
     /// Turns kube's error into ours.
@@ -79,19 +94,25 @@ impl Session {
 }
 
 async fn load(options: &HostOptions) -> Result<Config, Error> {
-    let choice = KubeConfigOptions {
-        context: options.context.clone(),
-        cluster: options.cluster.clone(),
-        user: None,
+    let named = options.kubeconfig.is_some() || overrides::names_entry(options);
+    let whole = overrides::is_whole(options);
+    let kubeconfig = match &options.kubeconfig {
+        Some(path) => Kubeconfig::read_from(path),
+        None => Kubeconfig::read(),
     };
-    if let Some(path) = &options.kubeconfig {
-        let kubeconfig = Kubeconfig::read_from(path).map_err(Error::Kubeconfig)?;
-        return Config::from_custom_kubeconfig(kubeconfig, &choice)
-            .await
-            .map_err(Error::Kubeconfig);
-    }
-    if choice.context.is_some() || choice.cluster.is_some() {
-        return Config::from_kubeconfig(&choice).await.map_err(Error::Kubeconfig);
-    }
-    Config::infer().await.map_err(Error::NoKubeconfig)
+    let kubeconfig = match kubeconfig {
+        Ok(kubeconfig) if named || whole || kubeconfig.current_context.is_some() => kubeconfig,
+        Err(error) if named => return Err(Error::Kubeconfig(error)),
+        Err(_) if whole => Kubeconfig::default(),
+        // In a pod there is none.
+        Ok(_) | Err(_) => {
+            let mut config = Config::infer().await.map_err(Error::NoKubeconfig)?;
+            overrides::change_user(&mut config.auth_info, options);
+            return Ok(config);
+        }
+    };
+    let kubeconfig = overrides::apply_overrides(kubeconfig, options)?;
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .map_err(Error::Kubeconfig)
 }

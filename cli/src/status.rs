@@ -1,5 +1,7 @@
 //! `status`: how Clusters are, why, and what to do next.
 
+use std::cmp::Reverse;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
@@ -7,24 +9,38 @@ use kube::{Api, ResourceExt as _};
 use yoke_api::Cluster;
 
 use crate::advice::advise;
-use crate::arguments::StatusOptions;
+use crate::arguments::{ObjectFormat, StatusFormat, StatusOptions};
 use crate::render::{Columns, age_of, cluster_row, cluster_table, condition_table, phase_text, span};
+use crate::report::{Reports, report, time_of};
 use crate::session::Session;
 use crate::table::Table;
-use crate::wait::{Verdict, judge};
+use crate::verdict::{Verdict, judge};
 use crate::{Error, output};
 
 const EVENTS_SHOWN: usize = 10;
 
 /// Shows one Cluster at length, or all of them in short.
 pub(crate) async fn status(session: &Session, options: &StatusOptions) -> Result<(), Error> {
+    match &options.name {
+        Some(name) => one(session, name, options.output).await,
+        None => all(session, options).await,
+    }
+}
+
+async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Result<(), Error> {
     let now = Timestamp::now();
-    let Some(name) = &options.name else {
-        return all(session, options.all_namespaces, now).await;
-    };
     let cluster = session
         .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
         .await?;
+    // Not every Tenant may read events; the conditions say the essential.
+    let events = latest_events(session, &cluster).await;
+    if let Some(format) = to_data(format) {
+        if let Err(error) = &events {
+            output::say(&format!("warning: {}", error.with_causes()));
+        }
+        let report = report(&cluster, &events.unwrap_or_default());
+        return output::put(&output::show(format, name, &report)?);
+    }
     let mut text = summary(&cluster, now);
     let conditions = cluster
         .status
@@ -34,16 +50,10 @@ pub(crate) async fn status(session: &Session, options: &StatusOptions) -> Result
     if !conditions.is_empty() {
         text += &format!("\n{}", condition_table(conditions, now).to_text());
     }
-    let fields = format!("involvedObject.uid={}", cluster.uid().unwrap_or_default());
-    let events = session
-        .api::<Event>()
-        .list(&ListParams::default().fields(&fields))
-        .await;
     match events {
-        Ok(events) if events.items.is_empty() => {}
-        Ok(events) => text += &format!("\n{}", event_table(events.items, now).to_text()),
-        // Not every Tenant may read events; the conditions say the essential.
-        Err(_) => text += "\n(events cannot be read)\n",
+        Ok(events) if events.is_empty() => {}
+        Ok(events) => text += &format!("\n{}", event_table(&events, now).to_text()),
+        Err(error) => text += &format!("\n(no events: {})\n", error.with_causes()),
     }
     text += "\nNEXT\n";
     for advice in advise(&cluster, name, &session.namespace) {
@@ -52,22 +62,47 @@ pub(crate) async fn status(session: &Session, options: &StatusOptions) -> Result
     output::put(&text)
 }
 
-async fn all(session: &Session, everywhere: bool, now: Timestamp) -> Result<(), Error> {
-    let api = if everywhere {
+async fn latest_events(session: &Session, cluster: &Cluster) -> Result<Vec<Event>, Error> {
+    let fields = format!("involvedObject.uid={}", cluster.uid().unwrap_or_default());
+    let parameters = ListParams::default().fields(&fields);
+    let api = session.api::<Event>();
+    let mut events = session.ask("listing its events", api.list(&parameters)).await?.items;
+    events.sort_by_key(|event| Reverse(time_of(event)));
+    events.truncate(EVENTS_SHOWN);
+    Ok(events)
+}
+
+fn to_data(format: Option<StatusFormat>) -> Option<ObjectFormat> {
+    match format {
+        Some(StatusFormat::Json) => Some(ObjectFormat::Json),
+        Some(StatusFormat::Yaml) => Some(ObjectFormat::Yaml),
+        Some(StatusFormat::Wide) | None => None,
+    }
+}
+
+async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
+    let now = Timestamp::now();
+    let api = if options.all_namespaces {
         Api::all(session.client.clone())
     } else {
         session.api::<Cluster>()
     };
-    let list = session
-        .ask("listing clusters", api.list(&ListParams::default()))
-        .await?;
+    let parameters = ListParams {
+        label_selector: options.selector.clone(),
+        ..ListParams::default()
+    };
+    let list = session.ask("listing clusters", api.list(&parameters)).await?;
+    if let Some(format) = to_data(options.output) {
+        let items = list.items.iter().map(|cluster| report(cluster, &[])).collect();
+        return output::put(&output::show(format, "", &Reports { items })?);
+    }
     if list.items.is_empty() {
         output::say("no clusters found; make one with `kubectl yoke create cluster NAME`");
         return Ok(());
     }
     let columns = Columns {
-        namespace: everywhere,
-        wide: false,
+        namespace: options.all_namespaces,
+        wide: options.output == Some(StatusFormat::Wide),
     };
     let mut table = cluster_table(columns);
     let mut notes = String::new();
@@ -134,22 +169,12 @@ fn summary(cluster: &Cluster, now: Timestamp) -> String {
         .collect()
 }
 
-fn event_table(mut events: Vec<Event>, now: Timestamp) -> Table {
-    let time = |event: &Event| {
-        let series = event
-            .series
-            .as_ref()
-            .and_then(|series| series.last_observed_time.as_ref())
-            .map(|time| time.0);
-        let single = event.event_time.as_ref().map(|time| time.0);
-        series.or(event.last_timestamp.as_ref().map(|time| time.0)).or(single)
-    };
-    events.sort_by_key(time);
+fn event_table(events: &[Event], now: Timestamp) -> Table {
     let mut table = Table::new(["EVENT", "AGE", "REASON", "MESSAGE"]);
-    for event in events.iter().rev().take(EVENTS_SHOWN) {
+    for event in events {
         table.push(vec![
             event.type_.clone().unwrap_or_default(),
-            time(event).map(|then| span(then, now)).unwrap_or_default(),
+            time_of(event).map(|then| span(then, now)).unwrap_or_default(),
             event.reason.clone().unwrap_or_default(),
             event.message.clone().unwrap_or_default(),
         ]);

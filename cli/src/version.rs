@@ -1,18 +1,59 @@
 //! `version`.
 
-use crate::arguments::{HostOptions, VersionOptions};
+use k8s_openapi::apimachinery::pkg::version::Info;
+use serde::Serialize;
+
+use crate::arguments::{DataFormat, HostOptions, VersionOptions};
 use crate::session::Session;
 use crate::{Error, output};
 
-/// Shows the plugin's version and that of the host's Kubernetes.
+/// What `kubectl version -o json` has, as far as the plugin knows it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Versions {
+    client_version: ClientVersion,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server_version: Option<Info>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClientVersion {
+    git_version: &'static str,
+}
+
+/// Shows the plugin's version and that of the host's Kubernetes. The plugin's is shown even if the host cannot be asked.
 pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Result<(), Error> {
-    output::put(&format!("kubectl-yoke v{}\n", env!("CARGO_PKG_VERSION")))?;
-    if options.client {
-        return Ok(());
-    }
+    let server = if options.client { None } else { Some(ask(host).await) };
+    let (server, failure) = match server.transpose() {
+        Ok(server) => (server, None),
+        Err(error) => (None, Some(error)),
+    };
+    let versions = Versions {
+        client_version: ClientVersion {
+            git_version: concat!("v", env!("CARGO_PKG_VERSION")),
+        },
+        server_version: server,
+    };
+    output::put(&match options.output {
+        Some(DataFormat::Json) => output::to_json(&versions)?,
+        Some(DataFormat::Yaml) => output::to_yaml(&versions)?,
+        None => to_text(&versions),
+    })?;
+    failure.map_or(Ok(()), Err)
+}
+
+async fn ask(host: &HostOptions) -> Result<Info, Error> {
     let session = Session::open(host).await?;
-    let version = session
+    session
         .ask("asking for the host's version", session.client.apiserver_version())
-        .await?;
-    output::put(&format!("host Kubernetes {}\n", version.git_version))
+        .await
+}
+
+fn to_text(versions: &Versions) -> String {
+    let mut text = format!("kubectl-yoke {}\n", versions.client_version.git_version);
+    if let Some(server) = &versions.server_version {
+        text += &format!("host Kubernetes {}\n", server.git_version);
+    }
+    text
 }

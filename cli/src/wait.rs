@@ -1,224 +1,227 @@
-//! Waiting for a Cluster to become ready, telling the person what it waits for.
+//! Waiting for an object of the host, telling the person what it waits for.
+//!
+//! Nothing is waited for in silence: a host that cannot be reached, or does not answer, is told of at once, and again after
+//! it was there in between. The wait itself goes on, since hosts come back, until its limit.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use yoke_api::cluster::DesiredState;
-use yoke_api::{Cluster, ConditionType};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+use yoke_api::{Cluster, Tenant};
 
 use crate::duration::limit;
-use crate::render::find;
 use crate::session::Session;
+use crate::verdict::{Verdict, judge, judge_tenant, may_pass};
 use crate::{Error, output};
 
-/// What a Cluster's status says to somebody who waits for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It is as asked for.
-    Done,
-    /// It will not become so.
-    Refused { reason: String, message: String },
-    /// It may yet, and this is what it waits for.
-    Waiting(Option<String>),
-}
-
-/// Judges by conditions of the present generation only: those of an older spec say nothing.
-pub(crate) fn judge(cluster: &Cluster) -> Verdict {
-    let status = cluster.status.clone().unwrap_or_default();
-    if status.observed_generation < cluster.metadata.generation {
-        return Verdict::Waiting(None);
-    }
-    let is = |wanted, state: &str| find(&status.conditions, wanted).filter(|condition| condition.status == state);
-    if let Some(accepted) = is(ConditionType::Accepted, "False") {
-        return Verdict::Refused {
-            reason: accepted.reason.clone(),
-            message: accepted.message.clone(),
-        };
-    }
-    let done = match cluster.spec.state {
-        DesiredState::Running => ConditionType::Ready,
-        DesiredState::Asleep => ConditionType::Asleep,
-    };
-    if is(done, "True").is_some() {
-        return Verdict::Done;
-    }
-    let telling = is(ConditionType::Progressing, "True").or_else(|| find(&status.conditions, done));
-    Verdict::Waiting(
-        telling
-            .map(|condition| condition.message.clone())
-            .filter(|message| !message.is_empty()),
-    )
-}
+/// How long a refusal that may pass by itself is waited through.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a host may say nothing at first before the person is told.
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// Waits until a Cluster is as asked for.
 pub(crate) async fn wait_until_ready(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
-    let mut last = None;
-    let done = follow(session, name, &mut last);
-    match limit(timeout) {
-        None => done.await,
-        Some(limit) => match tokio::time::timeout(limit, done).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::WaitTimeout {
-                what: format!("Cluster {name} did not become ready"),
-                limit,
-                last,
-                see: format!("kubectl yoke status {name} -n {}", session.namespace),
-            }),
-        },
-    }
+    let wait = Wait {
+        session,
+        what: format!("Cluster {name}"),
+        unmet: "did not become ready",
+        met: "ready",
+        see: format!("kubectl yoke status {name} -n {}", session.namespace),
+    };
+    let api = session.api::<Cluster>();
+    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge).await
 }
 
-async fn follow(session: &Session, name: &str, last: &mut Option<String>) -> Result<(), Error> {
-    let doing = format!("waiting for Cluster {name}");
-    let started = Instant::now();
-    let mut seen = false;
-    let mut changes = std::pin::pin!(watcher::watch_object(session.api::<Cluster>(), name).default_backoff());
-    loop {
-        let cluster = match changes.try_next().await {
-            Ok(Some(cluster)) => cluster,
-            Ok(None) => return Err(Error::Deleted(format!("Cluster {name}"))),
-            Err(error) => {
-                pass_over(session, &doing, error)?;
-                continue;
-            }
-        };
-        let Some(cluster) = cluster else {
-            if seen {
-                return Err(Error::Deleted(format!("Cluster {name}")));
-            }
-            continue;
-        };
-        seen = true;
-        match judge(&cluster) {
-            Verdict::Done => {
-                output::say(&format!("{:>4}s  ready", started.elapsed().as_secs()));
-                return Ok(());
-            }
-            Verdict::Refused { reason, message } => {
-                return Err(Error::ClusterRefused {
-                    name: name.to_owned(),
-                    reason,
-                    message,
-                });
-            }
-            Verdict::Waiting(message) => {
-                if message.is_some() && message != *last {
-                    output::say(&format!(
-                        "{:>4}s  {}",
-                        started.elapsed().as_secs(),
-                        message.as_deref().unwrap_or_default()
-                    ));
-                    *last = message;
-                }
-            }
-        }
-    }
+/// Waits until Clusters can be made in a Tenant.
+pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
+    let wait = Wait {
+        session,
+        what: format!("Tenant {name}"),
+        unmet: "did not become ready",
+        met: "ready",
+        see: format!("kubectl yoke get tenant {name} -o wide"),
+    };
+    let api = Api::<Tenant>::all(session.client.clone());
+    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_tenant)
+        .await
 }
 
-/// Waits until a watched object is gone.
+/// Waits until an object is gone. `what` says which.
 pub(crate) async fn wait_until_gone<K>(
     session: &Session,
-    api: kube::Api<K>,
+    api: Api<K>,
     name: &str,
     what: &str,
     timeout: Duration,
 ) -> Result<(), Error>
 where
-    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    let doing = format!("waiting for {what} to go");
-    let gone = async {
+    let wait = Wait {
+        session,
+        what: what.to_owned(),
+        unmet: "did not go",
+        met: "gone",
+        see: format!("kubectl yoke get -n {}", session.namespace),
+    };
+    wait.until(api, name, timeout, Missing::IsDone, |_: &K| Verdict::Waiting(None))
+        .await
+}
+
+/// What it means that there is no such object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    IsDone,
+    IsEarlyOrDeleted,
+}
+
+/// What is waited for, in words.
+struct Wait<'a> {
+    session: &'a Session,
+    what: String,
+    unmet: &'static str,
+    met: &'static str,
+    see: String,
+}
+
+impl Wait<'_> {
+    async fn until<K>(
+        &self,
+        api: Api<K>,
+        name: &str,
+        timeout: Duration,
+        missing: Missing,
+        judge: impl Fn(&K) -> Verdict,
+    ) -> Result<(), Error>
+    where
+        K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+    {
+        let mut progress = Progress::start();
+        let end = limit(timeout).map(|limit| progress.begun + limit);
         let mut changes = std::pin::pin!(watcher::watch_object(api, name).default_backoff());
+        let mut heard = false;
+        let mut seen = false;
         loop {
-            match changes.try_next().await {
-                Ok(Some(Some(_))) => {}
-                Ok(Some(None) | None) => return Ok(()),
-                Err(error) => pass_over(session, &doing, error)?,
+            let change = tokio::select! {
+                change = changes.try_next() => change,
+                () = reach(end) => return Err(self.ran_out(timeout, progress)),
+                () = reach(progress.refusal_ends()) => return progress.refusal.map_or(Ok(()), |(error, _)| Err(error)),
+                () = tokio::time::sleep_until(progress.begun + SILENCE), if !heard => {
+                    heard = true;
+                    progress.tell(&format!("no answer yet from the host's API at {}", self.session.url()));
+                    continue;
+                }
+            };
+            heard = true;
+            let verdict = match change {
+                Ok(Some(Some(object))) => {
+                    seen = true;
+                    judge(&object)
+                }
+                Ok(Some(None) | None) if missing == Missing::IsDone => Verdict::Done,
+                Ok(Some(None)) if !seen => continue,
+                Ok(Some(None) | None) => return Err(Error::Deleted(self.what.clone())),
+                Err(error) => {
+                    let trouble = trouble(self.session, &format!("waiting for {}", self.what), error)?;
+                    trouble.iter().for_each(|trouble| progress.tell(trouble));
+                    continue;
+                }
+            };
+            if self.weigh(verdict, &mut progress)? {
+                return Ok(());
             }
         }
+    }
+
+    /// Tells what there is to tell. Whether the wait is over.
+    fn weigh(&self, verdict: Verdict, progress: &mut Progress) -> Result<bool, Error> {
+        let refusal = progress.refusal.take();
+        match verdict {
+            Verdict::Done => {
+                progress.tell(self.met);
+                return Ok(true);
+            }
+            Verdict::Waiting(message) => message.iter().for_each(|message| progress.tell(message)),
+            Verdict::Refused { reason, message } => {
+                let passes = may_pass(&reason);
+                let error = Error::SpecRefused {
+                    what: self.what.clone(),
+                    reason,
+                    message: message.clone(),
+                };
+                if !passes {
+                    return Err(error);
+                }
+                progress.tell(&message);
+                let until = refusal.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
+                progress.refusal = Some((error, until));
+            }
+        }
+        Ok(false)
+    }
+
+    fn ran_out(&self, limit: Duration, progress: Progress) -> Error {
+        Error::WaitTimeout {
+            what: format!("{} {}", self.what, self.unmet),
+            limit,
+            last: progress.last,
+            see: self.see.clone(),
+        }
+    }
+}
+
+/// What the person was told, and what may still pass.
+struct Progress {
+    begun: Instant,
+    last: Option<String>,
+    refusal: Option<(Error, Instant)>,
+}
+
+impl Progress {
+    fn start() -> Self {
+        Self {
+            begun: Instant::now(),
+            last: None,
+            refusal: None,
+        }
+    }
+
+    fn refusal_ends(&self) -> Option<Instant> {
+        self.refusal.as_ref().map(|(_, until)| *until)
+    }
+
+    /// Tells it with the time it took so far, unless it was told last.
+    fn tell(&mut self, message: &str) {
+        if self.last.as_deref() != Some(message) {
+            output::say(&format!("{:>4}s  {message}", self.begun.elapsed().as_secs()));
+            self.last = Some(message.to_owned());
+        }
+    }
+}
+
+/// Why a watch does not come about, for the person; nothing if it broke as watches do and starts again by itself. Fails
+/// where the host's answer will stay the same.
+pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> Result<Option<String>, Error> {
+    let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
+        return Ok(None);
     };
-    match limit(timeout) {
-        None => gone.await,
-        Some(limit) => tokio::time::timeout(limit, gone).await.unwrap_or_else(|_| {
-            Err(Error::WaitTimeout {
-                what: format!("{what} did not go"),
-                limit,
-                last: None,
-                see: format!("kubectl yoke get -n {}", session.namespace),
-            })
-        }),
+    let passing = [408, 410, 429];
+    let lasting = matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && !passing.contains(&status.code));
+    let error = session.explain(doing, error);
+    if lasting {
+        return Err(error);
     }
+    let text = error.with_causes();
+    let text = text.strip_prefix(&format!("{doing}: ")).unwrap_or(&text);
+    Ok(Some(format!("{text}; trying again")))
 }
 
-/// Lets a watch that broke start again, except where the host's answer will stay the same.
-pub(crate) fn pass_over(session: &Session, doing: &str, error: watcher::Error) -> Result<(), Error> {
-    let lasting = |error: &kube::Error| matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 410 && status.code != 429);
-    match error {
-        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) if lasting(&error) => {
-            Err(session.explain(doing, error))
-        }
-        _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cluster(state: &str, observed: i64, conditions: &str) -> Cluster {
-        let text = format!(
-            "{{apiVersion: yoke.drzzl.io/v1alpha1, kind: Cluster, metadata: {{name: a, generation: 2}}, spec: {{state: {state}}}, \
-             status: {{observedGeneration: {observed}, conditions: [{conditions}]}}}}"
-        );
-        serde_saphyr::from_str(&text).unwrap()
-    }
-
-    fn condition(name: &str, status: &str, message: &str) -> String {
-        format!(
-            "{{type: {name}, status: '{status}', reason: R, message: '{message}', lastTransitionTime: '2026-01-01T00:00:00Z'}}"
-        )
-    }
-
-    #[test]
-    fn verdict_follows_conditions_of_this_generation() {
-        let waiting = |message: &str| Verdict::Waiting(Some(message.to_owned()));
-        let refused = Verdict::Refused {
-            reason: "R".into(),
-            message: "no".into(),
-        };
-        let (ready, not_ready) = (
-            condition("Ready", "True", "ok"),
-            condition("Ready", "False", "starting"),
-        );
-        let progressing = condition("Progressing", "True", "certificates");
-        for (rule, cluster, verdict) in [
-            ("ready", cluster("Running", 2, &ready), Verdict::Done),
-            ("older spec", cluster("Running", 1, &ready), Verdict::Waiting(None)),
-            (
-                "refused",
-                cluster("Running", 2, &condition("Accepted", "False", "no")),
-                refused,
-            ),
-            ("not ready", cluster("Running", 2, &not_ready), waiting("starting")),
-            (
-                "progress tells more",
-                cluster("Running", 2, &format!("{not_ready}, {progressing}")),
-                waiting("certificates"),
-            ),
-            ("nothing yet", cluster("Running", 2, ""), Verdict::Waiting(None)),
-            (
-                "awake, to be asleep",
-                cluster("Asleep", 2, &ready),
-                Verdict::Waiting(None),
-            ),
-            (
-                "asleep",
-                cluster("Asleep", 2, &condition("Asleep", "True", "")),
-                Verdict::Done,
-            ),
-        ] {
-            assert_eq!(judge(&cluster), verdict, "{rule}");
-        }
+async fn reach(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
     }
 }

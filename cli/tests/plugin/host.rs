@@ -2,57 +2,85 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
 use tokio::sync::broadcast;
+
+use crate::running::{LIMIT, PAUSE, Running, Said};
 
 /// The objects of the host by path, such as `/api/v1/namespaces/t/secrets/a`.
 #[derive(Clone)]
 pub(crate) struct Host {
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
     changes: broadcast::Sender<(String, Value)>,
-    requests: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<(String, HeaderMap)>>>,
+    stalled: Arc<Mutex<Option<String>>>,
+    lingers: Arc<AtomicBool>,
     url: String,
     folder: Arc<tempfile::TempDir>,
-}
-
-/// What one run of the plugin said.
-#[derive(Debug)]
-pub(crate) struct Said {
-    pub(crate) code: i32,
-    pub(crate) out: String,
-    pub(crate) err: String,
 }
 
 impl Host {
     /// Serves an empty host on a port of its own until the test ends.
     pub(crate) async fn start() -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = Self::new(&format!("http://{}", listener.local_addr().unwrap()));
+        host.serve(listener);
+        host
+    }
+
+    /// A host that is known by its URL, and serves nothing yet.
+    pub(crate) fn new(url: &str) -> Self {
         let host = Self {
             objects: Arc::default(),
             changes: broadcast::channel(64).0,
             requests: Arc::default(),
-            url: format!("http://{}", listener.local_addr().unwrap()),
+            stalled: Arc::default(),
+            lingers: Arc::default(),
+            url: url.to_owned(),
             folder: Arc::new(tempfile::tempdir().unwrap()),
         };
         let kubeconfig = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: host\nclusters:\n- {{name: host, cluster: {{server: '{}'}}}}\n\
-             users:\n- {{name: me, user: {{token: x}}}}\ncontexts:\n- {{name: host, context: {{cluster: host, user: me, namespace: t}}}}\n",
-            host.url
+            "apiVersion: v1\nkind: Config\ncurrent-context: host\nclusters:\n- {{name: host, cluster: {{server: '{url}'}}}}\n\
+             users:\n- {{name: me, user: {{token: x}}}}\n- {{name: ann, user: {{token: anns}}}}\n\
+             contexts:\n- {{name: host, context: {{cluster: host, user: me, namespace: t}}}}\n"
         );
         std::fs::write(host.path("host.kubeconfig"), kubeconfig).unwrap();
-        let router = Router::new().fallback(answer).with_state(host.clone());
-        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         host
+    }
+
+    /// Answers whoever comes to the listener.
+    pub(crate) fn serve<L>(&self, listener: L)
+    where
+        L: axum::serve::Listener,
+        L::Addr: std::fmt::Debug,
+    {
+        let router = Router::new().fallback(answer).with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    }
+
+    /// Where it is.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Gives no answer any more to requests whose line has this in it.
+    pub(crate) fn stall(&self, part: &str) {
+        *self.stalled.lock().unwrap() = Some(part.to_owned());
+    }
+
+    /// Keeps what is deleted, as finalizers do.
+    pub(crate) fn linger(&self) {
+        self.lingers.store(true, Ordering::Relaxed);
     }
 
     /// A file of this test's own.
@@ -85,38 +113,53 @@ impl Host {
 
     /// Every request line so far.
     pub(crate) fn requests(&self) -> Vec<String> {
-        self.requests.lock().unwrap().clone()
+        let requests = self.requests.lock().unwrap();
+        requests.iter().map(|(line, _)| line.clone()).collect()
+    }
+
+    /// The values of a header of the last request, joined by commas.
+    pub(crate) fn last_header(&self, name: &str) -> String {
+        let requests = self.requests.lock().unwrap();
+        let values = requests.last().unwrap().1.get_all(name).iter();
+        values
+            .map(|value| value.to_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+
+    /// Waits until the plugin watches, so that it sees what is set from now on.
+    pub(crate) async fn until_watched(&self) {
+        let watched = async {
+            while self.changes.receiver_count() == 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, watched).await.expect("the plugin watches");
     }
 
     /// Runs the plugin with words split at spaces, as a person whose kubeconfig names this host.
     pub(crate) async fn run(&self, line: &str) -> Said {
-        self.run_with(line, &self.path("host.kubeconfig"), "").await
+        self.begin(line).end().await
     }
 
-    /// Runs the plugin with another KUBECONFIG, and text on standard input.
-    pub(crate) async fn run_with(&self, line: &str, kubeconfig: &Path, input: &str) -> Said {
-        let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-yoke"))
+    /// Runs the plugin with another KUBECONFIG.
+    pub(crate) async fn run_with(&self, line: &str, kubeconfig: &Path) -> Said {
+        self.begin_with(line, kubeconfig).end().await
+    }
+
+    /// Begins to run the plugin.
+    pub(crate) fn begin(&self, line: &str) -> Running {
+        self.begin_with(line, &self.path("host.kubeconfig"))
+    }
+
+    fn begin_with(&self, line: &str, kubeconfig: &Path) -> Running {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-yoke"));
+        command
             .args(line.split(' ').filter(|word| !word.is_empty()))
             .env_clear()
             .env("KUBECONFIG", kubeconfig)
-            .env("HOME", self.folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
-        let limit = std::time::Duration::from_secs(30);
-        let output = tokio::time::timeout(limit, child.wait_with_output())
-            .await
-            .expect("the plugin ends")
-            .unwrap();
-        Said {
-            code: output.status.code().unwrap(),
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
+            .env("HOME", self.folder.path());
+        Running::start(command)
     }
 }
 
@@ -125,9 +168,20 @@ async fn answer(
     method: Method,
     uri: Uri,
     Query(query): Query<BTreeMap<String, String>>,
+    headers: HeaderMap,
     body: String,
 ) -> Response {
-    host.requests.lock().unwrap().push(format!("{method} {uri}"));
+    let line = format!("{method} {uri}");
+    host.requests.lock().unwrap().push((line.clone(), headers));
+    let stalled = host
+        .stalled
+        .lock()
+        .unwrap()
+        .as_ref()
+        .is_some_and(|part| line.contains(part));
+    if stalled {
+        return std::future::pending().await;
+    }
     let path = uri.path().to_owned();
     if path == "/version" {
         return Json(version()).into_response();
@@ -135,7 +189,7 @@ async fn answer(
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
     let known = ["clusters", "tenants", "secrets", "events"];
     let Some(position) = parts.iter().rposition(|part| known.contains(part)) else {
-        return refuse(StatusCode::NOT_FOUND, "NotFound", "404 page not found", "");
+        return refuse(StatusCode::NOT_FOUND, "NotFound", "404 page not found", ("", ""));
     };
     let (name, dry_run) = (parts.get(position + 1).copied(), query.contains_key("dryRun"));
     match (method, name) {
@@ -145,13 +199,19 @@ async fn answer(
             Some(object) => Json(object).into_response(),
             None => missing(parts[position], name),
         },
+        (Method::POST, None) if path.contains("/namespaces/absent/") => missing("namespaces", "absent"),
         (Method::POST, None) => {
             let mut object: Value = serde_json::from_str(&body).unwrap();
             let name = object["metadata"]["name"].as_str().unwrap().to_owned();
             let path = format!("{path}/{name}");
             if host.object(&path).is_some() {
                 let message = format!("{} \"{name}\" already exists", parts[position]);
-                return refuse(StatusCode::CONFLICT, "AlreadyExists", &message, &name);
+                return refuse(
+                    StatusCode::CONFLICT,
+                    "AlreadyExists",
+                    &message,
+                    (parts[position], &name),
+                );
             }
             object["metadata"]["uid"] = "11111111-2222-3333-4444-555555555555".into();
             object["metadata"]["generation"] = 1.into();
@@ -160,6 +220,10 @@ async fn answer(
             }
             (StatusCode::CREATED, Json(object)).into_response()
         }
+        (Method::DELETE, Some(name)) if host.lingers.load(Ordering::Relaxed) => match host.object(&path) {
+            Some(object) => Json(object).into_response(),
+            None => missing(parts[position], name),
+        },
         (Method::DELETE, Some(name)) => match host.remove(&path) {
             Some(object) => Json(object).into_response(),
             None => missing(parts[position], name),
@@ -168,8 +232,8 @@ async fn answer(
     }
 }
 
-/// Whether an object at `path` is in the collection and chosen by the selector.
-fn is_chosen(path: &str, collection: &str, query: &BTreeMap<String, String>) -> bool {
+/// Whether an object at `path` is in the collection and chosen by the selectors, of which the fake knows `a=b`.
+fn is_chosen(path: &str, object: &Value, collection: &str, query: &BTreeMap<String, String>) -> bool {
     let plural = collection.rsplit('/').next().unwrap();
     let (folder, name) = path.rsplit_once('/').unwrap();
     let within =
@@ -177,14 +241,18 @@ fn is_chosen(path: &str, collection: &str, query: &BTreeMap<String, String>) -> 
     let wanted = query
         .get("fieldSelector")
         .and_then(|selector| selector.strip_prefix("metadata.name="));
-    within && wanted.is_none_or(|wanted| wanted == name)
+    let labelled = query.get("labelSelector").is_none_or(|selector| {
+        let (key, value) = selector.split_once('=').unwrap();
+        object["metadata"]["labels"][key] == value
+    });
+    within && labelled && wanted.is_none_or(|wanted| wanted == name)
 }
 
 fn list(host: &Host, collection: &str, plural: &str, query: &BTreeMap<String, String>) -> Response {
     let objects = host.objects.lock().unwrap();
     let items: Vec<_> = objects
         .iter()
-        .filter(|(path, _)| is_chosen(path, collection, query))
+        .filter(|(path, object)| is_chosen(path, object, collection, query))
         .map(|(_, object)| object)
         .collect();
     Json(json!({"kind": format!("{plural}List"), "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items})).into_response()
@@ -196,7 +264,7 @@ fn watch(host: &Host, collection: String, query: &BTreeMap<String, String>) -> R
         changes.recv().await.ok().map(|change| (change, changes))
     });
     let lines = changes.filter_map(move |(path, change)| {
-        let chosen = is_chosen(&path, &collection, &query);
+        let chosen = is_chosen(&path, &change["object"], &collection, &query);
         std::future::ready(chosen.then(|| Ok::<_, std::io::Error>(format!("{change}\n"))))
     });
     Body::from_stream(lines).into_response()
@@ -207,14 +275,14 @@ fn missing(plural: &str, name: &str) -> Response {
         StatusCode::NOT_FOUND,
         "NotFound",
         &format!("{plural} \"{name}\" not found"),
-        name,
+        (plural, name),
     )
 }
 
-fn refuse(code: StatusCode, reason: &str, message: &str, name: &str) -> Response {
+fn refuse(code: StatusCode, reason: &str, message: &str, (kind, name): (&str, &str)) -> Response {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code.as_u16(), "reason": reason,
-        "message": message, "details": {"name": name},
+        "message": message, "details": {"kind": kind, "name": name},
     });
     (code, Json(status)).into_response()
 }

@@ -1,0 +1,161 @@
+//! What the command line says about the host, put over what the kubeconfig says. Pure.
+//!
+//! The rules are kubectl's (`DirectClientConfig` in client-go's `tools/clientcmd/client_config.go`): an override replaces the
+//! field of the chosen cluster or user, and with it what would contradict it.
+
+use std::path::Path;
+
+use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
+
+use crate::Error;
+use crate::arguments::HostOptions;
+
+/// What entries are called that only the command line makes.
+const MADE: &str = "kubectl-yoke";
+
+/// Whether the command line says where the host is, so that there need not be a kubeconfig.
+pub(crate) fn is_whole(options: &HostOptions) -> bool {
+    options.server.is_some()
+}
+
+/// Whether the command line names something in a kubeconfig, so that there has to be one.
+pub(crate) fn names_entry(options: &HostOptions) -> bool {
+    options.context.is_some() || options.cluster.is_some() || options.user.is_some()
+}
+
+/// The kubeconfig whose current context is what was asked for.
+pub(crate) fn apply_overrides(mut kubeconfig: Kubeconfig, options: &HostOptions) -> Result<Kubeconfig, Error> {
+    let chosen = options.context.clone().or(kubeconfig.current_context.take());
+    let chosen = match chosen.filter(|name| !name.is_empty()) {
+        Some(name) => name,
+        // kube says what is missing.
+        None if !is_whole(options) => return Ok(kubeconfig),
+        None => {
+            let context = Context {
+                cluster: MADE.to_owned(),
+                ..Context::default()
+            };
+            kubeconfig.contexts.push(NamedContext {
+                name: MADE.to_owned(),
+                context: Some(context),
+                ..NamedContext::default()
+            });
+            MADE.to_owned()
+        }
+    };
+    kubeconfig.current_context = Some(chosen.clone());
+    let Kubeconfig {
+        contexts,
+        clusters,
+        auth_infos,
+        ..
+    } = &mut kubeconfig;
+    let context = contexts
+        .iter_mut()
+        .find(|entry| entry.name == chosen)
+        .and_then(|entry| entry.context.as_mut());
+    let Some(context) = context else {
+        return Ok(kubeconfig);
+    };
+    if let Some(name) = &options.cluster {
+        context.cluster.clone_from(name);
+    }
+    if changes_cluster(options) {
+        let known = clusters.iter().position(|entry| entry.name == context.cluster);
+        let index = known.unwrap_or_else(|| {
+            clusters.push(NamedCluster {
+                name: context.cluster.clone(),
+                ..NamedCluster::default()
+            });
+            clusters.len() - 1
+        });
+        change_cluster(clusters[index].cluster.get_or_insert_default(), options);
+    }
+    if let Some(name) = &options.user {
+        if !auth_infos.iter().any(|entry| entry.name == *name) {
+            return Err(Error::UnknownUser(name.clone()));
+        }
+        context.user = Some(name.clone());
+    }
+    if changes_user(options) {
+        let name = context.user.get_or_insert_with(|| MADE.to_owned()).clone();
+        let known = auth_infos.iter().position(|entry| entry.name == name);
+        let index = known.unwrap_or_else(|| {
+            auth_infos.push(NamedAuthInfo {
+                name,
+                ..NamedAuthInfo::default()
+            });
+            auth_infos.len() - 1
+        });
+        change_user(auth_infos[index].auth_info.get_or_insert_default(), options);
+    }
+    Ok(kubeconfig)
+}
+
+/// Puts the user's part over what says who asks.
+pub(crate) fn change_user(user: &mut AuthInfo, options: &HostOptions) {
+    if let Some(token) = &options.token {
+        user.token = Some(token.clone().into());
+        user.token_file = None;
+        user.exec = None;
+        user.auth_provider = None;
+        user.username = None;
+        user.password = None;
+    }
+    if let Some(file) = &options.client_certificate {
+        user.client_certificate = Some(text(file));
+        user.client_certificate_data = None;
+    }
+    if let Some(file) = &options.client_key {
+        user.client_key = Some(text(file));
+        user.client_key_data = None;
+    }
+    if let Some(name) = &options.act_as {
+        user.impersonate = Some(name.clone());
+        user.impersonate_uid.clone_from(&options.act_as_uid);
+        user.impersonate_groups = (!options.act_as_groups.is_empty()).then(|| options.act_as_groups.clone());
+        user.impersonate_user_extra = None;
+    }
+}
+
+fn changes_cluster(options: &HostOptions) -> bool {
+    options.server.is_some()
+        || options.tls_server_name.is_some()
+        || options.certificate_authority.is_some()
+        || options.insecure_skip_tls_verify
+}
+
+fn change_cluster(cluster: &mut Cluster, options: &HostOptions) {
+    if let Some(server) = &options.server {
+        cluster.server = Some(server.clone());
+        // The name was that of another server.
+        cluster.tls_server_name = None;
+    }
+    if let Some(name) = &options.tls_server_name {
+        cluster.tls_server_name = Some(name.clone());
+    }
+    if options.insecure_skip_tls_verify {
+        cluster.insecure_skip_tls_verify = Some(true);
+        cluster.certificate_authority = None;
+        cluster.certificate_authority_data = None;
+    }
+    if let Some(file) = &options.certificate_authority {
+        cluster.insecure_skip_tls_verify = None;
+        cluster.certificate_authority = Some(text(file));
+        cluster.certificate_authority_data = None;
+    }
+}
+
+fn changes_user(options: &HostOptions) -> bool {
+    options.token.is_some()
+        || options.client_certificate.is_some()
+        || options.client_key.is_some()
+        || options.act_as.is_some()
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests;

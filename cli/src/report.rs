@@ -1,0 +1,103 @@
+//! `status` for programs: what a person is told about a Cluster, as data. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
+use serde::Serialize;
+use yoke_api::Cluster;
+use yoke_api::cluster::{DesiredState, EndpointStatus, Phase};
+
+use crate::advice::advise;
+use crate::verdict::{Verdict, judge};
+
+/// How one Cluster is, why, and what to do next.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    namespace: String,
+    name: String,
+    state: State,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<Phase>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endpoint: Option<EndpointStatus>,
+    conditions: Vec<Condition>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    events: Vec<ReportedEvent>,
+    next: Vec<String>,
+}
+
+#[derive(Serialize)]
+enum State {
+    Ready,
+    Asleep,
+    Waiting,
+    Refused,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReportedEvent {
+    r#type: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<Time>,
+    reason: String,
+    message: String,
+}
+
+/// The reports of several Clusters.
+#[derive(Serialize)]
+pub(crate) struct Reports {
+    /// One for each.
+    pub(crate) items: Vec<Report>,
+}
+
+/// Reports on a Cluster with its events, the latest first.
+pub(crate) fn report(cluster: &Cluster, events: &[Event]) -> Report {
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+    let status = cluster.status.clone().unwrap_or_default();
+    let (state, reason, message) = match judge(cluster) {
+        Verdict::Done if cluster.spec.state == DesiredState::Asleep => (State::Asleep, None, None),
+        Verdict::Done => (State::Ready, None, None),
+        Verdict::Waiting(message) => (State::Waiting, None, message),
+        Verdict::Refused { reason, message } => (State::Refused, Some(reason), Some(message)),
+    };
+    let events = events.iter().map(|event| ReportedEvent {
+        r#type: event.type_.clone().unwrap_or_default(),
+        time: time_of(event).map(Time),
+        reason: event.reason.clone().unwrap_or_default(),
+        message: event.message.clone().unwrap_or_default(),
+    });
+    Report {
+        state,
+        reason,
+        message,
+        phase: status.phase,
+        version: status.version,
+        endpoint: status.endpoint,
+        conditions: status.conditions,
+        events: events.collect(),
+        next: advise(cluster, &name, &namespace),
+        namespace,
+        name,
+    }
+}
+
+/// When an event happened last.
+pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
+    let series = event
+        .series
+        .as_ref()
+        .and_then(|series| series.last_observed_time.as_ref());
+    series
+        .map(|time| time.0)
+        .or(event.last_timestamp.as_ref().map(|time| time.0))
+        .or(event.event_time.as_ref().map(|time| time.0))
+}

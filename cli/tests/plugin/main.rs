@@ -1,0 +1,17 @@
+//! The plugin as people run it, against a host's API in memory.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helper")]
+
+mod completion;
+mod connection;
+mod create;
+mod delete;
+mod fixtures;
+mod get;
+mod host;
+mod kubeconfig;
+mod running;
+mod status;
+mod tls;
+mod version;
+mod wait;

@@ -1,0 +1,123 @@
+//! One run of the plugin, or of a program that runs it.
+
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+
+/// How long anything is waited for.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+/// How often it is looked for.
+pub(crate) const PAUSE: Duration = Duration::from_millis(10);
+
+/// What one run said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// A run that may not have ended.
+pub(crate) struct Running {
+    child: Child,
+    out: Stream,
+    err: Stream,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{:?}: {error}", command.as_std().get_program()));
+        let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        Self {
+            child,
+            out: Stream::of(out),
+            err: Stream::of(err),
+        }
+    }
+
+    /// Waits until it has said this on standard error.
+    pub(crate) async fn until_err(&self, part: &str) {
+        self.err.until(part).await;
+    }
+
+    /// Waits until it has said this on standard output.
+    pub(crate) async fn until_out(&self, part: &str) {
+        self.out.until(part).await;
+    }
+
+    /// What it has said on standard output so far.
+    pub(crate) fn said(&self) -> String {
+        self.out.said()
+    }
+
+    /// Waits until it ends.
+    pub(crate) async fn end(mut self) -> Said {
+        let ended = tokio::time::timeout(LIMIT, self.child.wait()).await;
+        let status = match ended {
+            Ok(status) => status.unwrap(),
+            Err(_) => panic!(
+                "the plugin does not end; it said: {} {}",
+                self.out.said(),
+                self.err.said()
+            ),
+        };
+        Said {
+            code: status.code().unwrap(),
+            out: self.out.whole().await,
+            err: self.err.whole().await,
+        }
+    }
+}
+
+/// What comes from one of its streams.
+struct Stream {
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Stream {
+    fn of(mut source: impl AsyncRead + Unpin + Send + 'static) -> Self {
+        let text = Arc::<Mutex<Vec<u8>>>::default();
+        let reader = tokio::spawn({
+            let text = text.clone();
+            async move {
+                let mut buffer = [0; 4096];
+                while let Ok(length @ 1..) = source.read(&mut buffer).await {
+                    text.lock().unwrap().extend(&buffer[..length]);
+                }
+            }
+        });
+        Self { text, reader }
+    }
+
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
+    }
+
+    async fn until(&self, part: &str) {
+        let said = async {
+            while !self.said().contains(part) {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(LIMIT, said).await.is_err() {
+            panic!("{part:?} was not said, but: {}", self.said());
+        }
+    }
+
+    async fn whole(self) -> String {
+        let Self { text, reader } = self;
+        reader.await.unwrap();
+        String::from_utf8(text.lock().unwrap().clone()).unwrap()
+    }
+}
