@@ -148,7 +148,7 @@ async fn follow(
                 if let Some(trouble) = wait::trouble(session, doing, error)?
                     && told.as_ref() != Some(&trouble)
                 {
-                    output::say(&format!("{doing}: {trouble}"));
+                    output::say(&format!("{doing}: {trouble}; trying again"));
                     told = Some(trouble);
                 }
             }

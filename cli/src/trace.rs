@@ -43,7 +43,8 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let line = format!("{} {}{}", request.method(), self.url, request.uri());
+        let uri = request.uri().to_string();
+        let line = format!("{} {}{}", request.method(), self.url, uri.trim_end_matches('?'));
         let begun = Instant::now();
         let answer = self.inner.call(request);
         Box::pin(async move {

@@ -111,22 +111,30 @@ impl Wait<'_> {
                 () = reach(progress.refusal_ends()) => return progress.refusal.map_or(Ok(()), |(error, _)| Err(error)),
                 () = tokio::time::sleep_until(progress.begun + SILENCE), if !heard => {
                     heard = true;
-                    progress.tell(&format!("no answer yet from the host's API at {}", self.session.url()));
+                    progress.tell_trouble(&format!("no answer yet from the host's API at {}", self.session.url()), "");
                     continue;
                 }
             };
             heard = true;
+            if change.is_ok() && std::mem::take(&mut progress.away) {
+                progress.tell("the host's API answers");
+            }
             let verdict = match change {
                 Ok(Some(Some(object))) => {
                     seen = true;
                     judge(&object)
                 }
                 Ok(Some(None) | None) if missing == Missing::IsDone => Verdict::Done,
-                Ok(Some(None)) if !seen => continue,
+                Ok(Some(None)) if !seen => {
+                    progress.tell(&format!("there is no {} yet", self.what));
+                    continue;
+                }
                 Ok(Some(None) | None) => return Err(Error::Deleted(self.what.clone())),
                 Err(error) => {
                     let trouble = trouble(self.session, &format!("waiting for {}", self.what), error)?;
-                    trouble.iter().for_each(|trouble| progress.tell(trouble));
+                    trouble
+                        .iter()
+                        .for_each(|trouble| progress.tell_trouble(trouble, "; trying again"));
                     continue;
                 }
             };
@@ -177,6 +185,7 @@ impl Wait<'_> {
 struct Progress {
     begun: Instant,
     last: Option<String>,
+    away: bool,
     refusal: Option<(Error, Instant)>,
 }
 
@@ -185,6 +194,7 @@ impl Progress {
         Self {
             begun: Instant::now(),
             last: None,
+            away: false,
             refusal: None,
         }
     }
@@ -195,8 +205,19 @@ impl Progress {
 
     /// Tells it with the time it took so far, unless it was told last.
     fn tell(&mut self, message: &str) {
+        self.tell_with(message, "");
+    }
+
+    /// Tells why the host cannot be asked, and what follows from it.
+    fn tell_trouble(&mut self, trouble: &str, what_follows: &str) {
+        self.away = true;
+        self.tell_with(trouble, what_follows);
+    }
+
+    fn tell_with(&mut self, message: &str, what_follows: &str) {
         if self.last.as_deref() != Some(message) {
-            output::say(&format!("{:>4}s  {message}", self.begun.elapsed().as_secs()));
+            let seconds = self.begun.elapsed().as_secs();
+            output::say(&format!("{seconds:>4}s  {message}{what_follows}"));
             self.last = Some(message.to_owned());
         }
     }
@@ -216,7 +237,7 @@ pub(crate) fn trouble(session: &Session, doing: &str, error: watcher::Error) -> 
     }
     let text = error.with_causes();
     let text = text.strip_prefix(&format!("{doing}: ")).unwrap_or(&text);
-    Ok(Some(format!("{text}; trying again")))
+    Ok(Some(text.to_owned()))
 }
 
 async fn reach(instant: Option<Instant>) {

@@ -160,7 +160,7 @@ async fn requests_are_shown_to_those_who_ask() {
     ] {
         let said = host.run(line).await;
         let request = format!(
-            "GET {}/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters? 200 OK in ",
+            "GET {}/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters 200 OK in ",
             host.url()
         );
         assert_eq!(said.err.starts_with(&request), shown, "{line}: {}", said.err);

@@ -1,6 +1,7 @@
 //! `get`.
 
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use crate::fixtures::{DEMO, cluster, ready};
 use crate::host::Host;
@@ -102,4 +103,27 @@ async fn watch_of_a_host_that_is_away_is_an_error() {
         silent.url()
     );
     assert!(said.err.starts_with(&error), "{}", said.err);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_goes_on_after_the_host_was_away() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let host = Host::new(&format!("http://{address}"));
+    host.set(DEMO, cluster("demo", &[]));
+    let first_life = tokio::runtime::Runtime::new().unwrap();
+    {
+        let _inside = first_life.enter();
+        listener.set_nonblocking(true).unwrap();
+        host.serve(TcpListener::from_std(listener).unwrap());
+    }
+    let running = host.begin("get -w --no-headers");
+    host.until_watched().await;
+    first_life.shutdown_background();
+    let trouble = format!("watching: cannot reach the host's API at {}/: ", host.url());
+    running.until_err(&trouble).await;
+    host.serve(TcpListener::bind(address).await.unwrap());
+    host.until_watched().await;
+    host.set(DEMO, cluster("demo", &[ready()]));
+    running.until_out("True").await;
 }

@@ -136,10 +136,10 @@ async fn wait_for_a_host_that_is_away_says_so_and_goes_on() {
         ),
     );
     host.serve(TcpListener::bind(address).await.unwrap());
+    running.until_err("s  the host's API answers\n").await;
     running.until_err("Waiting for the pod.").await;
     host.until_watched().await;
     host.set(DEMO, cluster("demo", &[ready()]));
-    running.until_err("ready").await;
     let said = running.end().await;
     assert_eq!(said.err.matches("cannot reach").count(), 1, "{}", said.err);
 }
@@ -154,6 +154,29 @@ async fn wait_for_a_host_that_stays_away_ends_with_why() {
         host.url()
     );
     assert!(said.err.contains(&error), "{}", said.err);
+    assert_eq!(said.err.matches("trying again").count(), 1, "{}", said.err);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wait_for_what_is_not_there_says_so() {
+    let host = Host::start().await;
+    let running = host.begin("kubeconfig demo --wait --timeout 20s");
+    running.until_err("   0s  there is no Cluster demo yet\n").await;
+    host.until_watched().await;
+    host.set(
+        DEMO,
+        cluster(
+            "demo",
+            &[condition("Ready", "False", "PodPending", "Waiting for the pod.")],
+        ),
+    );
+    running.until_err("Waiting for the pod.").await;
+    host.remove(DEMO);
+    let said = running.end().await;
+    assert!(
+        said.code == 1 && said.err.contains("error: Cluster demo was deleted in the meantime\n"),
+        "{said:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
