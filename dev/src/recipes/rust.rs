@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use super::{copy, same_file};
+use super::{copy, make_executable, same_file};
 use crate::command::Command;
 use crate::layout::Layout;
 
@@ -40,7 +40,21 @@ pub async fn make(layout: &Layout, profile: Profile) -> Result<usize> {
         .run()
         .await
         .context("building this workspace's binaries")?;
-    install(layout, folder, BINARIES.iter().map(|(_, binary)| *binary))
+    let changed = install(layout, folder, BINARIES.iter().map(|(_, binary)| *binary))?;
+    install_completion(layout).await?;
+    Ok(changed)
+}
+
+/// What kubectl runs to complete the plugin's words.
+async fn install_completion(layout: &Layout) -> Result<()> {
+    let script = Command::new(layout.binary("kubectl-yoke"))
+        .args(["completion", "kubectl"])
+        .output()
+        .await
+        .context("asking the plugin for kubectl's completion")?;
+    let file = layout.binary("kubectl_complete-yoke");
+    fs::write(&file, script).with_context(|| format!("writing {}", file.display()))?;
+    make_executable(&file)
 }
 
 /// Copies this very program, as which the supervisor runs. True when it changed.
