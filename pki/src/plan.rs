@@ -40,6 +40,11 @@ pub(crate) use names::is_within;
 
 /// The Issuer, Certificate and Secret of the root R, made by the chart.
 pub const ROOT: &str = "yoke-root";
+/// The Certificate and Secret that the ingress shows to workloads, made by the chart.
+///
+/// Its CA, P, is under R and permits nothing but the base domain, what a pod calls its own API, and the first address of each
+/// range of Services. The key of P stays where it is; this leaf is all that the ingress may read.
+pub const INGRESS_LEAF: &str = "yoke-ingress";
 /// The Issuer that lets a CA sign itself, made by the chart.
 pub const SELF_SIGNED_ISSUER: &str = "yoke-selfsigned";
 /// User of the operator in tenant clusters.

@@ -124,6 +124,48 @@ securityContext:
   {{- end }}
 {{- end }}
 
+{{/* What pods call the API of their own cluster in full, for each cluster domain, as JSON. */}}
+{{- define "yoke.clusterNames" -}}
+{{- $names := list -}}
+{{- range .Values.clusterDomains -}}
+{{- $names = append $names (printf "kubernetes.default.svc.%s" .) -}}
+{{- end -}}
+{{- $names | uniq | toJson -}}
+{{- end }}
+
+{{/* The first address of each range of Services, at which pods find the API of their own cluster, as JSON. */}}
+{{- define "yoke.apiAddresses" -}}
+{{- $addresses := list -}}
+{{- range .Values.serviceCIDRs -}}
+{{- $base := regexReplaceAll "/.*$" . "" -}}
+{{- if contains ":" $base -}}
+{{- if not (hasSuffix "::" $base) -}}
+{{- fail (printf "serviceCIDRs: write %s as a range whose address ends in ::, such as fd00:10:96::/112" .) -}}
+{{- end -}}
+{{- $addresses = append $addresses (printf "%s1" $base) -}}
+{{- else -}}
+{{- $parts := splitList "." $base -}}
+{{- $addresses = append $addresses (printf "%s.%d" (initial $parts | join ".") (last $parts | int | add1)) -}}
+{{- end -}}
+{{- end -}}
+{{- $addresses | uniq | toJson -}}
+{{- end }}
+
+{{/* What the CA of the ingress may sign for, as JSON. */}}
+{{- define "yoke.publicConstraints" -}}
+{{- $names := concat (list .Values.baseDomain "kubernetes" "kubernetes.default" "kubernetes.default.svc") (include "yoke.clusterNames" . | fromJsonArray) -}}
+{{- $ranges := list -}}
+{{- range include "yoke.apiAddresses" . | fromJsonArray -}}
+{{- $ranges = append $ranges (printf "%s/%d" . (ternary 128 32 (contains ":" .))) -}}
+{{- end -}}
+{{- dict "critical" true "permitted" (dict "dnsDomains" $names "ipRanges" $ranges) | toJson -}}
+{{- end }}
+
+{{/* Name of that CA: cert-manager does not issue again for other constraints, so others are another CA. */}}
+{{- define "yoke.publicName" -}}
+yoke-public-{{ include "yoke.publicConstraints" . | sha256sum | trunc 8 }}
+{{- end }}
+
 {{/* Bytes of a quantity of memory such as 512Mi. */}}
 {{- define "yoke.bytes" -}}
 {{- $number := regexFind "^[0-9]+" . | int64 -}}
