@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::model::Route;
-use crate::snapshot::{Entry, Resource, Snapshot, resource_name};
+use crate::snapshot::{Entry, Resource, Snapshot, resource_names};
 
 /// A resource name by which a client subscribes to all there are.
 const WILDCARD: &str = "*";
@@ -46,6 +46,44 @@ pub enum Kind {
     Cluster,
     /// Envoy's ClusterLoadAssignment.
     Endpoints,
+    /// Envoy's Secret: the ingress's certificate.
+    Secret,
+}
+
+/// What is served of one type under one name.
+#[derive(Debug)]
+struct Found<'a> {
+    resource: &'a Resource,
+    /// The cluster that it is of; `None` for what is of none.
+    route: Option<&'a Arc<Route>>,
+}
+
+impl Kind {
+    fn find<'a>(self, snapshot: &'a Snapshot, name: &str) -> Option<Found<'a>> {
+        let of_cluster = |entry: &'a Arc<Entry>, resource| Found {
+            resource,
+            route: Some(&entry.route),
+        };
+        match self {
+            Self::Cluster => snapshot.get(name).map(|entry| of_cluster(entry, &entry.cluster)),
+            Self::Endpoints => snapshot.get(name).map(|entry| of_cluster(entry, &entry.endpoints)),
+            Self::Secret => {
+                let certificate = snapshot.certificate().filter(|(own, _)| **own == *name);
+                certificate.map(|(_, resource)| Found { resource, route: None })
+            }
+        }
+    }
+
+    fn names(self, snapshot: &Snapshot) -> Vec<Arc<str>> {
+        match self {
+            Self::Cluster | Self::Endpoints => snapshot.names().cloned().collect(),
+            Self::Secret => snapshot
+                .certificate()
+                .map(|(name, _)| Arc::clone(name))
+                .into_iter()
+                .collect(),
+        }
+    }
 }
 
 /// What a client says.
@@ -103,6 +141,7 @@ pub struct Stream {
     snapshot: Arc<Snapshot>,
     clusters: Interest,
     endpoints: Interest,
+    secrets: Interest,
     /// Names whose Cluster was sent before the client opened the endpoints type on this stream.
     owed: BTreeSet<Arc<str>>,
     /// Endpoints that wait for their Cluster, and whether to answer even if the client is up to date.
@@ -152,6 +191,7 @@ impl Stream {
             snapshot,
             clusters: Interest::new(Kind::Cluster),
             endpoints: Interest::new(Kind::Endpoints),
+            secrets: Interest::new(Kind::Secret),
             owed: BTreeSet::new(),
             deferred: BTreeMap::new(),
             next_nonce: 1,
@@ -161,18 +201,16 @@ impl Stream {
 
     /// Takes what the client says; the answer is what it refused, if it did.
     pub fn on_request(&mut self, request: Request) -> Result<Option<Refusal>, ProtocolError> {
-        let first = match request.kind {
-            Kind::Cluster => !self.clusters.opened,
-            Kind::Endpoints => !self.endpoints.opened,
-        };
         let owed = match request.kind {
-            Kind::Endpoints if first => std::mem::take(&mut self.owed),
+            Kind::Endpoints if !self.endpoints.opened => std::mem::take(&mut self.owed),
             _ => BTreeSet::new(),
         };
         let interest = match request.kind {
             Kind::Cluster => &mut self.clusters,
             Kind::Endpoints => &mut self.endpoints,
+            Kind::Secret => &mut self.secrets,
         };
+        let first = !interest.opened;
         let refusal = interest.settle(&request, &self.snapshot);
         if first {
             interest.open(&request);
@@ -200,15 +238,25 @@ impl Stream {
                 }
             }
         }
+        let certificates = [self.snapshot.certificate(), newer.certificate()];
+        for (name, _) in certificates.into_iter().flatten() {
+            if self.secrets.covers(name) {
+                self.secrets.due.entry(Arc::clone(name)).or_insert(false);
+            }
+        }
         self.snapshot = newer;
     }
 
-    /// The next response to send, if one is due and the client is not too far behind. The types take turns.
+    /// The next response to send, if one is due and the client is not too far behind. The types take turns, but for the
+    /// certificate, for which a listener waits.
     pub fn next_response(&mut self) -> Option<Response> {
+        if let Some(response) = self.next_of(Kind::Secret) {
+            return Some(response);
+        }
         let order: &[Kind] = match self.last {
             // Endpoints that had to wait are let go by Clusters, so they are looked at again.
             Kind::Cluster => &[Kind::Endpoints, Kind::Cluster, Kind::Endpoints],
-            Kind::Endpoints => &[Kind::Cluster, Kind::Endpoints],
+            Kind::Endpoints | Kind::Secret => &[Kind::Cluster, Kind::Endpoints],
         };
         let response = order.iter().find_map(|kind| self.next_of(*kind))?;
         self.last = response.kind;
@@ -217,7 +265,7 @@ impl Stream {
 
     /// Number of responses that the client has not answered.
     pub fn in_flight(&self) -> usize {
-        self.clusters.flights.len() + self.endpoints.flights.len()
+        self.clusters.flights.len() + self.endpoints.flights.len() + self.secrets.flights.len()
     }
 
     fn next_of(&mut self, kind: Kind) -> Option<Response> {
@@ -239,6 +287,7 @@ impl Stream {
                 }
                 response
             }
+            Kind::Secret => self.secrets.next(nonce, &mut Turn::new(&self.snapshot, None)),
         }?;
         self.next_nonce += 1;
         Some(response)
@@ -282,8 +331,8 @@ impl Interest {
         let flight = self.flights.remove(&request.nonce.parse().ok()?)?;
         let reason = request.error.clone()?;
         let is_current = |(name, version): &(Arc<str>, Arc<str>)| {
-            let entry = snapshot.get(name);
-            entry.is_some_and(|entry| self.resource(entry).version == *version)
+            let found = self.kind.find(snapshot, name);
+            found.is_some_and(|found| found.resource.version == *version)
         };
         let (current, overtaken): (Vec<_>, Vec<_>) = flight.versions.into_iter().partition(is_current);
         // If one of them has changed since, the others may be good without it.
@@ -309,18 +358,10 @@ impl Interest {
         if self.refused.is_empty() {
             return;
         }
-        for sni in entry.route.names() {
-            let name = resource_name(sni);
+        for name in resource_names(&entry.route) {
             if let Some((name, _)) = self.refused.get_key_value(name.as_str()) {
                 self.due.insert(Arc::clone(name), true);
             }
-        }
-    }
-
-    fn resource<'a>(&self, entry: &'a Entry) -> &'a Resource {
-        match self.kind {
-            Kind::Cluster => &entry.cluster,
-            Kind::Endpoints => &entry.endpoints,
         }
     }
 
@@ -378,8 +419,8 @@ impl Interest {
             return Err(ProtocolError::TooManyNames);
         }
         if widened {
-            let known = snapshot.names().chain(self.held.keys());
-            for name in known {
+            let served = self.kind.names(snapshot);
+            for name in served.iter().chain(self.held.keys()) {
                 self.due.entry(Arc::clone(name)).or_insert(false);
             }
         }
@@ -418,7 +459,7 @@ impl Interest {
     /// Puts either removed names into the response, or the resources of the cluster that is answered.
     fn fill(&mut self, response: &mut Response, turn: &mut Turn<'_>) -> Option<Arc<Route>> {
         while let Some((name, forced)) = self.pop_due(turn) {
-            let Some(entry) = turn.snapshot.get(&name) else {
+            let Some(found) = self.kind.find(turn.snapshot, &name) else {
                 self.refused.remove(&name);
                 if self.held.remove(&name).is_some() || forced {
                     response.removed.push(name.to_string());
@@ -434,10 +475,12 @@ impl Interest {
                 self.due.insert(name, forced);
                 return None;
             }
-            self.offer(response, turn, name, entry, forced);
-            self.offer_siblings(response, turn, entry);
+            self.offer(response, turn, name, found.resource, forced);
+            if let Some(route) = found.route {
+                self.offer_siblings(response, turn, route);
+            }
             if !response.resources.is_empty() {
-                return Some(Arc::clone(&entry.route));
+                return found.route.cloned();
             }
         }
         None
@@ -453,8 +496,14 @@ impl Interest {
         None
     }
 
-    fn offer(&mut self, response: &mut Response, turn: &mut Turn<'_>, name: Arc<str>, entry: &Entry, forced: bool) {
-        let resource = self.resource(entry);
+    fn offer(
+        &mut self,
+        response: &mut Response,
+        turn: &mut Turn<'_>,
+        name: Arc<str>,
+        resource: &Resource,
+        forced: bool,
+    ) {
         let known = [self.held.get(&name), self.refused.get(&name)].contains(&Some(&resource.version));
         let sent = forced || !known;
         if sent {
@@ -466,18 +515,18 @@ impl Interest {
     }
 
     /// The other names of the same cluster go into the same response.
-    fn offer_siblings(&mut self, response: &mut Response, turn: &mut Turn<'_>, entry: &Entry) {
-        for sibling in entry.route.names() {
-            let sibling = resource_name(sibling);
-            let own = turn.snapshot.get(&sibling);
-            let Some(other) = own.filter(|other| other.route.namespace == entry.route.namespace) else {
+    fn offer_siblings(&mut self, response: &mut Response, turn: &mut Turn<'_>, route: &Route) {
+        for sibling in resource_names(route) {
+            let other = self.kind.find(turn.snapshot, &sibling);
+            let own = other.filter(|other| other.route.is_some_and(|other| other.namespace == route.namespace));
+            let Some(own) = own else {
                 continue;
             };
             if turn.must_wait(&sibling) {
                 continue;
             }
             if let Some((sibling, forced)) = self.due.remove_entry(sibling.as_str()) {
-                self.offer(response, turn, sibling, other, forced);
+                self.offer(response, turn, sibling, own.resource, forced);
             }
         }
     }

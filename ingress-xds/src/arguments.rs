@@ -47,7 +47,7 @@ pub struct Arguments {
     /// New connections at once to one name
     #[arg(long, default_value_t = 5000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_burst: u32,
-    /// Connections that one Envoy keeps open to one name
+    /// Connections that one Envoy keeps open to one name, and requests of pods to one cluster
     #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_connections: u32,
 }

@@ -8,15 +8,24 @@
 
 use std::sync::OnceLock;
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use aws_lc_rs::encoding::AsDer as _;
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::rsa::{KeyPair as RsaKeyPair, KeySize};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256};
+use data_encoding::BASE64URL_NOPAD;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PublicKeyData as _};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use yoke_api::ClusterId;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels;
-use yoke_api::names::INGRESS_CONFIG_MAP;
+use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_pki::plan::INGRESS_LEAF;
 
 /// The base domain of all tests.
 pub const BASE_DOMAIN: &str = "yoke.test";
@@ -168,4 +177,118 @@ pub fn pems() -> &'static (String, String) {
         let key_pem = pem::encode(&pem::Pem::new("PUBLIC KEY", account.subject_public_key_info()));
         (signed.expect("rcgen signs what it made").pem(), key_pem)
     })
+}
+
+/// The Secret that cert-manager writes for the ingress.
+pub fn certificate_secret(chain: &str, key: &str) -> Secret {
+    let field = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(INGRESS_LEAF.into()),
+            namespace: Some(PKI_NAMESPACE.into()),
+            ..Default::default()
+        },
+        data: Some([field("tls.crt", chain), field("tls.key", key)].into()),
+        ..Default::default()
+    }
+}
+
+/// A new certificate and its key, as PEM.
+pub fn ingress_pems() -> (String, String) {
+    let key = KeyPair::generate().expect("the system gives randomness");
+    let params = CertificateParams::new(vec!["kubernetes".into()]).expect("a label is a name");
+    let leaf = params.self_signed(&key).expect("rcgen signs what it made");
+    (leaf.pem(), key.serialize_pem())
+}
+
+/// A cluster's key for tokens.
+pub struct Signer {
+    key: SigningKey,
+    /// The public key, PEM.
+    pub pem: String,
+    /// Kubernetes' name for the key.
+    pub id: String,
+}
+
+enum SigningKey {
+    Rsa(RsaKeyPair),
+    P256(EcdsaKeyPair),
+}
+
+impl Signer {
+    /// A new RSA key.
+    pub fn rsa(size: KeySize) -> Self {
+        let pair = RsaKeyPair::generate(size).expect("the system gives randomness");
+        let public = pair.public_key().as_der().expect("a public key has a DER form");
+        let public = public.as_ref().to_vec();
+        Self::new(SigningKey::Rsa(pair), public)
+    }
+
+    /// A new key on the curve P-256.
+    pub fn p256() -> Self {
+        let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).expect("the system gives randomness");
+        let public = pair.public_key().as_der().expect("a public key has a DER form");
+        let public = public.as_ref().to_vec();
+        Self::new(SigningKey::P256(pair), public)
+    }
+
+    fn new(key: SigningKey, public: Vec<u8>) -> Self {
+        Self {
+            key,
+            id: BASE64URL_NOPAD.encode(&Sha256::digest(&public)),
+            pem: pem::encode(&pem::Pem::new("PUBLIC KEY", public)),
+        }
+    }
+
+    /// The header that kube-apiserver writes.
+    pub fn header(&self) -> Value {
+        let name = match self.key {
+            SigningKey::Rsa(_) => "RS256",
+            SigningKey::P256(_) => "ES256",
+        };
+        json!({"alg": name, "kid": self.id})
+    }
+
+    /// A signed token.
+    pub fn token(&self, claims: &Value) -> String {
+        self.sign(&self.header().to_string(), &claims.to_string())
+    }
+
+    /// A signed token of any two texts.
+    pub fn sign(&self, header: &str, claims: &str) -> String {
+        let signed = format!("{}.{}", to_part(header), to_part(claims));
+        let (random, message) = (SystemRandom::new(), signed.as_bytes());
+        let signature = match &self.key {
+            SigningKey::Rsa(pair) => {
+                let mut signature = vec![0; pair.public_modulus_len()];
+                let done = pair.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature);
+                done.expect("RSA signs anything");
+                signature
+            }
+            SigningKey::P256(pair) => {
+                let signature = pair.sign(&random, message).expect("ECDSA signs anything");
+                signature.as_ref().to_vec()
+            }
+        };
+        format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature))
+    }
+}
+
+/// Claims as kube-apiserver writes them into the token of a pod, for an hour from `now`.
+pub fn claims(issuer: &str, audiences: &[&str], now: i64) -> Value {
+    json!({
+        "iss": issuer,
+        "aud": audiences,
+        "exp": now + 3600,
+        "nbf": now,
+        "iat": now,
+        "jti": "b8b5ee8a-5b3a-4b1f-9a3c-3d9c0a5d3a0e",
+        "sub": "system:serviceaccount:default:default",
+        "kubernetes.io": {"namespace": "default", "serviceaccount": {"name": "default", "uid": "1"}},
+    })
+}
+
+/// A part of a token.
+pub fn to_part(text: &str) -> String {
+    BASE64URL_NOPAD.encode(text.as_bytes())
 }

@@ -6,13 +6,15 @@
 //! Nothing is kept for a name that does not exist, and what is kept for sources has a fixed size ([`Budgets`]): a spray of
 //! names or addresses grows nothing.
 
+pub mod request;
+
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::{Snapshot, connection_name};
 
 /// Budgets of one kind that are kept at most.
 const CAPACITY: usize = 65_536;
@@ -112,7 +114,7 @@ impl Gate {
         if name.is_empty() {
             return Verdict::Refuse(Refusal::NoName);
         }
-        let Some(entry) = snapshot.get(&resource_name(name)) else {
+        let Some(entry) = snapshot.get(&connection_name(name)) else {
             return Verdict::Refuse(Refusal::Unknown);
         };
         if !entry.reachable {

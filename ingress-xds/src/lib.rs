@@ -1,12 +1,13 @@
-//! Tells Envoy where each tenant cluster is, and decides which connections may pass: all clusters share one address, and
-//! TLS ends in the tenant's own API server.
+//! Tells Envoy where each tenant cluster is, and decides which connections and requests may pass: all clusters share one
+//! address. TLS of a connection with a cluster's name ends in the tenant's own API server. TLS of pods, which have no name for
+//! their own cluster, ends at Envoy, and each request goes where its token says.
 //!
 //! ```text
-//!  host API ─▶ watch ─▶ routing: model (validate) ─▶ translate ─▶ snapshot ─┬▶ ads ──▶ server ─▶ Envoy: CDS, EDS
-//!                                                                           └▶ gate ─▶ server ◀▶ Envoy: ext_authz
+//!  host API ─▶ watch ─▶ routing: model (validate) ─▶ translate ─▶ snapshot ─┬▶ ads ─────────▶ server ─▶ Envoy: CDS, EDS, SDS
+//!                                                                           └▶ gate (token) ▶ server ◀▶ Envoy: ext_authz
 //! ```
 //!
-//! Pure: [`validate`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`]. The rest are adapters. The answer is a
+//! Pure: [`validate`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`]. The rest are adapters. The answer is a
 //! function of host objects alone, so any number of replicas gives the same one, and none keeps state.
 
 pub mod ads;
@@ -19,6 +20,7 @@ pub mod routing;
 pub mod server;
 pub mod snapshot;
 pub mod tls;
+pub mod token;
 pub mod translate;
 pub mod validate;
 pub mod watch;

@@ -9,7 +9,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use yoke_runtime::Metrics as Registry;
 
 use crate::ads::Kind;
-use crate::gate::Verdict;
 use crate::model::Table;
 
 /// Name of the process in the names of its metrics.
@@ -36,11 +35,13 @@ pub struct Metrics {
     clusters: Gauge,
     names: Gauge,
     problems: Gauge,
+    expiry: Gauge,
     streams: Gauge,
     responses: Family<TypeLabel, Counter>,
     refused: Family<TypeLabel, Counter>,
     bytes: Family<TypeLabel, Counter>,
     verdicts: Family<VerdictLabel, Counter>,
+    requests: Family<VerdictLabel, Counter>,
     handshakes: Family<ResultLabel, Counter>,
     reloads: Family<ResultLabel, Counter>,
     watch_errors: Counter<u64, AtomicU64>,
@@ -55,11 +56,17 @@ impl Metrics {
             registry.register("clusters", "Clusters that are routed", m.clusters);
             registry.register("names", "SNI names that lead to a cluster", m.names);
             registry.register("problems", "Host objects and names that are not used", m.problems);
+            registry.register(
+                "certificate_expiry_timestamp_seconds",
+                "End of the ingress certificate's validity, 0 if there is none",
+                m.expiry,
+            );
             registry.register("streams", "Open xDS streams", m.streams);
             registry.register("responses", "xDS responses sent", m.responses);
             registry.register("refused_responses", "xDS responses that Envoy refused", m.refused);
             registry.register("response_bytes", "Bytes of resources in xDS responses", m.bytes);
             registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
+            registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
             registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
             registry.register("certificate_reloads", "Changed certificates taken into use", m.reloads);
             registry.register("watch_errors", "Failures of a watch on the host API", m.watch_errors);
@@ -67,10 +74,15 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) fn set_objects(&self, table: &Table, names: usize) {
+    pub(crate) fn set_objects(&self, table: &Table) {
         self.clusters.set(to_gauge(table.route_count()));
-        self.names.set(to_gauge(names));
+        self.names.set(to_gauge(table.name_count()));
         self.problems.set(to_gauge(table.problem_count()));
+        self.expiry.set(
+            table
+                .certificate()
+                .map_or(0, |certificate| certificate.not_after.as_second()),
+        );
     }
 
     pub(crate) fn add_streams(&self, change: i64) {
@@ -87,12 +99,12 @@ impl Metrics {
         self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
     }
 
-    pub(crate) fn count_verdict(&self, verdict: &Verdict) {
-        let verdict = match verdict {
-            Verdict::Allow => "allowed",
-            Verdict::Refuse(refusal) => refusal.as_str(),
-        };
+    pub(crate) fn count_verdict(&self, verdict: &'static str) {
         self.verdicts.get_or_create(&VerdictLabel { verdict }).inc();
+    }
+
+    pub(crate) fn count_request(&self, verdict: &'static str) {
+        self.requests.get_or_create(&VerdictLabel { verdict }).inc();
     }
 
     pub(crate) fn count_handshake(&self, good: bool) {
@@ -116,6 +128,7 @@ fn to_word(kind: Kind) -> &'static str {
     match kind {
         Kind::Cluster => "cluster",
         Kind::Endpoints => "endpoints",
+        Kind::Secret => "secret",
     }
 }
 

@@ -15,14 +15,16 @@ use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::ClusterId;
-use yoke_api::names::INGRESS_CONFIG_MAP;
+use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_pki::plan::INGRESS_LEAF;
 
-use crate::validate::{Rules, Slice, validate_config, validate_slice};
+use crate::token::TokenTrust;
+use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_secret, validate_slice};
 
 /// A cluster that is routed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,19 @@ pub struct Route {
     pub extra_names: Vec<String>,
     /// The Service whose addresses are its control plane.
     pub service: String,
+    /// By what its control plane is recognised.
+    pub upstream: UpstreamTrust,
+    /// By what the tokens of its service accounts are recognised.
+    pub tokens: TokenTrust,
+}
+
+/// By what a control plane is recognised when the ingress opens TLS to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTrust {
+    /// The exact DNS name in its certificate.
+    pub server_name: String,
+    /// CA certificates, PEM.
+    pub ca: String,
 }
 
 impl Route {
@@ -89,6 +104,8 @@ pub enum Event {
     Config(Watched<ConfigMap>),
     /// Of an EndpointSlice that is labelled as a control plane's.
     Slice(Watched<EndpointSlice>),
+    /// Of the Secret with the ingress's certificate.
+    Certificate(Watched<Secret>),
 }
 
 /// Where a name leads.
@@ -118,6 +135,8 @@ pub enum Problem {
     Config(String),
     /// The EndpointSlice is not believed: its addresses are not used. The text is the chain of causes.
     Slice(String),
+    /// The ingress's certificate is not believed: Envoy keeps the one that it has. The text is the chain of causes.
+    Certificate(String),
     /// An extra name has a form that is refused, and is left out.
     Name(String),
     /// A name belongs to an older cluster.
@@ -145,14 +164,17 @@ pub struct Table {
     contests: BTreeMap<String, Contest>,
     problems: BTreeMap<(Kind, ObjectKey), Vec<Problem>>,
     reports: Vec<Report>,
+    certificate: Option<IngressCertificate>,
     configs_listed: bool,
     slices_listed: bool,
+    certificate_listed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Config,
     Slice,
+    Certificate,
 }
 
 /// Hosted namespaces that claim the same name.
@@ -176,8 +198,10 @@ impl Table {
             contests: BTreeMap::new(),
             problems: BTreeMap::new(),
             reports: Vec::new(),
+            certificate: None,
             configs_listed: false,
             slices_listed: false,
+            certificate_listed: false,
         }
     }
 
@@ -202,13 +226,27 @@ impl Table {
                 gone.iter().for_each(|key| self.remove_slice(key));
                 self.slices_listed = true;
             }
+            Event::Certificate(Watched::Applied(object)) => self.apply_certificate(&object),
+            Event::Certificate(Watched::Deleted(key)) => self.remove_certificate(&key),
+            Event::Certificate(Watched::Listed(keys)) => {
+                let own = certificate_key();
+                if !keys.contains(&own) {
+                    self.remove_certificate(&own);
+                }
+                self.certificate_listed = true;
+            }
         }
         std::mem::take(&mut self.reports)
     }
 
     /// Whether everything that the host has was seen once. Before that, absence means nothing.
     pub fn is_synced(&self) -> bool {
-        self.configs_listed && self.slices_listed
+        self.configs_listed && self.slices_listed && self.certificate_listed
+    }
+
+    /// The ingress's certificate, if there is one that can be used.
+    pub fn certificate(&self) -> Option<&IngressCertificate> {
+        self.certificate.as_ref()
     }
 
     /// Names whose target changed since the last call, with the target or `None` where there is none any more.
@@ -225,6 +263,11 @@ impl Table {
     /// Number of clusters that are routed.
     pub fn route_count(&self) -> usize {
         self.routes.len()
+    }
+
+    /// Number of SNI names that lead to a cluster.
+    pub fn name_count(&self) -> usize {
+        self.targets.len()
     }
 
     /// Number of objects with which something is wrong, and of names that more than one cluster claims.
@@ -298,6 +341,21 @@ impl Table {
         self.slices.remove(key);
         self.resolve_namespace(&key.namespace);
         self.record(Kind::Slice, key.clone(), Vec::new());
+    }
+
+    fn apply_certificate(&mut self, object: &Secret) {
+        let key = ObjectKey::of(&object.metadata);
+        let (certificate, problems) = match validate_secret(object) {
+            Ok(certificate) => (Some(certificate), Vec::new()),
+            Err(error) => (None, vec![Problem::Certificate(to_chain(&error))]),
+        };
+        self.certificate = certificate;
+        self.record(Kind::Certificate, key, problems);
+    }
+
+    fn remove_certificate(&mut self, key: &ObjectKey) {
+        self.certificate = None;
+        self.record(Kind::Certificate, key.clone(), Vec::new());
     }
 
     fn resolve_namespace(&mut self, namespace: &str) {
@@ -386,6 +444,13 @@ impl Table {
         if !problems.is_empty() {
             self.problems.insert((kind, key), problems);
         }
+    }
+}
+
+fn certificate_key() -> ObjectKey {
+    ObjectKey {
+        namespace: PKI_NAMESPACE.to_owned(),
+        name: INGRESS_LEAF.to_owned(),
     }
 }
 

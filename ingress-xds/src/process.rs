@@ -17,7 +17,7 @@ use crate::routing::Routing;
 use crate::server::{Context, Server};
 use crate::tls::{files_in, keep_certificates};
 use crate::validate::Rules;
-use crate::watch::{watch_configs, watch_slices};
+use crate::watch::{watch_certificate, watch_configs, watch_slices};
 
 const GRACE: Duration = Duration::from_secs(10);
 /// Observations on their way to the table; the watches wait when it is full.
@@ -55,6 +55,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let client = connect(arguments.kubeconfig.as_deref()).await?;
     let configs = watch_configs(client.clone(), events.clone(), metrics.clone(), drain.clone());
     supervisor.spawn("config-watch", configs);
+    let certificate = watch_certificate(client.clone(), events.clone(), metrics.clone(), drain.clone());
+    supervisor.spawn("certificate-watch", certificate);
     let slices = watch_slices(client, events, metrics.clone(), drain.clone());
     supervisor.spawn("slice-watch", slices);
 

@@ -14,8 +14,8 @@ use yoke_runtime::{Check, Drain};
 
 use crate::metrics::Metrics;
 use crate::model::{Event, Report, Table};
-use crate::snapshot::{Snapshot, resource_name};
-use crate::translate::{Limits, translate_target};
+use crate::snapshot::{Snapshot, connection_name, request_name};
+use crate::translate::{Limits, translate_certificate, translate_connections, translate_requests};
 use crate::validate::Rules;
 
 /// Observations that are taken in before a snapshot is published.
@@ -78,18 +78,33 @@ impl Routing {
     fn publish(&mut self) {
         let changes = self.table.take_changes();
         let first = self.publish.borrow().is_none();
-        if changes.is_empty() && !first {
-            self.metrics.set_objects(&self.table, self.snapshot.len());
+        let certificate = self.table.certificate();
+        let renewed = self.snapshot.set_certificate(certificate.map(translate_certificate));
+        if changes.is_empty() && !renewed && !first {
+            self.metrics.set_objects(&self.table);
             return;
         }
         for (sni, target) in &changes {
-            let entry = target.as_ref().map(|target| translate_target(sni, target, self.limits));
-            self.snapshot.set(&resource_name(sni), entry);
+            let target = target.as_ref();
+            let connections = target.map(|target| translate_connections(sni, target, self.limits));
+            self.snapshot.set(&connection_name(sni), connections);
+            let own = target.filter(|target| target.route.public_name == *sni);
+            let requests = own.map(|target| translate_requests(target, self.limits));
+            self.snapshot.set(&request_name(sni), requests);
         }
         self.publish.send_replace(Some(Arc::new(self.snapshot.clone())));
-        self.metrics.set_objects(&self.table, self.snapshot.len());
+        self.metrics.set_objects(&self.table);
+        if renewed {
+            tracing::info!(
+                served = self.table.certificate().is_some(),
+                "ingress certificate taken up"
+            );
+        }
         if first {
-            tracing::info!(names = self.snapshot.len(), "first snapshot published");
+            if self.table.certificate().is_none() {
+                tracing::warn!("there is no ingress certificate: workloads in tenant clusters are not served");
+            }
+            tracing::info!(names = self.table.name_count(), "first snapshot published");
             self.synced.set_ready();
         }
     }

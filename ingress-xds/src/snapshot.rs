@@ -1,4 +1,5 @@
-//! What is served at one moment: for each SNI name its Envoy resources and whether it can be reached now.
+//! What is served at one moment: for each SNI name, and for the requests of each cluster's service accounts, the Envoy
+//! resources and whether the control plane can be reached now.
 //!
 //! In come changed names from [`crate::routing`]; readers are the streams ([`crate::ads`]) and the gate
 //! ([`crate::gate`]). A snapshot is immutable and shares all that did not change with the one before it, so that
@@ -6,25 +7,40 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
+use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use crate::model::Route;
 
 /// Begins the name of every Envoy cluster that an SNI name can choose. Envoy makes the same name from the SNI that it was
-/// sent, so no SNI can name a cluster of Envoy's own configuration.
-pub const PREFIX: &str = "l4/";
+/// sent, so no SNI can name another cluster.
+const CONNECTIONS: &str = "l4/";
+/// Begins the name of every Envoy cluster that a token can choose: TLS ends here and begins anew.
+const REQUESTS: &str = "l7/";
+
+/// Name of Envoy's Secret with the ingress's certificate.
+pub const CERTIFICATE_NAME: &str = "ingress";
 
 const SHARDS: usize = 256;
 
 /// One resource as it is sent: its bytes and a version that is derived from nothing but them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Resource {
     /// The version: equal bytes have equal versions, in every replica and after every restart. That of endpoints changes
     /// with the Cluster's bytes, too.
     pub version: Arc<str>,
     /// The encoded protobuf message.
     pub body: Arc<[u8]>,
+}
+
+// The bytes may be a secret.
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resource")
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What is served for one name.
@@ -42,16 +58,18 @@ pub struct Entry {
 
 type Shard = BTreeMap<Arc<str>, Arc<Entry>>;
 
-/// All names and what is served for each. Keys are resource names, see [`resource_name`].
+/// All names and what is served for each. Keys are resource names, see [`connection_name`] and [`request_name`].
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     shards: Vec<Arc<Shard>>,
+    certificate: Option<(Arc<str>, Resource)>,
 }
 
 impl Default for Snapshot {
     fn default() -> Self {
         Self {
             shards: vec![Arc::default(); SHARDS],
+            certificate: None,
         }
     }
 }
@@ -64,7 +82,11 @@ impl Snapshot {
 
     /// Serves `entry` under `name`, or nothing.
     pub fn set(&mut self, name: &str, entry: Option<Entry>) {
-        let shard = Arc::make_mut(&mut self.shards[shard_of(name)]);
+        let shard = &mut self.shards[shard_of(name)];
+        if entry.is_none() && !shard.contains_key(name) {
+            return;
+        }
+        let shard = Arc::make_mut(shard);
         match entry {
             None => {
                 shard.remove(name);
@@ -80,7 +102,21 @@ impl Snapshot {
         }
     }
 
-    /// Every name.
+    /// The ingress's certificate, with the name of Envoy's Secret.
+    pub fn certificate(&self) -> Option<&(Arc<str>, Resource)> {
+        self.certificate.as_ref()
+    }
+
+    /// Serves this certificate, or none; whether that is another one than before.
+    pub fn set_certificate(&mut self, certificate: Option<Resource>) -> bool {
+        let version = |resource: &Resource| Arc::clone(&resource.version);
+        let before = self.certificate.as_ref().map(|(_, resource)| version(resource));
+        let changed = before != certificate.as_ref().map(version);
+        self.certificate = certificate.map(|resource| (Arc::from(CERTIFICATE_NAME), resource));
+        changed
+    }
+
+    /// Every name of a cluster's resources.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.shards.iter().flat_map(|shard| shard.keys())
     }
@@ -111,9 +147,20 @@ impl Snapshot {
     }
 }
 
-/// The name of the Envoy resources for an SNI name.
-pub fn resource_name(sni: &str) -> String {
-    format!("{PREFIX}{sni}")
+/// The name of the Envoy resources for connections to an SNI name.
+pub fn connection_name(sni: &str) -> String {
+    format!("{CONNECTIONS}{sni}")
+}
+
+/// The name of the Envoy resources for requests to the cluster with this public name.
+pub fn request_name(public_name: &str) -> String {
+    format!("{REQUESTS}{public_name}")
+}
+
+/// The names of all Envoy resources of a cluster.
+pub fn resource_names(route: &Route) -> impl Iterator<Item = String> {
+    let connections = route.names().map(connection_name);
+    connections.chain([request_name(&route.public_name)])
 }
 
 fn shard_of(name: &str) -> usize {
@@ -127,6 +174,8 @@ fn shard_of(name: &str) -> usize {
 pub(crate) mod entries {
     use super::*;
     use crate::fixtures::cluster;
+    use crate::model::UpstreamTrust;
+    use crate::token::TokenTrust;
 
     /// What is served for names of the cluster `owner` in these versions.
     pub(crate) fn entry(owner: &str, names: &[&str], cluster_version: &str, endpoints_version: &str) -> Entry {
@@ -145,6 +194,8 @@ pub(crate) mod entries {
                 public_name: names.next().unwrap_or_default(),
                 extra_names: names.collect(),
                 service: owner.to_owned(),
+                upstream: UpstreamTrust::default(),
+                tokens: TokenTrust::default(),
             }),
             reachable: true,
             cluster: resource(cluster_version),

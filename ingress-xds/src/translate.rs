@@ -1,8 +1,12 @@
 //! A routing table's target → Envoy's Cluster and ClusterLoadAssignment, as bytes with a content hash. Pure; called by
 //! [`crate::routing`]. The only module beside [`crate::server`] that knows Envoy's types.
 //!
+//! A target has one pair for each of its names, for connections whose TLS ends in the control plane, and one pair for
+//! requests that were taken out of TLS here: they go on in TLS that is verified by the cluster's own CA and exact name. The
+//! certificate by which they were taken out of it is Envoy's Secret.
+//!
 //! Everything here is inside what Envoy's own validation accepts, whatever the target is: one field out of its range makes
-//! Envoy drop the response. The messages have no map, so that equal targets are equal bytes.
+//! Envoy drop the response. No map in the messages has two entries, so that equal targets are equal bytes.
 
 use std::sync::Arc;
 
@@ -12,30 +16,52 @@ use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType,
 use envoy_types::pb::envoy::config::cluster::v3::{CircuitBreakers, Cluster, UpstreamConnectionOptions};
 use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
 use envoy_types::pb::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
+use envoy_types::pb::envoy::config::core::v3::data_source::Specifier;
 use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
+use envoy_types::pb::envoy::config::core::v3::transport_socket::ConfigType;
 use envoy_types::pb::envoy::config::core::v3::{
-    Address, AggregatedConfigSource, ApiVersion, ConfigSource, SocketAddress, TcpKeepalive,
+    Address, AggregatedConfigSource, ApiVersion, ConfigSource, DataSource, Http1ProtocolOptions, Http2ProtocolOptions,
+    SocketAddress, TcpKeepalive, TransportSocket,
 };
 use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints};
-use envoy_types::pb::google::protobuf::{Duration, UInt32Value};
-use prost::Message;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::secret::Type as SecretType;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::subject_alt_name_matcher::SanType;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateValidationContext, CommonTlsContext, Secret, SubjectAltNameMatcher, TlsCertificate, UpstreamTlsContext,
+};
+use envoy_types::pb::envoy::extensions::upstreams::http::v3::HttpProtocolOptions;
+use envoy_types::pb::envoy::extensions::upstreams::http::v3::http_protocol_options::{
+    UpstreamProtocolOptions, UseDownstreamHttpConfig,
+};
+use envoy_types::pb::envoy::r#type::matcher::v3::StringMatcher;
+use envoy_types::pb::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
+use envoy_types::pb::google::protobuf::{Any, Duration, UInt32Value};
+use prost::{Message, Name as _};
 use sha2::{Digest as _, Sha256};
 
-use crate::model::Target;
-use crate::snapshot::{Entry, Resource, resource_name};
+use crate::model::{Target, UpstreamTrust};
+use crate::snapshot::{CERTIFICATE_NAME, Entry, Resource, connection_name, request_name};
+use crate::validate::IngressCertificate;
 
 const CONNECT_TIMEOUT_SECONDS: i64 = 5;
 /// A dead peer is noticed after 60 + 3 · 10 s.
 const KEEPALIVE: (u32, u32, u32) = (60, 10, 3);
 const BUFFER_BYTES: u32 = 32 * 1024;
+/// What one HTTP/2 stream and connection may have on its way to us; less would slow down large lists.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+/// Names of Envoy's extensions.
+const TLS: &str = "envoy.transport_sockets.tls";
+const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 /// Length of a version: 64 bits of the hash. Two contents of one name that share them are not met by chance.
 const VERSION_BYTES: usize = 8;
 
 /// Limits that hold for each tenant cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that one Envoy keeps open to one cluster under one name.
+    /// Connections that one Envoy keeps open to one cluster under one name, and requests that it has open there.
     pub connections: u32,
 }
 
@@ -45,11 +71,56 @@ impl Default for Limits {
     }
 }
 
-/// What is served for an SNI name that leads to `target`.
-pub fn translate_target(sni: &str, target: &Target, limits: Limits) -> Entry {
-    let name = resource_name(sni);
-    let cluster = translate_cluster(name.clone(), limits).encode_to_vec();
-    let endpoints = translate_endpoints(name, target).encode_to_vec();
+/// What is served for connections to an SNI name that leads to `target`.
+pub fn translate_connections(sni: &str, target: &Target, limits: Limits) -> Entry {
+    to_entry(translate_cluster(connection_name(sni), limits, None), target)
+}
+
+/// What is served for requests to `target`.
+pub fn translate_requests(target: &Target, limits: Limits) -> Entry {
+    let cluster = translate_cluster(
+        request_name(&target.route.public_name),
+        limits,
+        Some(limits.connections),
+    );
+    let options = Any {
+        type_url: HttpProtocolOptions::type_url(),
+        value: translate_http_options().encode_to_vec(),
+    };
+    let cluster = Cluster {
+        typed_extension_protocol_options: [(HTTP_OPTIONS.to_owned(), options)].into(),
+        transport_socket: Some(translate_tls(&target.route.upstream)),
+        ..cluster
+    };
+    to_entry(cluster, target)
+}
+
+/// What is served to show to clients whose TLS ends here.
+pub fn translate_certificate(certificate: &IngressCertificate) -> Resource {
+    let text = |text: &str| {
+        Some(DataSource {
+            specifier: Some(Specifier::InlineString(text.to_owned())),
+            ..Default::default()
+        })
+    };
+    let secret = Secret {
+        name: CERTIFICATE_NAME.to_owned(),
+        r#type: Some(SecretType::TlsCertificate(TlsCertificate {
+            certificate_chain: text(&certificate.chain),
+            private_key: text(&certificate.key),
+            ..Default::default()
+        })),
+    };
+    let body = secret.encode_to_vec();
+    Resource {
+        version: to_version(&[&body]),
+        body: body.into(),
+    }
+}
+
+fn to_entry(cluster: Cluster, target: &Target) -> Entry {
+    let endpoints = translate_endpoints(cluster.name.clone(), target).encode_to_vec();
+    let cluster = cluster.encode_to_vec();
     Entry {
         route: Arc::clone(&target.route),
         reachable: !target.addresses.is_empty(),
@@ -65,7 +136,7 @@ pub fn translate_target(sni: &str, target: &Target, limits: Limits) -> Entry {
     }
 }
 
-fn translate_cluster(name: String, limits: Limits) -> Cluster {
+fn translate_cluster(name: String, limits: Limits, requests: Option<u32>) -> Cluster {
     let (time, interval, probes) = KEEPALIVE;
     let connections = Some(UInt32Value {
         value: limits.connections,
@@ -99,11 +170,65 @@ fn translate_cluster(name: String, limits: Limits) -> Cluster {
             thresholds: vec![Thresholds {
                 max_connections: connections,
                 max_pending_requests: connections,
+                max_requests: requests.map(|value| UInt32Value { value }),
                 ..Default::default()
             }],
             ..Default::default()
         }),
         ..Default::default()
+    }
+}
+
+/// HTTP/1.1 stays HTTP/1.1, because upgrades do not pass to HTTP/2, and HTTP/2 stays HTTP/2.
+fn translate_http_options() -> HttpProtocolOptions {
+    let window = |value| Some(UInt32Value { value });
+    HttpProtocolOptions {
+        upstream_protocol_options: Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
+            UseDownstreamHttpConfig {
+                http_protocol_options: Some(Http1ProtocolOptions::default()),
+                http2_protocol_options: Some(Http2ProtocolOptions {
+                    initial_stream_window_size: window(STREAM_WINDOW_BYTES),
+                    initial_connection_window_size: window(CONNECTION_WINDOW_BYTES),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            },
+        )),
+        ..Default::default()
+    }
+}
+
+fn translate_tls(trust: &UpstreamTrust) -> TransportSocket {
+    let name = SubjectAltNameMatcher {
+        san_type: SanType::Dns.into(),
+        matcher: Some(StringMatcher {
+            match_pattern: Some(MatchPattern::Exact(trust.server_name.clone())),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let validation = CertificateValidationContext {
+        trusted_ca: Some(DataSource {
+            specifier: Some(Specifier::InlineString(trust.ca.clone())),
+            ..Default::default()
+        }),
+        match_typed_subject_alt_names: vec![name],
+        ..Default::default()
+    };
+    let context = UpstreamTlsContext {
+        sni: trust.server_name.clone(),
+        common_tls_context: Some(CommonTlsContext {
+            validation_context_type: Some(ValidationContextType::ValidationContext(validation)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    TransportSocket {
+        name: TLS.to_owned(),
+        config_type: Some(ConfigType::TypedConfig(Any {
+            type_url: UpstreamTlsContext::type_url(),
+            value: context.encode_to_vec(),
+        })),
     }
 }
 

@@ -5,19 +5,22 @@
 //! name. What is free (extra names, certificates, keys) is checked by form, because one field that Envoy cannot accept
 //! makes it drop a whole response.
 
+mod certificate;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
-use x509_parser::prelude::FromDer as _;
-use x509_parser::x509::SubjectPublicKeyInfo;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::labels;
 use yoke_api::names::{API_PORT, HOSTED_NAMESPACE_PREFIX, INGRESS_CONFIG_MAP, is_domain, is_label, is_within};
 use yoke_pki::bundle::{Bundle, BundleError, Trust};
 
-use crate::model::Route;
+use crate::model::{Route, UpstreamTrust};
+use crate::token::{KeyError, TokenKey, TokenTrust};
+
+pub use certificate::{CertificateError, IngressCertificate, validate_secret};
 
 /// The well-known label by which an EndpointSlice names its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -25,6 +28,8 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const MAX_EXTRA_NAMES: usize = 32;
 const MAX_KEYS: usize = 16;
 const MAX_ADDRESSES: usize = 16;
+/// An audience that an API server may accept beside its own: the same in every cluster, and not meant for the API.
+const KONNECTIVITY_AUDIENCE: &str = "system:konnectivity-server";
 const MAX_CONFIG_BYTES: usize = 256 * 1024;
 /// Last labels of names that only exist inside a cluster; nobody outside may be sent to them.
 const INTERNAL_DOMAINS: [&str; 4] = ["svc", "local", "localhost", "internal"];
@@ -103,11 +108,14 @@ pub enum ConfigError {
         #[source]
         source: BundleError,
     },
-    /// A public key is not one.
-    #[error("service account key {index} is not a PEM public key")]
+    /// A public key cannot verify tokens.
+    #[error("reading service account key {index}")]
     Key {
         /// Its place in the list.
         index: usize,
+        /// What is wrong with it.
+        #[source]
+        source: KeyError,
     },
 }
 
@@ -161,7 +169,12 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
     }
     let config: IngressConfig = serde_json::from_str(text).map_err(ConfigError::Read)?;
     validate_identity(rules, namespace, &config)?;
-    validate_trust(&config)?;
+    check_bundle("clientCa", &config.client_ca)?;
+    let upstream = UpstreamTrust {
+        ca: check_bundle("upstream.ca", &config.upstream.ca)?,
+        server_name: config.upstream.server_name,
+    };
+    let tokens = validate_tokens(config.issuer, config.audiences, &config.service_account_keys)?;
     let count = config.extra_names.len();
     check_count("extraNames", count, MAX_EXTRA_NAMES)?;
     let extra: BTreeSet<String> = config.extra_names.into_iter().collect();
@@ -175,6 +188,8 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
             public_name: config.public_name.as_str().to_owned(),
             extra_names,
             service: config.upstream.service,
+            upstream,
+            tokens,
         },
         refused_names,
     })
@@ -252,19 +267,25 @@ fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> 
     Ok(())
 }
 
-// Nothing on the passthrough chain uses these; they are checked all the same, so that a cluster is whole or refused.
-fn validate_trust(config: &IngressConfig) -> Result<(), ConfigError> {
-    for (field, text) in [("clientCa", &config.client_ca), ("upstream.ca", &config.upstream.ca)] {
-        Bundle::new(Trust::Client, [text]).map_err(|source| ConfigError::Certificates { field, source })?;
-    }
-    check_count("serviceAccountKeys", config.service_account_keys.len(), MAX_KEYS)?;
-    check_count("audiences", config.audiences.len(), MAX_KEYS)?;
-    for (index, text) in config.service_account_keys.iter().enumerate() {
-        if !is_public_key(text) {
-            return Err(ConfigError::Key { index });
-        }
-    }
-    Ok(())
+/// The bundle in its one form. Envoy would refuse to take one that is not sound.
+fn check_bundle(field: &'static str, text: &str) -> Result<String, ConfigError> {
+    let bundle = Bundle::new(Trust::Client, [text]).map_err(|source| ConfigError::Certificates { field, source })?;
+    Ok(bundle.to_pem())
+}
+
+fn validate_tokens(issuer: String, audiences: Vec<String>, keys: &[String]) -> Result<TokenTrust, ConfigError> {
+    check_count("serviceAccountKeys", keys.len(), MAX_KEYS)?;
+    check_count("audiences", audiences.len(), MAX_KEYS)?;
+    let read =
+        |(index, text): (usize, &String)| TokenKey::from_pem(text).map_err(|source| ConfigError::Key { index, source });
+    let own = audiences
+        .into_iter()
+        .filter(|audience| audience != KONNECTIVITY_AUDIENCE);
+    Ok(TokenTrust {
+        issuer,
+        audiences: own.collect(),
+        keys: keys.iter().enumerate().map(read).collect::<Result<_, _>>()?,
+    })
 }
 
 fn check_count(field: &'static str, given: usize, limit: usize) -> Result<(), ConfigError> {
@@ -272,12 +293,6 @@ fn check_count(field: &'static str, given: usize, limit: usize) -> Result<(), Co
         return Err(ConfigError::TooMany { field, given, limit });
     }
     Ok(())
-}
-
-fn is_public_key(text: &str) -> bool {
-    let Ok(block) = pem::parse(text) else { return false };
-    let parsed = SubjectPublicKeyInfo::from_der(block.contents());
-    block.tag() == "PUBLIC KEY" && matches!(parsed, Ok((rest, key)) if rest.is_empty() && key.parsed().is_ok())
 }
 
 /// An extra name is a DNS name that belongs to nobody else by rule: the base domain is the host's, the others are what a

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::pin::pin;
 
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, watcher};
@@ -16,6 +16,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use yoke_api::labels;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_pki::plan::INGRESS_LEAF;
 use yoke_runtime::Drain;
 
 use crate::metrics::Metrics;
@@ -46,7 +48,8 @@ pub async fn watch_configs(
     drain: Drain,
 ) -> Result<(), WatchError> {
     let selector = format!("{}={}", labels::COMPONENT, labels::component::INGRESS);
-    watch::<ConfigMap>(client, &selector, events, Event::Config, metrics, drain).await
+    let config = Config::default().labels(&selector);
+    watch::<ConfigMap>(Api::all(client), config, events, Event::Config, metrics, drain).await
 }
 
 /// Watches the addresses of all control planes.
@@ -57,12 +60,25 @@ pub async fn watch_slices(
     drain: Drain,
 ) -> Result<(), WatchError> {
     let selector = format!("{}={}", labels::COMPONENT, labels::component::CONTROL_PLANE);
-    watch::<EndpointSlice>(client, &selector, events, Event::Slice, metrics, drain).await
+    let config = Config::default().labels(&selector);
+    watch::<EndpointSlice>(Api::all(client), config, events, Event::Slice, metrics, drain).await
+}
+
+/// Watches the ingress's certificate, the only Secret that this process may read.
+pub async fn watch_certificate(
+    client: Client,
+    events: mpsc::Sender<Event>,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
+    let api = Api::<Secret>::namespaced(client, PKI_NAMESPACE);
+    let config = Config::default().fields(&format!("metadata.name={INGRESS_LEAF}"));
+    watch(api, config, events, Event::Certificate, metrics, drain).await
 }
 
 async fn watch<K>(
-    client: Client,
-    selector: &str,
+    api: Api<K>,
+    config: Config,
     events: mpsc::Sender<Event>,
     to_event: impl Fn(Watched<K>) -> Event,
     metrics: Metrics,
@@ -72,8 +88,7 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let kind = || K::kind(&()).into_owned();
-    let config = Config::default().labels(selector);
-    let mut stream = pin!(watcher(Api::<K>::all(client), config).default_backoff());
+    let mut stream = pin!(watcher(api, config).default_backoff());
     let mut listed = BTreeSet::new();
     while let Some(next) = drain.until_started(stream.next()).await {
         let seen = match next.ok_or_else(|| WatchError::Ended { kind: kind() })? {

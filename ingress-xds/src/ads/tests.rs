@@ -83,10 +83,12 @@ fn to_text(response: &Response) -> String {
     let kind = match response.kind {
         Kind::Cluster => "C",
         Kind::Endpoints => "E",
+        Kind::Secret => "S",
     };
+    let short = |name: &str| name.trim_start_matches("l4/").to_owned();
     let sent = response.resources.iter();
-    let sent = sent.map(|(name, resource)| format!("+{}={}", &name[3..], resource.version));
-    let removed = response.removed.iter().map(|name| format!("-{}", &name[3..]));
+    let sent = sent.map(|(name, resource)| format!("+{}={}", short(name), resource.version));
+    let removed = response.removed.iter().map(|name| format!("-{}", short(name)));
     format!("{kind}{}", sent.chain(removed).collect::<String>())
 }
 
@@ -107,6 +109,52 @@ fn wildcards_get_all_one_cluster_a_response() {
         stream.on_snapshot(snapshot(&[("b", "2", "1"), ("c", "1", "1")]));
         assert_eq!(drain(&mut stream), ["C-a", "C+b=2", "C+c=1"], "{rule}");
     }
+}
+
+fn with_certificate(rows: &[(&str, &str, &str)], version: &str) -> Arc<Snapshot> {
+    let mut snapshot = Snapshot::clone(&snapshot(rows));
+    let body = version.as_bytes().into();
+    let version = version.into();
+    assert!(snapshot.set_certificate(Some(Resource { version, body })));
+    Arc::new(snapshot)
+}
+
+/// A listener waits for the certificate, and so goes before what may be thousands of clusters.
+#[test]
+fn the_certificate_goes_first_and_is_renewed() {
+    let rows = [("a", "1", "1")];
+    let mut stream = Stream::new(with_certificate(&rows, "1"));
+    stream.on_request(ask(Kind::Cluster)).unwrap();
+    stream.on_request(subscribe(Kind::Secret, &["ingress"])).unwrap();
+    assert_eq!(drain(&mut stream), ["S+ingress=1", "C+a=1"]);
+    stream.on_snapshot(with_certificate(&rows, "1"));
+    assert!(drain(&mut stream).is_empty(), "the same again");
+    stream.on_snapshot(with_certificate(&rows, "2"));
+    let renewed = drain_responses(&mut stream);
+    assert_eq!(renewed.iter().map(to_text).collect::<Vec<_>>(), ["S+ingress=2"]);
+    let refusal = stream.on_request(refuse(&renewed[0])).unwrap().unwrap();
+    assert!(refusal.route.is_none());
+    assert!(drain(&mut stream).is_empty(), "not sent again");
+    stream.on_snapshot(with_certificate(&rows, "3"));
+    assert_eq!(drain(&mut stream), ["S+ingress=3"]);
+}
+
+#[test]
+fn secrets_that_are_not_served_are_removed() {
+    let mut stream = Stream::new(snapshot(&[("a", "1", "1")]));
+    stream
+        .on_request(subscribe(Kind::Secret, &["ingress", "l4/a"]))
+        .unwrap();
+    assert_eq!(drain(&mut stream), ["S-ingress-a"], "a cluster's name is no Secret's");
+    stream.on_snapshot(with_certificate(&[], "1"));
+    assert_eq!(drain(&mut stream), ["S+ingress=1"]);
+    let held = holding(subscribe(Kind::Secret, &["ingress"]), &[("ingress", "1")]);
+    let mut again = Stream::new(with_certificate(&[], "1"));
+    again.on_request(held).unwrap();
+    assert!(
+        drain(&mut again).is_empty(),
+        "after a restart of either side nothing is sent that is there"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, cluster};
+use crate::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems};
 
 type Routes = BTreeMap<String, (String, Vec<String>)>;
 
@@ -217,7 +217,36 @@ fn synced_when_both_kinds_were_listed() {
     table.apply(Event::Config(Watched::Listed(BTreeSet::new())));
     assert!(!table.is_synced());
     table.apply(Event::Slice(Watched::Listed(BTreeSet::new())));
+    assert!(!table.is_synced());
+    table.apply(Event::Certificate(Watched::Listed(BTreeSet::new())));
     assert!(table.is_synced());
+}
+
+/// What cannot be used is as if it were not there; Envoy then keeps what it has.
+#[test]
+fn the_certificate_is_what_the_secret_holds_now() {
+    let (chain, key) = ingress_pems();
+    let (other_chain, other_key) = ingress_pems();
+    let applied =
+        |chain: &str, key: &str| Event::Certificate(Watched::Applied(Box::new(certificate_secret(chain, key))));
+    let mut table = table();
+    for (rule, event, expected, problems) in [
+        ("issued", applied(&chain, &key), Some(&key), 0),
+        ("renewed", applied(&other_chain, &other_key), Some(&other_key), 0),
+        ("no pair", applied(&chain, &other_key), None, 1),
+        ("mended", applied(&chain, &key), Some(&key), 0),
+        (
+            "gone at a list",
+            Event::Certificate(Watched::Listed(BTreeSet::new())),
+            None,
+            0,
+        ),
+    ] {
+        let reports = table.apply(event);
+        assert_eq!(table.certificate().map(|found| &found.key), expected, "{rule}");
+        assert_eq!((reports.len(), table.problem_count()), (problems, problems), "{rule}");
+    }
+    assert!(table.take_changes().is_empty(), "no name is concerned");
 }
 
 /// Whatever happened before, the table is what the objects that are left would make in any order.

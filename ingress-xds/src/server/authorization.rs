@@ -1,4 +1,5 @@
-//! `ext_authz`: Envoy asks about each new connection, [`crate::gate`] answers.
+//! `ext_authz`: Envoy asks about each new connection, and about each request that it took out of TLS; [`crate::gate`]
+//! answers.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,24 +7,37 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use envoy_types::pb::envoy::config::core::v3::address::Address;
-use envoy_types::pb::envoy::service::auth::v3::attribute_context::Peer;
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::service::auth::v3::attribute_context::{HttpRequest, Peer};
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::Authorization;
-use envoy_types::pb::envoy::service::auth::v3::{CheckRequest, CheckResponse};
+use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
+use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest, CheckResponse};
+use envoy_types::pb::envoy::service::auth::v3::{DeniedHttpResponse, OkHttpResponse};
+use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use envoy_types::pb::google::rpc;
+use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
 
+use crate::gate::request;
 use crate::gate::{Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
+use crate::model::Route;
 use crate::routing::Snapshots;
 use crate::server::Context;
-use crate::snapshot::resource_name;
+use crate::snapshot::{connection_name, request_name};
 
-/// Key of the verdict in the connection's dynamic metadata, which Envoy's access log shows.
+/// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
 const VERDICT: &str = "verdict";
 const TENANT: &str = "tenant";
 const CLUSTER: &str = "cluster";
+const ALLOWED: &str = "allowed";
+/// The header by which Envoy's route finds the cluster. What a client sends under this name is removed before.
+const ROUTE_HEADER: &str = "x-yoke-cluster";
+const AUTHORIZATION: &str = "authorization";
+const JSON: &str = "application/json";
 
 /// The service.
 #[derive(Debug)]
@@ -47,36 +61,105 @@ impl Gatekeeper {
 #[tonic::async_trait]
 impl Authorization for Gatekeeper {
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
-        let attributes = request.into_inner().attributes.unwrap_or_default();
-        let name = attributes.tls_session.map(|session| session.sni).unwrap_or_default();
+        let mut attributes = request.into_inner().attributes.unwrap_or_default();
+        let http = attributes.request.take().and_then(|request| request.http);
+        // Only Envoy's HTTP filter says anything of a request.
+        Ok(Response::new(match http {
+            Some(http) => self.check_request(&http),
+            None => self.check_connection(&attributes),
+        }))
+    }
+}
+
+impl Gatekeeper {
+    fn check_connection(&self, attributes: &AttributeContext) -> CheckResponse {
+        let name = attributes.tls_session.as_ref().map(|session| session.sni.as_str());
+        let name = name.unwrap_or_default();
         let source = attributes.source.as_ref().and_then(to_ip);
         let snapshot = self.snapshots.borrow().clone();
         let verdict = {
             let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-            gate.check(Instant::now(), snapshot.as_deref(), &name, source)
+            gate.check(Instant::now(), snapshot.as_deref(), name, source)
         };
-        self.metrics.count_verdict(&verdict);
         let (code, word) = match &verdict {
-            Verdict::Allow => (Code::Ok, "allowed"),
+            Verdict::Allow => (Code::Ok, ALLOWED),
             Verdict::Refuse(refusal) => (to_code(*refusal), refusal.as_str()),
         };
-        let mut fields = HashMap::from([(VERDICT.to_owned(), to_value(word))]);
+        self.metrics.count_verdict(word);
         let entry = snapshot
             .as_ref()
-            .and_then(|snapshot| snapshot.get(&resource_name(&name)));
-        if let Some(entry) = entry {
-            fields.insert(TENANT.to_owned(), to_value(&entry.route.tenant));
-            fields.insert(CLUSTER.to_owned(), to_value(&entry.route.cluster));
+            .and_then(|snapshot| snapshot.get(&connection_name(name)));
+        to_response(code, word, entry.map(|entry| entry.route.as_ref()))
+    }
+
+    fn check_request(&self, http: &HttpRequest) -> CheckResponse {
+        let snapshot = self.snapshots.borrow().clone();
+        let facts = request::Request {
+            authorization: http.headers.get(AUTHORIZATION).map(String::as_str),
+            authority: &http.host,
+        };
+        match request::check(snapshot.as_deref(), facts, Timestamp::now()) {
+            Ok(entry) => {
+                self.metrics.count_request(ALLOWED);
+                CheckResponse {
+                    http_response: Some(HttpResponse::OkResponse(translate_route(&entry.route))),
+                    ..to_response(Code::Ok, ALLOWED, Some(&entry.route))
+                }
+            }
+            Err(refusal) => {
+                let word = refusal.as_str();
+                self.metrics.count_request(word);
+                CheckResponse {
+                    http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal))),
+                    ..to_response(Code::PermissionDenied, word, None)
+                }
+            }
         }
-        Ok(Response::new(CheckResponse {
-            status: Some(rpc::Status {
-                code: code.into(),
-                message: word.to_owned(),
-                ..Default::default()
-            }),
-            dynamic_metadata: Some(Struct { fields }),
+    }
+}
+
+fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
+    let mut fields = HashMap::from([(VERDICT.to_owned(), to_value(word))]);
+    if let Some(route) = route {
+        fields.insert(TENANT.to_owned(), to_value(&route.tenant));
+        fields.insert(CLUSTER.to_owned(), to_value(&route.cluster));
+    }
+    CheckResponse {
+        status: Some(rpc::Status {
+            code: code.into(),
+            message: word.to_owned(),
             ..Default::default()
-        }))
+        }),
+        dynamic_metadata: Some(Struct { fields }),
+        ..Default::default()
+    }
+}
+
+fn translate_route(route: &Route) -> OkHttpResponse {
+    OkHttpResponse {
+        headers: vec![to_header(ROUTE_HEADER, request_name(&route.public_name))],
+        ..Default::default()
+    }
+}
+
+fn translate_refusal(refusal: request::Refusal) -> DeniedHttpResponse {
+    let status = refusal.to_status();
+    DeniedHttpResponse {
+        status: status.code.map(|code| HttpStatus { code }),
+        headers: vec![to_header("content-type", JSON.to_owned())],
+        body: serde_json::to_string(&status).unwrap_or_default(),
+    }
+}
+
+fn to_header(key: &str, value: String) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue {
+            key: key.to_owned(),
+            value,
+            ..Default::default()
+        }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        ..Default::default()
     }
 }
 

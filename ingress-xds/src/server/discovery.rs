@@ -20,6 +20,7 @@ use crate::routing::Snapshots;
 use crate::server::Context;
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 const ENDPOINTS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -140,6 +141,7 @@ impl Session {
         let kind = match message.type_url.as_str() {
             CLUSTER => Kind::Cluster,
             ENDPOINTS => Kind::Endpoints,
+            SECRET => Kind::Secret,
             other => {
                 tracing::warn!(r#type = other, "a type was asked for that is not served");
                 return Ok(());
@@ -168,7 +170,7 @@ impl Session {
                 kind = ?refusal.kind,
                 error = refusal.reason,
                 node = self.node,
-                "Envoy refused a cluster's configuration and keeps the last good one"
+                "Envoy refused a resource and keeps the last good one"
             );
         }
         Ok(())
@@ -178,6 +180,7 @@ impl Session {
         let type_url = match response.kind {
             Kind::Cluster => CLUSTER,
             Kind::Endpoints => ENDPOINTS,
+            Kind::Secret => SECRET,
         };
         let bytes = response.resources.iter().map(|(_, resource)| resource.body.len()).sum();
         self.metrics.count_response(response.kind, bytes);

@@ -1,5 +1,6 @@
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, cluster};
+use crate::fixtures::{BASE_DOMAIN, cluster, pems};
+use crate::model::Route;
 use crate::validate::{Rules, validate_config};
 
 fn target(addresses: &[&str]) -> Target {
@@ -12,7 +13,7 @@ fn target(addresses: &[&str]) -> Target {
 }
 
 fn serve(addresses: &[&str]) -> Entry {
-    translate_target("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
+    translate_connections("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
 }
 
 fn addresses_of(entry: &Entry) -> Vec<(String, u32)> {
@@ -78,7 +79,7 @@ fn a_version_is_a_hash_of_the_content() {
         "an address is no part of the cluster"
     );
     let limits = Limits { connections: 1 };
-    let limited = translate_target("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
+    let limited = translate_connections("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
     assert_ne!(one.cluster.version, limited.cluster.version);
     assert_ne!(
         one.endpoints.version, limited.endpoints.version,
@@ -99,4 +100,49 @@ fn resources_are_small() {
     let entry = serve(&["10.0.0.1"]);
     let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
     assert!(cluster < 256 && endpoints < 128, "{cluster} {endpoints}");
+    let entry = translate_requests(&target(&["10.0.0.1"]), Limits::default());
+    let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
+    assert!(cluster < 2048 && endpoints < 128, "{cluster} {endpoints}");
+}
+
+#[test]
+fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
+    let entry = translate_requests(&target(&["10.0.0.1"]), Limits::default());
+    let cluster = Cluster::decode(entry.cluster.body.as_ref()).unwrap();
+    assert_eq!(cluster.name, "l7/a-bcdfghjk.yoke.test");
+    let Some(ConfigType::TypedConfig(config)) = cluster.transport_socket.unwrap().config_type else {
+        panic!("TLS is configured");
+    };
+    let tls = UpstreamTlsContext::decode(config.value.as_slice()).unwrap();
+    assert_eq!(tls.sni, "a.yoke-bcdfghjk24.svc");
+    let common = tls.common_tls_context.unwrap();
+    assert!(common.tls_certificates.is_empty() && common.tls_certificate_sds_secret_configs.is_empty());
+    let Some(ValidationContextType::ValidationContext(validation)) = common.validation_context_type else {
+        panic!("the server is verified");
+    };
+    let exact = MatchPattern::Exact("a.yoke-bcdfghjk24.svc".into());
+    let name = &validation.match_typed_subject_alt_names[..];
+    assert_eq!(name.len(), 1);
+    assert_eq!(name[0].san_type, i32::from(SanType::Dns));
+    assert_eq!(name[0].matcher.clone().unwrap().match_pattern, Some(exact));
+    let Some(Specifier::InlineString(ca)) = validation.trusted_ca.unwrap().specifier else {
+        panic!("the CA is inline");
+    };
+    assert_eq!(ca.replace('\r', ""), pems().0.replace('\r', ""));
+    assert!(!validation.allow_expired_certificate);
+}
+
+/// A key for tokens is nothing that Envoy is told.
+#[test]
+fn a_new_key_changes_no_resource() {
+    let mut changed = target(&["10.0.0.1"]);
+    let mut route = Route::clone(&changed.route);
+    route.tokens.keys.clear();
+    changed.route = Arc::new(route);
+    let (before, after) = (
+        translate_requests(&target(&["10.0.0.1"]), Limits::default()),
+        translate_requests(&changed, Limits::default()),
+    );
+    assert_eq!(before.cluster.version, after.cluster.version);
+    assert_eq!(before.endpoints.version, after.endpoints.version);
 }

@@ -111,7 +111,7 @@ fn broken_trust_is_refused() {
         ),
     ] {
         let error = validate_config(&rules(), &object).unwrap_err();
-        assert!(matches!(error, ConfigError::Key { index: 1 }), "{rule}: {error:?}");
+        assert!(matches!(error, ConfigError::Key { index: 1, .. }), "{rule}: {error:?}");
     }
 }
 

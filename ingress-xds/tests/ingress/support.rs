@@ -6,6 +6,8 @@
     reason = "each test file uses a part, and it is not public"
 )]
 
+pub mod api;
+pub mod client;
 pub mod envoy;
 #[path = "../../src/fixtures.rs"]
 pub mod fixtures;

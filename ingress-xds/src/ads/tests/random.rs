@@ -90,6 +90,7 @@ impl Envoy {
                     };
                     self.clusters.insert(name, cluster);
                 }
+                Kind::Secret => panic!("nobody asked for a certificate"),
                 Kind::Endpoints => {
                     if let Some(cluster) = self.clusters.get_mut(&name) {
                         cluster.warm = true;
@@ -106,7 +107,7 @@ impl Envoy {
                     self.subscribe.remove(name);
                     self.unsubscribe.insert(name.clone());
                 }
-                Kind::Endpoints => {}
+                Kind::Endpoints | Kind::Secret => {}
             }
         }
         self.outbox.push_back(accept(response));

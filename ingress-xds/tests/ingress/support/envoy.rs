@@ -57,6 +57,7 @@ impl Envoy {
                 ("@ADMIN_PORT@", admin.to_string()),
                 ("@CONFIG_DIR@", directory.path().display().to_string()),
                 ("@TLS_DIR@", tls.display().to_string()),
+                ("@CLUSTER_NAMES@", "kubernetes.default.svc.cluster.local".to_owned()),
                 ("@MAX_CONNECTIONS@", "50000".to_owned()),
                 ("@MAX_HEAP_BYTES@", "1000000000".to_owned()),
             ] {

@@ -1,10 +1,12 @@
 //! Certificates made for one test.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, NameConstraints,
 };
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -14,6 +16,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
+    chain: String,
 }
 
 #[derive(Clone)]
@@ -24,19 +27,44 @@ pub struct Leaf {
 
 impl Ca {
     pub fn new(name: &str) -> Self {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        params.distinguished_name.push(DnType::CommonName, name);
+        let params = params(name);
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
         Self {
             issuer: Issuer::new(params, key),
             pem,
+            chain: String::new(),
         }
     }
 
-    /// A certificate for a server or a client of these DNS names.
+    /// An intermediate. Its leaves bring it along.
+    pub fn under(&self, name: &str) -> Self {
+        self.sign(params(name))
+    }
+
+    /// An intermediate that may sign for these names and this address and nothing else, as the chart makes it.
+    pub fn permitting(&self, name: &str, names: &[&str], address: IpAddr) -> Self {
+        let mut params = params(name);
+        let names = names.iter().map(|name| GeneralSubtree::DnsName((*name).to_owned()));
+        let address = CidrSubnet::from_addr_prefix(address, 32);
+        params.name_constraints = Some(NameConstraints {
+            permitted_subtrees: names.chain([GeneralSubtree::IpAddress(address)]).collect(),
+            excluded_subtrees: vec![],
+        });
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            chain: pem.clone(),
+            pem,
+        }
+    }
+
+    /// A certificate for a server or a client of these DNS names and addresses.
     pub fn leaf(&self, common_name: &str, names: &[&str]) -> Leaf {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).unwrap();
@@ -44,7 +72,7 @@ impl Ca {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().unwrap();
         Leaf {
-            certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
+            certificate: params.signed_by(&key, &self.issuer).unwrap().pem() + &self.chain,
             key: key.serialize_pem(),
         }
     }
@@ -83,6 +111,14 @@ impl Leaf {
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap();
         (chain.collect::<Result<_, _>>().unwrap(), key)
     }
+}
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
 }
 
 /// Writes `tls.crt`, `tls.key` and `ca.crt` as a kubelet does: the files are links into a directory that is swapped whole.

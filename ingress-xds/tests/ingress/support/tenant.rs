@@ -109,6 +109,7 @@ pub async fn open(
     let name = ServerName::try_from(sni.to_owned()).map_err(std::io::Error::other)?;
     let connect = async {
         let stream = TcpStream::connect(ingress).await?;
+        stream.set_nodelay(true)?;
         TlsConnector::from(Arc::new(config.clone())).connect(name, stream).await
     };
     tokio::time::timeout(LIMIT, connect).await?

@@ -1,5 +1,6 @@
 //! Our server as the process puts it together, with objects from a channel in place of the host API.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use yoke_ingress_xds::validate::Rules;
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 
-use super::fixtures::{BASE_DOMAIN, ClusterFixture};
+use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret};
 use super::pki::{Ca, Leaf, write_secret};
 
 pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
@@ -33,6 +34,8 @@ pub struct Site {
     pub api_port: u16,
     pub limits: translate::Limits,
     pub gate: gate::Limits,
+    /// What clients are shown whose TLS ends at the ingress.
+    pub certificate: Option<Leaf>,
     directory: TempDir,
 }
 
@@ -44,6 +47,7 @@ pub struct Xds {
     events: mpsc::Sender<Event>,
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
+    certificate: Option<Leaf>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -66,6 +70,7 @@ impl Site {
                 source: rate,
                 name: rate,
             },
+            certificate: None,
             directory,
         }
     }
@@ -103,6 +108,7 @@ impl Site {
             registry,
             readiness,
             trigger,
+            certificate: self.certificate.clone(),
             tasks: vec![routing, serving],
         }
     }
@@ -150,6 +156,21 @@ impl Xds {
         self.send(Event::Config(Watched::Listed(configs.collect()))).await;
         let slices = clusters.iter().map(|c| ObjectKey::of(&c.slice().metadata));
         self.send(Event::Slice(Watched::Listed(slices.collect()))).await;
+        let certificates = match &self.certificate {
+            None => BTreeSet::new(),
+            Some(leaf) => {
+                self.show(leaf).await;
+                let secret = certificate_secret(&leaf.certificate, &leaf.key);
+                [ObjectKey::of(&secret.metadata)].into()
+            }
+        };
+        self.send(Event::Certificate(Watched::Listed(certificates))).await;
+    }
+
+    /// The ingress gets another certificate.
+    pub async fn show(&self, leaf: &Leaf) {
+        let secret = certificate_secret(&leaf.certificate, &leaf.key);
+        self.send(Event::Certificate(Watched::Applied(Box::new(secret)))).await;
     }
 
     pub async fn apply(&self, cluster: &ClusterFixture) {

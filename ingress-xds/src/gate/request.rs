@@ -1,0 +1,121 @@
+//! Where a request goes that was taken out of TLS here: by its token, and by nothing else in it. Pure.
+//!
+//! Decided for each request, not for a connection: many pods' requests may share one, and the next may have another token.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::names::is_within;
+
+use crate::model::Route;
+use crate::snapshot::{Entry, Snapshot, connection_name, request_name};
+use crate::token;
+use crate::token::TokenError;
+
+/// Issuers are the clusters' public names as addresses.
+const ISSUER_SCHEME: &str = "https://";
+const BEARER: &str = "bearer";
+/// Seconds after which a client may ask again.
+const RETRY_SECONDS: i32 = 1;
+
+/// What is looked at of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The header `authorization`; several are joined by commas.
+    pub authorization: Option<&'a str>,
+    /// `:authority`, or the header `host`.
+    pub authority: &'a str,
+}
+
+/// Why a request goes nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The host has not been read yet.
+    NotSynced,
+    /// It has no bearer token.
+    NoToken,
+    /// Its token is not believed.
+    Token(TokenError),
+    /// It asks for the name of another cluster.
+    Misdirected,
+    /// The cluster has no ready control plane.
+    NoEndpoints,
+}
+
+impl Refusal {
+    /// The reason as a word for logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotSynced => "not_synced",
+            Self::NoToken => "no_token",
+            Self::Token(error) => error.as_str(),
+            Self::Misdirected => "misdirected",
+            Self::NoEndpoints => "no_endpoints",
+        }
+    }
+
+    /// The answer as Kubernetes gives it. Who has no valid token is not told what is wrong with it.
+    pub fn to_status(self) -> Status {
+        let (code, reason, message) = match self {
+            Self::NoToken | Self::Token(_) => (401, "Unauthorized", "Unauthorized"),
+            Self::Misdirected => (
+                421,
+                "MisdirectedRequest",
+                "the host name belongs to another cluster; open a connection to it",
+            ),
+            Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
+        };
+        let details = (code == 503).then(|| StatusDetails {
+            retry_after_seconds: Some(RETRY_SECONDS),
+            ..StatusDetails::default()
+        });
+        Status {
+            code: Some(code),
+            details,
+            message: Some(message.to_owned()),
+            reason: Some(reason.to_owned()),
+            status: Some("Failure".to_owned()),
+            ..Status::default()
+        }
+    }
+}
+
+/// The cluster to which a request goes.
+pub fn check(snapshot: Option<&Snapshot>, request: Request<'_>, now: Timestamp) -> Result<Arc<Entry>, Refusal> {
+    let snapshot = snapshot.ok_or(Refusal::NotSynced)?;
+    let token = request.authorization.and_then(bearer_token).ok_or(Refusal::NoToken)?;
+    let find = |issuer: &str| {
+        let name = issuer.strip_prefix(ISSUER_SCHEME)?;
+        snapshot.get(&request_name(name)).cloned()
+    };
+    let entry = token::verify(token, now, find, |entry| &entry.route.tokens).map_err(Refusal::Token)?;
+    if is_foreign(snapshot, &entry.route, request.authority) {
+        return Err(Refusal::Misdirected);
+    }
+    if !entry.reachable {
+        return Err(Refusal::NoEndpoints);
+    }
+    Ok(entry)
+}
+
+/// The token, if the header is exactly the scheme, one space and the token. kube-apiserver overlooks what follows a second
+/// space; nothing may be read differently there than here.
+fn bearer_token(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case(BEARER).then_some(token)
+}
+
+/// Whether a host name is that of another cluster. A client may have meant another one and reused a connection.
+fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
+    let host = authority.split(':').next().unwrap_or_default();
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    if route.names().any(|name| name == host) {
+        return false;
+    }
+    let base = route.public_name.split_once('.').map(|(_, base)| base);
+    base.is_some_and(|base| is_within(&host, base)) || snapshot.get(&connection_name(&host)).is_some()
+}
+
+#[cfg(test)]
+mod tests;

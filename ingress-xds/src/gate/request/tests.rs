@@ -1,0 +1,178 @@
+use std::sync::OnceLock;
+
+use aws_lc_rs::rsa::KeySize;
+use serde_json::json;
+
+use super::*;
+use crate::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster};
+use crate::model::Target;
+use crate::translate::{Limits, translate_connections, translate_requests};
+use crate::validate::{Rules, validate_config};
+
+const NOW: i64 = 1_800_000_000;
+const A: &str = "a-bcdfghjk.yoke.test";
+const B: &str = "b-zzzzzzzz.yoke.test";
+
+fn signers() -> &'static [Signer; 2] {
+    static SIGNERS: OnceLock<[Signer; 2]> = OnceLock::new();
+    SIGNERS.get_or_init(|| [Signer::rsa(KeySize::Rsa2048), Signer::p256()])
+}
+
+fn serve(snapshot: &mut Snapshot, fixture: &ClusterFixture) {
+    let config = validate_config(&Rules::new(BASE_DOMAIN), &fixture.config_map()).unwrap();
+    let target = Target {
+        route: Arc::new(config.route),
+        addresses: fixture.addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        port: fixture.port,
+    };
+    for name in target.route.names() {
+        let entry = translate_connections(name, &target, Limits::default());
+        snapshot.set(&connection_name(name), Some(entry));
+    }
+    let entry = translate_requests(&target, Limits::default());
+    snapshot.set(&request_name(&target.route.public_name), Some(entry));
+}
+
+/// A, with a name of its own, and B, which sleeps.
+fn served() -> Snapshot {
+    let [a, b] = signers();
+    let mut snapshot = Snapshot::default();
+    let with_key = |name: &str, id: &str, key: &Signer| {
+        let mut fixture = cluster(name, id);
+        fixture.config.service_account_keys = vec![key.pem.clone()];
+        fixture.config.audiences.push("system:konnectivity-server".into());
+        fixture
+    };
+    let a = with_key("a", "bcdfghjk24", a).with_extra_names(&["a.example.org"]);
+    let b = with_key("b", "zzzzzzzz24", b).with_extra_names(&["b.example.org"]);
+    serve(&mut snapshot, &a);
+    serve(&mut snapshot, &b.at(&[], 6443));
+    snapshot
+}
+
+fn token(signer: &Signer, public_name: &str) -> String {
+    let issuer = format!("https://{public_name}");
+    signer.token(&claims(&issuer, &[&issuer], NOW))
+}
+
+fn ask(snapshot: Option<&Snapshot>, authorization: Option<&str>, authority: &str) -> Result<String, Refusal> {
+    let now = Timestamp::from_second(NOW).unwrap();
+    let request = Request {
+        authorization,
+        authority,
+    };
+    check(snapshot, request, now).map(|entry| entry.route.cluster.clone())
+}
+
+#[test]
+fn the_token_decides() {
+    let [a, b] = signers();
+    let snapshot = served();
+    let good = format!("Bearer {}", token(a, A));
+    let asleep = format!("Bearer {}", token(b, B));
+    let for_konnectivity = claims(&format!("https://{A}"), &["system:konnectivity-server"], NOW);
+    let for_konnectivity = format!("Bearer {}", a.token(&for_konnectivity));
+    let bare = a.token(&claims(A, &[&format!("https://{A}")], NOW));
+    let plain = a.token(&claims(&format!("http://{A}"), &[&format!("https://{A}")], NOW));
+    for (rule, authorization, expected) in [
+        ("of A", good.clone(), Ok("a")),
+        ("scheme in lower case", good.replace("Bearer", "bearer"), Ok("a")),
+        ("of B, which sleeps", asleep, Err(Refusal::NoEndpoints)),
+        ("nothing", String::new(), Err(Refusal::NoToken)),
+        ("a scheme alone", "Bearer".into(), Err(Refusal::NoToken)),
+        ("no token", "Bearer ".into(), Err(Refusal::Token(TokenError::Malformed))),
+        ("no scheme", good.replace("Bearer ", ""), Err(Refusal::NoToken)),
+        ("a password", "Basic YTpi".into(), Err(Refusal::NoToken)),
+        (
+            "two spaces",
+            good.replace(' ', "  "),
+            Err(Refusal::Token(TokenError::Malformed)),
+        ),
+        (
+            "more after it",
+            format!("{good} x"),
+            Err(Refusal::Token(TokenError::Malformed)),
+        ),
+        ("a tab", good.replace(' ', "\t"), Err(Refusal::NoToken)),
+        (
+            "twice",
+            format!("{good},{good}"),
+            Err(Refusal::Token(TokenError::Malformed)),
+        ),
+        (
+            "for konnectivity",
+            for_konnectivity,
+            Err(Refusal::Token(TokenError::Audience)),
+        ),
+        (
+            "an issuer without scheme",
+            format!("Bearer {bare}"),
+            Err(Refusal::Token(TokenError::Issuer)),
+        ),
+        (
+            "an issuer by http",
+            format!("Bearer {plain}"),
+            Err(Refusal::Token(TokenError::Issuer)),
+        ),
+    ] {
+        let found = ask(Some(&snapshot), Some(&authorization), "10.96.0.1");
+        assert_eq!(found, expected.map(str::to_owned), "{rule}");
+    }
+    assert_eq!(ask(Some(&snapshot), None, "10.96.0.1"), Err(Refusal::NoToken));
+    assert_eq!(ask(None, Some(&good), "10.96.0.1"), Err(Refusal::NotSynced));
+}
+
+#[test]
+fn the_host_name_of_another_cluster_is_refused() {
+    let snapshot = served();
+    let good = format!("Bearer {}", token(&signers()[0], A));
+    for (authority, foreign) in [
+        ("10.96.0.1", false),
+        ("10.96.0.1:443", false),
+        ("[fd00::1]:443", false),
+        ("kubernetes.default.svc", false),
+        ("kubernetes.default.svc.cluster.local.:443", false),
+        ("", false),
+        ("www.example.org", false),
+        (A, false),
+        ("A-bcdfghjk.yoke.test.:443", false),
+        ("a.example.org", false),
+        (B, true),
+        ("B-zzzzzzzz.Yoke.test.:6443", true),
+        ("b.example.org", true),
+        ("nobody.yoke.test", true),
+        ("yoke.test", true),
+    ] {
+        let expected = if foreign {
+            Err(Refusal::Misdirected)
+        } else {
+            Ok("a".to_owned())
+        };
+        assert_eq!(ask(Some(&snapshot), Some(&good), authority), expected, "{authority}");
+    }
+}
+
+/// Without a token nobody learns which names there are.
+#[test]
+fn the_host_name_is_looked_at_last() {
+    let snapshot = served();
+    assert_eq!(ask(Some(&snapshot), None, B), Err(Refusal::NoToken));
+}
+
+#[test]
+fn refusals_are_said_as_kubernetes_says_them() {
+    let unauthorized = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": "Unauthorized", "reason": "Unauthorized", "code": 401,
+    });
+    for refusal in [Refusal::NoToken, Refusal::Token(TokenError::Expired)] {
+        assert_eq!(serde_json::to_value(refusal.to_status()).unwrap(), unauthorized);
+    }
+    let unavailable = serde_json::to_value(Refusal::NoEndpoints.to_status()).unwrap();
+    assert_eq!(
+        (&unavailable["code"], &unavailable["reason"]),
+        (&json!(503), &json!("ServiceUnavailable"))
+    );
+    assert_eq!(unavailable["details"]["retryAfterSeconds"], json!(1));
+    assert_eq!(Refusal::Misdirected.to_status().code, Some(421));
+}

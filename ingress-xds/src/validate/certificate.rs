@@ -1,0 +1,93 @@
+//! The Secret with the ingress's certificate → chain and key, or why it is not believed. Pure.
+//!
+//! Envoy refuses what it cannot use and keeps what it has; the checks here say so where the host's owner looks for it.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_pki::ParsedCertificate;
+use yoke_pki::inspect::InspectError;
+use yoke_pki::plan::INGRESS_LEAF;
+
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+
+/// The certificate that is shown to clients whose TLS ends at the ingress.
+#[derive(Clone, PartialEq, Eq)]
+pub struct IngressCertificate {
+    /// The leaf and what leads to the root, PEM.
+    pub chain: String,
+    /// The leaf's key, PEM.
+    pub key: String,
+    /// End of the leaf's validity.
+    pub not_after: Timestamp,
+}
+
+/// Why a Secret is not believed.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// It is another Secret.
+    #[error("the Secret is not {INGRESS_LEAF} in {PKI_NAMESPACE}")]
+    Place,
+    /// A key is missing or no text; cert-manager has not issued the certificate yet.
+    #[error("the key {0} is missing")]
+    Missing(&'static str),
+    /// Certificate or key cannot be read.
+    #[error("reading the key {key}")]
+    Read {
+        /// The key of the Secret.
+        key: &'static str,
+        /// What is wrong with it.
+        #[source]
+        source: InspectError,
+    },
+    /// The first certificate is a CA's.
+    #[error("the certificate is a certificate authority's")]
+    Authority,
+    /// Key and certificate are no pair.
+    #[error("the key is not the certificate's")]
+    Pair,
+}
+
+// The key is not shown.
+impl fmt::Debug for IngressCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IngressCertificate")
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Believes the Secret or says why not.
+pub fn validate_secret(object: &Secret) -> Result<IngressCertificate, CertificateError> {
+    let place = (object.metadata.namespace.as_deref(), object.metadata.name.as_deref());
+    if place != (Some(PKI_NAMESPACE), Some(INGRESS_LEAF)) {
+        return Err(CertificateError::Place);
+    }
+    let text = |key: &'static str| {
+        let bytes = object.data.as_ref().and_then(|data| data.get(key));
+        let text = bytes.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
+        text.filter(|text| !text.is_empty())
+            .ok_or(CertificateError::Missing(key))
+    };
+    let failed = |key| move |source| CertificateError::Read { key, source };
+    let key = text(KEY)?;
+    let chain = ParsedCertificate::from_pem(text(CERTIFICATE)?).map_err(failed(CERTIFICATE))?;
+    let leaf = chain.first().ok_or(CertificateError::Missing(CERTIFICATE))?;
+    if leaf.is_ca {
+        return Err(CertificateError::Authority);
+    }
+    if !leaf.matches_key(key).map_err(failed(KEY))? {
+        return Err(CertificateError::Pair);
+    }
+    Ok(IngressCertificate {
+        chain: chain.iter().map(ParsedCertificate::to_pem).collect(),
+        key: key.to_owned(),
+        not_after: leaf.not_after,
+    })
+}
+
+#[cfg(test)]
+mod tests;

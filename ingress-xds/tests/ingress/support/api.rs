@@ -1,0 +1,118 @@
+//! What stands for a kube-apiserver where the ingress opens TLS to it: HTTP/1.1 and HTTP/2, upgrades, a watch. It answers
+//! with what it was asked, and believes every token: whoever gets here has passed the ingress.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use futures::stream;
+use http::{Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use super::pki::{Ca, Leaf};
+
+/// Path of the watch, which says something every now and then and never ends.
+pub const WATCH: &str = "/watch";
+const PACE: Duration = Duration::from_millis(20);
+
+pub struct ApiServer {
+    pub address: SocketAddr,
+    requests: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl ApiServer {
+    /// Listens on `address`, with a certificate of its cluster's CA.
+    pub async fn start(name: &'static str, address: SocketAddr, ca: &Ca, leaf: &Leaf) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut config = ca.server(leaf);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, count) = (acceptor.clone(), Arc::clone(&count));
+                tokio::spawn(async move {
+                    let Ok(stream) = acceptor.accept(stream).await else {
+                        return;
+                    };
+                    let shown = stream.get_ref().1.peer_certificates().is_some();
+                    let service = service_fn(move |request| {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        async move { Ok::<_, Infallible>(answer(name, shown, request)) }
+                    });
+                    // An error is a client that went away.
+                    let _ = Builder::new(TokioExecutor::new())
+                        .serve_connection_with_upgrades(TokioIo::new(stream), service)
+                        .await;
+                });
+            }
+        });
+        Self {
+            address,
+            requests,
+            task,
+        }
+    }
+
+    /// Requests that reached it.
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn answer(name: &str, certificate: bool, mut request: Request<Incoming>) -> Response<Body> {
+    if let Some(protocol) = request.headers().get(header::UPGRADE).cloned() {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            let Ok(upgraded) = upgrade.await else { return };
+            let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded));
+            // Until the client goes away.
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        });
+        let answer = Response::builder()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, protocol);
+        return answer.body(Body::empty()).unwrap();
+    }
+    if request.uri().path() == WATCH {
+        let lines = stream::unfold(0, |number| async move {
+            tokio::time::sleep(PACE).await;
+            Some((Ok::<_, Infallible>(format!("{number}\n")), number + 1))
+        });
+        return Response::new(Body::from_stream(lines));
+    }
+    let headers = request.headers().iter();
+    let headers = headers.map(|(name, value)| {
+        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        (name.to_string(), Value::from(value))
+    });
+    let told = json!({
+        "cluster": name,
+        "certificate": certificate,
+        "version": format!("{:?}", request.version()),
+        "method": request.method().as_str(),
+        "uri": request.uri().to_string(),
+        "headers": headers.collect::<Map<_, _>>(),
+    });
+    Response::new(Body::from(told.to_string()))
+}
