@@ -259,6 +259,43 @@ async fn namespace_tells_what_becomes_of_the_data() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn retained_data_outlives_its_cluster() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let id = id.as_str();
+    host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
+        .await;
+    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
+    host.until("the Cluster is gone", async || {
+        let _ = host.reconcile("a").await;
+        host.finalize(&hosted).await;
+        host.clusters().get_opt("a").await.unwrap().is_none()
+    })
+    .await;
+    assert_eq!(left(&host, &hosted, id).await, ["streams"]);
+    let account = host.secret("yoke-system", "nats-account-demo").await.unwrap();
+    let noted: Vec<_> = account
+        .data
+        .unwrap()
+        .into_iter()
+        .filter(|(key, _)| key.starts_with("revoked.U"))
+        .collect();
+    // For good: as long as the data is there, the former store must not write to it.
+    assert!(
+        matches!(&noted[..], [(_, time)] if time.0.ends_with(b" retained")),
+        "{noted:?}"
+    );
+    // Nor does the collector of what Clusters leave take it.
+    let mut orphans = Orphans::default();
+    let now = Instant::now();
+    for later in [Duration::ZERO, Duration::from_secs(601), Duration::from_secs(1202)] {
+        orphans.sweep(&host.context, now + later).await;
+    }
+    assert_eq!(left(&host, &hosted, id).await, ["streams"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cluster_that_is_made_again_takes_over_what_it_left() {
     let host = Host::start().await;
     let former = host.bring_up("a").await;
