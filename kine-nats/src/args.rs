@@ -9,7 +9,12 @@ use yoke_runtime::tls::TlsFiles;
 
 /// An etcd v3 server for kube-apiserver that keeps everything in a NATS JetStream log.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "kine-nats", version, max_term_width = 110)]
+#[command(
+    name = "kine-nats",
+    version,
+    max_term_width = 110,
+    after_help = "kine-nats repair --help: how to go on with a store whose log has lost what was acknowledged"
+)]
 pub struct Args {
     /// Where to serve the etcd API: unix:///path, http://host:port or https://host:port. May be given more than once.
     #[arg(
@@ -35,6 +40,47 @@ pub struct Args {
     /// will do. Without it, everybody who can connect reads and writes.
     #[arg(long, value_name = "FILE", requires = "tls_cert", env = "KINE_NATS_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
+    /// How to reach the store.
+    #[command(flatten)]
+    pub nats: NatsArgs,
+    /// Make both streams when they do not exist. Without it they must.
+    #[arg(long, env = "KINE_NATS_CREATE")]
+    pub create: bool,
+    /// With --create: on how many NATS servers the streams are kept.
+    #[arg(long, value_name = "N", default_value_t = 1, env = "KINE_NATS_REPLICAS")]
+    pub replicas: usize,
+    /// With --create: most bytes of the log. The default is twice the quota and 64 MiB.
+    #[arg(long, value_name = "BYTES", env = "KINE_NATS_MAX_BYTES")]
+    pub max_bytes: Option<u64>,
+    /// Bytes of keys and history from which on puts are refused with NOSPACE. The default follows from the log's
+    /// limit: half of what it has above 64 MiB; 512 MiB for streams made here.
+    #[arg(long, value_name = "BYTES", env = "KINE_NATS_QUOTA")]
+    pub quota: Option<u64>,
+    /// Generation of this process. One with a lower generation than the log's last writer ends for good.
+    #[arg(long, value_name = "N", default_value_t = 0, env = "KINE_NATS_INCARNATION")]
+    pub incarnation: u64,
+    /// Serve while another process writes, too: watches and reads of old revisions from what this process has read of the
+    /// log, everything else by asking the writer. When the writer goes, one of the others takes over. A process that was
+    /// replaced follows, where it ends without this. Give it to all processes of a stream, or to none.
+    #[arg(long, env = "KINE_NATS_FOLLOW")]
+    pub follow: bool,
+    /// Where to serve /metrics, /livez and /readyz over HTTP.
+    #[arg(long, value_name = "ADDR", env = "KINE_NATS_METRICS")]
+    pub metrics: Option<SocketAddr>,
+    /// How often a quiet watch that asked for it is told how far it is.
+    #[arg(long, value_name = "DUR", default_value = "1m", value_parser = duration, env = "KINE_NATS_PROGRESS_INTERVAL")]
+    pub progress_interval: Duration,
+    /// Log bytes after which a snapshot is stored. The default is a quarter of the log's limit, at most 64 MiB.
+    #[arg(long, value_name = "BYTES", env = "KINE_NATS_SNAPSHOT_BYTES")]
+    pub snapshot_bytes: Option<u64>,
+    /// Form of the log lines on the error output: text or json.
+    #[arg(long, value_name = "FORM", default_value = "text", env = "KINE_NATS_LOG_FORMAT")]
+    pub log_format: LogFormat,
+}
+
+/// Where the streams of a store are.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NatsArgs {
     /// NATS servers: nats://host:port, or tls://host:port for TLS from the first byte of the protocol's own upgrade.
     /// May be given more than once, or as a list with commas.
     #[arg(
@@ -54,34 +100,48 @@ pub struct Args {
     /// Stream that holds the log: KINE_<id>. Snapshots are in KINE_SNAP_<id>.
     #[arg(long, value_name = "NAME", env = "KINE_NATS_STREAM")]
     pub stream: StreamName,
-    /// Make both streams when they do not exist. Without it they must.
-    #[arg(long, env = "KINE_NATS_CREATE")]
-    pub create: bool,
-    /// With --create: on how many NATS servers the streams are kept.
-    #[arg(long, value_name = "N", default_value_t = 1, env = "KINE_NATS_REPLICAS")]
-    pub replicas: usize,
-    /// With --create: most bytes of the log. The default is twice the quota and 64 MiB.
-    #[arg(long, value_name = "BYTES", env = "KINE_NATS_MAX_BYTES")]
-    pub max_bytes: Option<u64>,
-    /// Bytes of keys and history from which on puts are refused with NOSPACE. The default follows from the log's
-    /// limit: half of what it has above 64 MiB; 512 MiB for streams made here.
-    #[arg(long, value_name = "BYTES", env = "KINE_NATS_QUOTA")]
-    pub quota: Option<u64>,
-    /// Generation of this process. One with a lower generation than the log's last writer ends for good.
-    #[arg(long, value_name = "N", default_value_t = 0, env = "KINE_NATS_INCARNATION")]
-    pub incarnation: u64,
-    /// Where to serve /metrics, /livez and /readyz over HTTP.
-    #[arg(long, value_name = "ADDR", env = "KINE_NATS_METRICS")]
-    pub metrics: Option<SocketAddr>,
-    /// How often a quiet watch that asked for it is told how far it is.
-    #[arg(long, value_name = "DUR", default_value = "1m", value_parser = duration, env = "KINE_NATS_PROGRESS_INTERVAL")]
-    pub progress_interval: Duration,
-    /// Log bytes after which a snapshot is stored. The default is a quarter of the log's limit, at most 64 MiB.
-    #[arg(long, value_name = "BYTES", env = "KINE_NATS_SNAPSHOT_BYTES")]
-    pub snapshot_bytes: Option<u64>,
+}
+
+/// Goes on with a store whose log has lost what was acknowledged, or cannot be followed any more: with what can be read,
+/// at a revision far above any that was told, and without history. Stop all processes of the stream first. Clients list
+/// anew. Without --accept-loss nothing is changed, and what is lost is said.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "kine-nats repair", version, max_term_width = 110)]
+pub struct RepairArgs {
+    /// Where the store is.
+    #[command(flatten)]
+    pub nats: NatsArgs,
+    /// How far above the newest revision that can be read the store goes on: more than was ever lost.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000_000, value_parser = clap::value_parser!(i64).range(1..=1 << 40))]
+    pub bump: i64,
+    /// Go on with what can be read.
+    #[arg(long)]
+    pub accept_loss: bool,
     /// Form of the log lines on the error output: text or json.
     #[arg(long, value_name = "FORM", default_value = "text", env = "KINE_NATS_LOG_FORMAT")]
     pub log_format: LogFormat,
+}
+
+/// What the process was started for.
+#[derive(Debug)]
+pub enum Cli {
+    /// To serve.
+    Serve(Box<Args>),
+    /// To repair a store.
+    Repair(Box<RepairArgs>),
+}
+
+impl Cli {
+    /// Reads the command line, or ends the process and says what is wrong with it.
+    pub fn parse() -> Self {
+        let mut words: Vec<_> = std::env::args_os().collect();
+        if words.get(1).is_some_and(|word| word == "repair") {
+            words.remove(0);
+            Self::Repair(Box::new(RepairArgs::parse_from(words)))
+        } else {
+            Self::Serve(Box::new(Args::parse_from(words)))
+        }
+    }
 }
 
 /// Listeners and certificates do not go together.
@@ -197,6 +257,11 @@ impl StreamName {
     /// What the snapshots' subjects begin with.
     pub fn snapshot_subject(&self) -> String {
         format!("kine.{}.snap", self.id)
+    }
+
+    /// What the subjects begin with on which the processes of the store speak to each other.
+    pub fn peers_subject(&self) -> String {
+        format!("kine.{}.rpc", self.id)
     }
 
     /// What inboxes begin with.

@@ -50,7 +50,7 @@ impl Node {
         }
     }
 
-    /// The store, once this process is its writer. Callers that need a leader are turned away at once when there is none.
+    /// The store, once this process serves it. Callers that need a leader are turned away at once when there is none.
     async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
         let needs_leader = metadata.get("hasleader").is_some_and(|value| value == "true");
         let mut receiver = self.store.clone();

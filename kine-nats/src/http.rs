@@ -42,8 +42,14 @@ fn answer(request: &Request<Incoming>, store: Option<&Store>, metrics: &Metrics)
         "/readyz" | "/health" => match store {
             Some(store) if store.is_stopping() => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n".to_owned()),
             Some(store) if store.has_leader() => (StatusCode::OK, "ok\n".to_owned()),
-            Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "the log does not answer\n".to_owned()),
-            None => (StatusCode::SERVICE_UNAVAILABLE, "not the writer yet\n".to_owned()),
+            Some(_) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "no writer is alive, or the log does not answer\n".to_owned(),
+            ),
+            None => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "neither the writer nor a follower yet\n".to_owned(),
+            ),
         },
         "/metrics" => (StatusCode::OK, metrics.text(store)),
         _ => (

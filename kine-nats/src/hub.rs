@@ -155,6 +155,15 @@ impl Hub {
         self.marked.fetch_max(revision, Ordering::AcqRel);
     }
 
+    /// Has every watch read from a revision on, whether or not something that concerns it is known.
+    pub(crate) fn rewind_all(&self, revision: i64) {
+        let index = self.lock();
+        let set = |marks: &Marks| marks.iter().for_each(|(_, mark)| mark.set(revision));
+        index.keys.values().for_each(set);
+        index.prefixes.values().flat_map(HashMap::values).for_each(set);
+        index.ranges.iter().for_each(|(_, _, _, mark)| mark.set(revision));
+    }
+
     /// How many watches there are.
     pub(crate) fn watches(&self) -> usize {
         let index = self.lock();

@@ -17,6 +17,8 @@ pub(crate) struct Metrics {
     pub(crate) recoveries: Counter,
     pub(crate) snapshots: Counter,
     pub(crate) foreign: Counter,
+    pub(crate) forwarded: Counter,
+    pub(crate) leader_changes: Counter,
     pub(crate) commit: Histogram,
     revision: Gauge,
     bytes: Gauge,
@@ -24,7 +26,8 @@ pub(crate) struct Metrics {
     keys: Gauge,
     history: Gauge,
     watches: Gauge,
-    leader: Gauge,
+    has_leader: Gauge,
+    is_leader: Gauge,
     sequence: Gauge,
 }
 
@@ -38,6 +41,8 @@ impl Metrics {
             recoveries: Counter::default(),
             snapshots: Counter::default(),
             foreign: Counter::default(),
+            forwarded: Counter::default(),
+            leader_changes: Counter::default(),
             commit: Histogram::new(buckets()),
             revision: Gauge::default(),
             bytes: Gauge::default(),
@@ -45,7 +50,8 @@ impl Metrics {
             keys: Gauge::default(),
             history: Gauge::default(),
             watches: Gauge::default(),
-            leader: Gauge::default(),
+            has_leader: Gauge::default(),
+            is_leader: Gauge::default(),
             sequence: Gauge::default(),
             registry: Arc::new(Registry::default()),
         };
@@ -59,6 +65,11 @@ impl Metrics {
             "yoke_kine_recoveries",
             "Times a record was in doubt",
             metrics.recoveries.clone(),
+        );
+        registry.register(
+            "yoke_kine_forwarded",
+            "Times another process was asked to do a request",
+            metrics.forwarded.clone(),
         );
         registry.register("yoke_kine_snapshots", "Snapshots stored", metrics.snapshots.clone());
         registry.register(
@@ -86,8 +97,18 @@ impl Metrics {
         registry.register("yoke_kine_watches", "Open watches", metrics.watches.clone());
         registry.register(
             "etcd_server_has_leader",
-            "Whether the lease holds",
-            metrics.leader.clone(),
+            "Whether the lease of the writer, here or in another process, holds",
+            metrics.has_leader.clone(),
+        );
+        registry.register(
+            "etcd_server_is_leader",
+            "Whether this process is the writer",
+            metrics.is_leader.clone(),
+        );
+        registry.register(
+            "etcd_server_leader_changes_seen",
+            "Writers that began",
+            metrics.leader_changes.clone(),
         );
         registry.register(
             "etcd_mvcc_db_total_size_in_bytes",
@@ -120,7 +141,14 @@ impl Metrics {
             self.history.set(state.mvcc.history_len() as i64);
             self.quota.set(store.quota.cast_signed());
             self.watches.set(store.hub.watches() as i64);
-            self.leader.set(i64::from(store.lease_holds()));
+            let writes = store.is_writer();
+            let led = if writes {
+                store.lease_holds()
+            } else {
+                store.has_leader()
+            };
+            self.has_leader.set(i64::from(led));
+            self.is_leader.set(i64::from(writes));
             self.sequence.set(store.sequence().cast_signed());
         }
         let mut text = String::new();

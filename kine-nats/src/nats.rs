@@ -1,6 +1,6 @@
 //! The connection to NATS.
 
-use crate::args::Args;
+use crate::args::NatsArgs;
 use anyhow::{Context, bail};
 use async_nats::{Client, ConnectOptions, Event};
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn reconnect_delay(attempts: usize) -> Duration {
 }
 
 /// Connects, and waits for the first answer for as long as it takes.
-pub(crate) async fn connect(args: &Args) -> anyhow::Result<Client> {
+pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<Client> {
     let mut options = ConnectOptions::new()
         .name("kine-nats")
         .custom_inbox_prefix(args.stream.inbox())

@@ -53,6 +53,12 @@ pub enum Refusal {
     /// This process is not the writer, or does not know whether it still is.
     #[error("etcdserver: no leader")]
     NoLeader,
+    /// Another process became the writer while the request, which changes nothing, was under way.
+    #[error("etcdserver: leader changed")]
+    LeaderChanged,
+    /// The writer went while the request was under way: whether it was done is not known.
+    #[error("etcdserver: request timed out, possibly due to previous leader failure")]
+    LeaderFailed,
     /// The process is stopping.
     #[error("etcdserver: server stopped")]
     Stopped,
@@ -62,6 +68,34 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    const ALL: [Self; 20] = [
+        Self::Compacted,
+        Self::FutureRevision,
+        Self::EmptyKey,
+        Self::KeyNotFound,
+        Self::ValueProvided,
+        Self::LeaseProvided,
+        Self::TooManyOps,
+        Self::DuplicateKey,
+        Self::InvalidSortOption,
+        Self::TooLarge,
+        Self::NoSpace,
+        Self::LeaseNotFound,
+        Self::LeaseExists,
+        Self::LeaseTtlTooLarge,
+        Self::Timeout,
+        Self::NoLeader,
+        Self::LeaderChanged,
+        Self::LeaderFailed,
+        Self::Stopped,
+        Self::TooManyRequests,
+    ];
+
+    /// The refusal that has a text.
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|refusal| refusal.to_string() == text)
+    }
+
     /// The gRPC code that etcd sends with the text.
     pub fn code(self) -> Code {
         match self {
@@ -77,7 +111,9 @@ impl Refusal {
             Self::NoSpace | Self::TooManyRequests => Code::ResourceExhausted,
             Self::LeaseNotFound => Code::NotFound,
             Self::LeaseExists => Code::FailedPrecondition,
-            Self::Timeout | Self::NoLeader | Self::Stopped => Code::Unavailable,
+            Self::Timeout | Self::NoLeader | Self::LeaderChanged | Self::LeaderFailed | Self::Stopped => {
+                Code::Unavailable
+            }
         }
     }
 }

@@ -1,45 +1,38 @@
 //! From the command line to a running store, and back.
 
 use crate::args::{Args, LogFormat};
-use crate::boot::{Identity, Replica};
-use crate::clock;
 use crate::grpc::{self, Node};
 use crate::http;
+use crate::keep::{DEFAULT_QUOTA, Ended, Plan, StoreSender, live, retry};
 use crate::listen;
-use crate::log::Passing;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::{Stream, StreamLimits};
 use crate::metrics::Metrics;
 use crate::nats;
+use crate::peer::nats::NatsPeers;
+use crate::role;
 use crate::snapshot::Snapshots;
 use crate::store::Store;
 use crate::tls;
-use crate::writer::{Cadence, Parts, RESERVE, Unsaved, Upkeep, Writer};
-use anyhow::Context;
-use std::future::Future;
+use crate::writer::RESERVE;
+use anyhow::{Context, bail};
+use async_nats::Client;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing_subscriber::EnvFilter;
 use yoke_runtime::tls::Reload;
 
-const QUEUE: usize = 4096;
-const DEFAULT_QUOTA: u64 = 512 << 20;
-const RETRY: Duration = Duration::from_millis(200);
 /// How long stopping may take.
 const DRAIN: Duration = Duration::from_secs(8);
 
-type StoreSender = watch::Sender<Option<Arc<Store>>>;
-
 /// Serves until a signal asks to stop, or until this process may not write any more.
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    init_tracing(args.log_format);
-    end_on_panic();
-    yoke_runtime::install_crypto();
+    init(args.log_format);
 
     let metrics = Metrics::new();
     let (stores, store) = watch::channel(None);
@@ -110,91 +103,56 @@ async fn listen(
     Ok(())
 }
 
-/// Opens the store, becomes its writer, and writes.
+/// Connects, and lives until told to stop.
 async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
-    let client = nats::connect(&args).await?;
-    let log = Stream::new(client.clone(), args.stream.log());
-    let snapshots = Stream::new(client, args.stream.snapshots());
+    let client = nats::connect(&args.nats).await?;
+    let mut plan = Plan {
+        member: role::member(rand::random()),
+        incarnation: args.incarnation,
+        name: std::env::var("HOSTNAME").unwrap_or_default(),
+        quota: args.quota,
+        cadence: None,
+        snapshot_bytes: args.snapshot_bytes,
+        metrics,
+        peers: None,
+    };
+    if !args.follow {
+        return lives(args, client, plan, &stores, stop).await;
+    }
+    let (subject, own) = (args.nats.stream.peers_subject(), (plan.member, plan.name.clone()));
+    let (peers, line) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
+    plan.peers = Some(Arc::clone(&peers) as _);
+    let ended = tokio::select! {
+        ended = lives(args, client, plan, &stores, stop) => ended,
+        ended = peers.run(line, stores.subscribe()) => ended.context("hear of other processes"),
+    };
+    let store = stores.borrow().clone();
+    peers.leave(store.as_deref()).await;
+    ended
+}
+
+async fn lives(
+    args: Args,
+    client: Client,
+    plan: Plan,
+    stores: &StoreSender,
+    stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let log = Stream::new(client.clone(), args.nats.stream.log());
+    let snapshots = Stream::new(client, args.nats.stream.snapshots());
     if args.create {
         create(&args, &log, &snapshots).await?;
     }
-    let (log, mut acks) = JetStream::open(log, args.stream.log_subject()).await?;
-    let log = Arc::new(log);
-    let snapshots = Snapshots::new(snapshots, args.stream.snapshot_subject(), Arc::clone(&log));
-
-    let identity = Identity {
-        writer: rand::random(),
-        incarnation: args.incarnation,
-        name: std::env::var("HOSTNAME").unwrap_or_default(),
-    };
-    let begun = clock::now();
-    let mut replica = retry(|| Replica::load(&*log, &snapshots)).await?;
-    tracing::info!(
-        revision = replica.state.mvcc.visible(),
-        keys = replica.state.mvcc.keys(),
-        sequence = replica.session.sequence,
-        milliseconds = (clock::now() - begun).as_millis() as u64,
-        "The log is read"
-    );
-    let sent = replica.take_over(&*log, &snapshots, &mut acks, &identity).await?;
-
-    let Replica {
-        session,
-        mut state,
-        replayed,
-        info,
-        recent,
-        ..
-    } = replica;
-    let now = clock::now();
-    state.leases.renew_all(now);
-    let quota = args.quota.unwrap_or_else(|| match info.limit {
-        Some(limit) => limit.saturating_sub(RESERVE).max(limit / 2) / 2,
-        None => DEFAULT_QUOTA,
-    });
-    let (queue, requests) = mpsc::channel(QUEUE);
-    let store = Arc::new(Store::new(
-        state,
-        (session.cluster, session.epoch),
-        quota,
-        queue,
-        metrics,
-    ));
-    store.extend_lease(sent + crate::writer::LEASE_USED);
-    tracing::info!(
-        epoch = session.epoch,
-        revision = store.revision(),
-        milliseconds = (now - begun).as_millis() as u64,
-        "This process is the writer"
-    );
-    let limit = info.limit.unwrap_or(u64::MAX);
-    let cadence = Cadence {
-        bytes: args.snapshot_bytes.unwrap_or((limit / 4).min(RESERVE)),
-        most: limit / 4,
-        records: 50_000,
-        age: Duration::from_secs(600),
-    };
-    let unsaved = Unsaved {
-        bytes: replayed.0,
-        records: replayed.1,
-        changed: replayed.1 > 0,
-        since: now,
-        urgent: false,
-    };
-    let upkeep = Upkeep::new((Arc::clone(&log), info), snapshots, &store.read(), cadence, unsaved);
-    let parts = Parts {
-        log,
-        acks,
-        queue: requests,
-        store: Arc::clone(&store),
-        incarnation: identity.incarnation,
-        session,
-        upkeep,
-        recent,
-    };
-    let writer = Writer::new(parts);
-    stores.send_replace(Some(store));
-    writer.run(stop).await.context("keep the store")
+    for life in 0..u16::MAX {
+        let (log, acks) = JetStream::open(log.clone(), args.nats.stream.log_subject()).await?;
+        let log = Arc::new(log);
+        let snapshots = Snapshots::new(snapshots.clone(), args.nats.stream.snapshot_subject(), Arc::clone(&log));
+        let ended = live((log, acks), snapshots, (&plan, life), stores, stop.clone()).await?;
+        if ended == Ended::Stopped {
+            return Ok(());
+        }
+    }
+    bail!("this process was replaced too often; start another one")
 }
 
 async fn create(args: &Args, log: &Stream, snapshots: &Stream) -> anyhow::Result<()> {
@@ -206,34 +164,21 @@ async fn create(args: &Args, log: &Stream, snapshots: &Stream) -> anyhow::Result
         replicas: args.replicas,
         max_bytes: bytes.cast_signed(),
     };
-    let subject = args.stream.log_subject();
+    let subject = args.nats.stream.log_subject();
     retry(|| log.create(&subject, limits(log_bytes)))
         .await
         .context("make the log's stream")?;
-    let subject = format!("{}.>", args.stream.snapshot_subject());
+    let subject = format!("{}.>", args.nats.stream.snapshot_subject());
     retry(|| snapshots.create(&subject, limits(snapshot_bytes)))
         .await
         .context("make the snapshots' stream")
 }
 
-async fn retry<T, E, F>(mut work: impl FnMut() -> F) -> Result<T, E>
-where
-    E: Passing,
-    F: Future<Output = Result<T, E>>,
-{
-    let mut said = false;
-    loop {
-        match work().await {
-            Err(error) if error.is_passing() => {
-                if !said {
-                    tracing::warn!(error = %error, cause = error.source().map(ToString::to_string), "Waiting for NATS");
-                }
-                said = true;
-                sleep(RETRY).await;
-            }
-            result => return result,
-        }
-    }
+/// What every command needs.
+pub(crate) fn init(format: LogFormat) {
+    init_tracing(format);
+    end_on_panic();
+    yoke_runtime::install_crypto();
 }
 
 fn init_tracing(format: LogFormat) {

@@ -7,6 +7,7 @@
 
 use crate::codec::{self, Header, Operation, Record};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Hashes that are remembered, to know a copy by.
 const REMEMBERED: usize = 256;
@@ -29,6 +30,17 @@ pub(crate) enum Verdict {
     Valid,
     /// It came from a writer that had been replaced, or is not for this store; as if it were not there.
     Void,
+}
+
+/// Whether a process may begin to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Nobody holds a lease.
+    Free,
+    /// The writer may hold one for this long.
+    Wait(Duration),
+    /// A newer process was given the store: never.
+    Superseded,
 }
 
 /// The end of the log as far as it was read.
@@ -65,6 +77,17 @@ impl Session {
             self.after_void = true;
         }
         foreign
+    }
+
+    /// Whether a process of an incarnation may begin to write now, when the writer's lease ends at `until` at the latest.
+    pub(crate) fn claim(&self, incarnation: u64, until: Duration, now: Duration) -> Claim {
+        if self.incarnation > incarnation {
+            Claim::Superseded
+        } else if self.epoch == 0 || self.resigned || now > until {
+            Claim::Free
+        } else {
+            Claim::Wait(until.saturating_sub(now))
+        }
     }
 
     /// Goes on behind a record that counts.
@@ -228,6 +251,39 @@ mod tests {
                 matches!(session().admit(3, &bad, 1), Err(SessionError::Broken { sequence: 3 })),
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn who_may_begin() {
+        let (until, late) = (Duration::from_secs(9), Duration::from_millis(9001));
+        let written = Session {
+            epoch: 1,
+            incarnation: 5,
+            ..Session::default()
+        };
+        let resigned = Session {
+            resigned: true,
+            ..written.clone()
+        };
+        let wait = Claim::Wait(Duration::from_secs(2));
+        let seven = Duration::from_secs(7);
+        for (name, session, incarnation, now, claim) in [
+            ("an empty log", Session::default(), 0, Duration::ZERO, Claim::Free),
+            ("a living writer", written.clone(), 5, seven, wait),
+            ("a newer process waits, too", written.clone(), 6, seven, wait),
+            (
+                "the lease ends with the last moment",
+                written.clone(),
+                5,
+                until,
+                Claim::Wait(Duration::ZERO),
+            ),
+            ("a silent writer", written.clone(), 5, late, Claim::Free),
+            ("a resigned writer", resigned.clone(), 5, Duration::ZERO, Claim::Free),
+            ("an older process never begins", resigned, 4, late, Claim::Superseded),
+        ] {
+            assert_eq!(session.claim(incarnation, until, now), claim, "{name}");
         }
     }
 

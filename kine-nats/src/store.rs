@@ -1,85 +1,104 @@
-//! What the writer and the services share: the state behind a lock that is held for moments only, the writer's lease, and
-//! the queue of requests to the writer.
+//! What the services of a process share, whatever its role: the state behind a lock that is held for moments only, who
+//! writes, the lease if it is this process, and the way of a request to the writer.
+//!
+//! ```text
+//! Store::submit ─┬─ Writer ───► its queue                  Store::read_latest ─┬─ Writer ───► under the lease
+//!                └─ Follower ─► the writer's process (peer)                    └─ Follower ─► asks the writer how far the
+//!                                                                                             log is, waits, reads here
+//! ```
 
 use crate::clock;
 use crate::hub::Hub;
 use crate::metrics::Metrics;
+use crate::peer::{Peers, forward};
 use crate::proto::etcdserverpb::ResponseHeader;
 use crate::refusal::Refusal;
+use crate::role::{Leader, Outcome, Queued, Role};
+use crate::session::Session;
 use crate::state::State;
 use crate::txn::{Answer, Command};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// How long a request may wait for the log; etcd's own limit.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
-/// Without a lease for this long there is no leader.
+/// Without a sign of life for this long there is no leader.
 const LEADER_LOST: Duration = Duration::from_secs(3);
+/// How long to wait for another writer before a request is offered again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Bytes of the requests that wait for the writer; more wait with their clients.
 const QUEUE_BYTES: usize = 64 << 20;
 const UNIT: usize = 1024;
 
-/// A request on its way to the writer.
-#[derive(Debug)]
-pub(crate) struct Queued {
-    pub(crate) command: Command,
-    pub(crate) reply: oneshot::Sender<Result<Answer, Refusal>>,
-    /// Its share of what may wait.
-    pub(crate) room: OwnedSemaphorePermit,
-}
-
-/// One store, as its writer keeps it.
+/// One store, as one process keeps it.
 #[derive(Debug)]
 pub(crate) struct Store {
     state: RwLock<State>,
     /// Who watches.
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
-    pub(crate) cluster: u64,
-    pub(crate) epoch: u64,
     /// Bytes above which nothing is put.
     pub(crate) quota: u64,
+    cluster: AtomicU64,
+    epoch: AtomicU64,
     sequence: AtomicU64,
     revision: AtomicI64,
     lease_until: AtomicU64,
     lease_ended: AtomicBool,
-    lease_changed: Notify,
+    /// Until when the writer, whoever it is, is known to hold the lease.
+    leader_until: AtomicU64,
+    /// The lease, the role or the newest revision is another one.
+    changed: Notify,
+    /// There may be something new in the log.
+    nudged: Notify,
+    /// How far the log is, as others say.
+    announced: AtomicU64,
     full: AtomicBool,
     stopping: AtomicBool,
-    queue: mpsc::Sender<Queued>,
+    role: watch::Sender<Role>,
     /// What is left of the bytes that may wait, in units of [`UNIT`].
     room: Arc<Semaphore>,
+    peers: Option<Arc<dyn Peers>>,
+}
+
+/// Why what is read is the newest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Assurance {
+    /// This process is the writer, if the lease still holds after the read.
+    Lease,
+    /// The writer said how far the log was, and this process is there.
+    Writer,
 }
 
 impl Store {
-    pub(crate) fn new(
-        state: State,
-        (cluster, epoch): (u64, u64),
-        quota: u64,
-        queue: mpsc::Sender<Queued>,
-        metrics: Metrics,
-    ) -> Self {
+    /// A store that was read, before its role is known. Without peers there is one process.
+    pub(crate) fn new(state: State, quota: u64, metrics: Metrics, peers: Option<Arc<dyn Peers>>) -> Self {
         let visible = state.mvcc.visible();
         Self {
             state: RwLock::new(state),
             hub: Hub::new(visible),
             metrics,
-            cluster,
-            epoch,
             quota,
+            cluster: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             revision: AtomicI64::new(visible),
             lease_until: AtomicU64::new(0),
             lease_ended: AtomicBool::new(false),
-            lease_changed: Notify::new(),
+            leader_until: AtomicU64::new(0),
+            changed: Notify::new(),
+            nudged: Notify::new(),
+            announced: AtomicU64::new(0),
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            queue,
+            role: watch::channel(Role::Follower(None)).0,
             room: Arc::new(Semaphore::new(QUEUE_BYTES / UNIT)),
+            peers,
         }
     }
 
@@ -108,25 +127,147 @@ impl Store {
         self.sequence.load(Ordering::Acquire)
     }
 
+    /// Epoch of the newest writer.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
     /// Notes what the newest stored record is.
     pub(crate) fn set_stored(&self, sequence: u64, revision: i64) {
         self.sequence.store(sequence, Ordering::Release);
         self.revision.store(revision, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
+    /// Tells the watches of what became visible since the revision `before`.
+    pub(crate) fn show(&self, before: i64, revision: i64) {
+        if revision > before {
+            let state = self.read();
+            let changes = state
+                .mvcc
+                .changes(before + 1)
+                .take_while(|change| change.revision <= revision);
+            self.hub.commit(changes, revision);
+        }
     }
 
     /// The header of an answer.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
-            cluster_id: self.cluster,
+            cluster_id: self.cluster.load(Ordering::Acquire),
             member_id: self.member(),
             revision,
-            raft_term: self.epoch,
+            raft_term: self.epoch(),
         }
     }
 
-    /// The member that all processes of the store appear as.
+    /// The other processes of the store, where there may be any.
+    pub(crate) fn peers(&self) -> Option<&dyn Peers> {
+        self.peers.as_deref()
+    }
+
+    /// This process as a member. One that has no peers is the same member after a restart.
     pub(crate) fn member(&self) -> u64 {
-        self.cluster.rotate_left(17) | 1
+        match &self.peers {
+            Some(peers) => peers.member(),
+            None => self.cluster.load(Ordering::Acquire).rotate_left(17) | 1,
+        }
+    }
+
+    /// The member that writes; 0 when none is known.
+    pub(crate) fn leader(&self) -> u64 {
+        if !self.has_leader() {
+            return 0;
+        }
+        match &*self.role.borrow() {
+            Role::Writer { .. } => self.member(),
+            Role::Follower(Some(leader)) => leader.member(),
+            Role::Follower(None) => 0,
+        }
+    }
+
+    /// Whether this process is the writer.
+    pub(crate) fn is_writer(&self) -> bool {
+        matches!(&*self.role.borrow(), Role::Writer { .. })
+    }
+
+    /// Notes what was read from the log: `until` is when the writer's lease ends at the latest.
+    pub(crate) fn follow(&self, session: &Session, until: Duration) {
+        let leader = (session.epoch > 0 && !session.resigned).then_some(Leader {
+            epoch: session.epoch,
+            writer: session.writer,
+        });
+        self.note_epoch(session);
+        // Who resigned is followed at once: for a moment that is no loss of the leader.
+        let until = match leader {
+            Some(_) => until,
+            None if session.epoch > 0 => clock::now(),
+            None => Duration::ZERO,
+        };
+        self.leader_until.store(nanoseconds(until), Ordering::Release);
+        self.role.send_if_modified(|role| {
+            let same = matches!(role, Role::Follower(known) if *known == leader);
+            *role = Role::Follower(leader);
+            !same
+        });
+        self.changed.notify_waiters();
+    }
+
+    /// Begins to write, with a lease that this process holds until then.
+    pub(crate) fn begin(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
+        self.note_epoch(session);
+        self.lease_until.store(0, Ordering::Release);
+        self.lease_ended.store(false, Ordering::Release);
+        self.extend_lease(lease_until);
+        let epoch = session.epoch;
+        self.role.send_replace(Role::Writer { epoch, queue });
+        self.changed.notify_waiters();
+    }
+
+    fn note_epoch(&self, session: &Session) {
+        self.cluster.store(session.cluster, Ordering::Release);
+        if self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch {
+            self.metrics.leader_changes.inc();
+        }
+    }
+
+    /// Does not write any more.
+    pub(crate) fn retire(&self) {
+        self.end_lease();
+        self.full.store(false, Ordering::Relaxed);
+        self.role.send_replace(Role::Follower(None));
+        self.changed.notify_waiters();
+    }
+
+    /// Takes over a state that was read anew. It holds at least what this one showed.
+    pub(crate) fn adopt(&self, state: State, sequence: u64) {
+        let (before, visible) = (self.revision(), state.mvcc.visible());
+        *self.write() = state;
+        self.set_stored(sequence, visible);
+        // What lies below the new compact revision is in no history; who watched it is told.
+        self.hub.rewind_all(before + 1);
+        self.show(before, visible);
+    }
+
+    /// Somebody says how far the log is.
+    pub(crate) fn nudge(&self, sequence: u64) {
+        self.announced.fetch_max(sequence, Ordering::AcqRel);
+        self.nudged.notify_one();
+    }
+
+    /// Waits for [`Store::nudge`].
+    pub(crate) async fn nudged(&self) {
+        self.nudged.notified().await;
+    }
+
+    /// How far the log is at least.
+    pub(crate) fn announced(&self) -> u64 {
+        self.announced.load(Ordering::Acquire)
+    }
+
+    /// Waits for another record, lease or role, from the time of the call on.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     /// Extends the lease; it never gets shorter. One that was given up stays so. Only the writer calls this and
@@ -136,13 +277,15 @@ impl Store {
             return;
         }
         self.lease_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
-        self.lease_changed.notify_waiters();
+        self.leader_until.fetch_max(nanoseconds(until), Ordering::AcqRel);
+        self.changed.notify_waiters();
     }
 
     /// Gives the lease up for good.
     pub(crate) fn end_lease(&self) {
         self.lease_ended.store(true, Ordering::Release);
         self.lease_until.store(0, Ordering::Release);
+        self.leader_until.store(0, Ordering::Release);
     }
 
     /// Whether nobody else can have written.
@@ -150,9 +293,9 @@ impl Store {
         nanoseconds(clock::now()) < self.lease_until.load(Ordering::Acquire)
     }
 
-    /// Whether the lease holds or ended only moments ago.
+    /// Whether the writer's lease holds or ended only moments ago.
     pub(crate) fn has_leader(&self) -> bool {
-        let until = self.lease_until.load(Ordering::Acquire);
+        let until = self.leader_until.load(Ordering::Acquire);
         until > 0 && nanoseconds(clock::now()) < until.saturating_add(nanoseconds(LEADER_LOST))
     }
 
@@ -173,34 +316,64 @@ impl Store {
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.hub.wake_all();
-        self.lease_changed.notify_waiters();
+        self.changed.notify_waiters();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Waits until the lease holds.
-    pub(crate) async fn wait_for_lease(&self) -> Result<(), Refusal> {
+    /// Waits until what this process shows includes all that was acknowledged before the call.
+    pub(crate) async fn linearize(&self) -> Result<(), Refusal> {
+        self.assure().await.map(|_| ())
+    }
+
+    async fn assure(&self) -> Result<Assurance, Refusal> {
         let deadline = Instant::now() + REQUEST_LIMIT;
+        let limit = |_| Refusal::Timeout;
         loop {
-            let changed = self.lease_changed.notified();
+            let changed = self.changed.notified();
             if self.lease_holds() {
+                return Ok(Assurance::Lease);
+            }
+            if self.is_stopping() {
+                return Err(Refusal::Stopped);
+            }
+            if self.is_writer() {
+                timeout_at(deadline, changed).await.map_err(limit)?;
+            } else {
+                timeout_at(deadline, self.barrier()).await.map_err(limit)??;
+                return Ok(Assurance::Writer);
+            }
+        }
+    }
+
+    /// Asks the writer how far the log is, and waits until this process is, too.
+    async fn barrier(&self) -> Result<(), Refusal> {
+        let revision = match self.serve(Command::Barrier).await? {
+            Answer::Barrier(revision) => revision,
+            _ => return Err(Refusal::LeaderChanged),
+        };
+        loop {
+            let changed = self.changed.notified();
+            if self.revision() >= revision {
                 return Ok(());
             }
             if self.is_stopping() {
                 return Err(Refusal::Stopped);
             }
-            timeout_at(deadline, changed).await.map_err(|_| Refusal::Timeout)?;
+            self.nudged.notify_one();
+            changed.await;
         }
     }
 
-    /// Reads the state so that everything acknowledged before the call is seen: the lease must still hold afterwards.
+    /// Reads the state so that everything acknowledged before the call is seen.
     pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, Refusal> {
         loop {
-            self.wait_for_lease().await?;
+            let assurance = self.assure().await?;
             let value = read(&self.read());
-            if self.lease_holds() {
+            // The process may have slept in between.
+            if assurance == Assurance::Writer || self.lease_holds() {
                 return Ok(value);
             }
         }
@@ -212,23 +385,64 @@ impl Store {
         QUEUE_BYTES - self.room.available_permits() * UNIT
     }
 
-    /// Has the writer do a request.
+    /// Has the writer do a request, wherever it is.
     pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
-        if self.is_stopping() {
-            return Err(Refusal::Stopped);
-        }
-        let (reply, answer) = oneshot::channel();
-        let share = u32::try_from(command.bytes() / UNIT + 1).map_err(|_| Refusal::TooLarge)?;
-        let work = async {
-            let room = Arc::clone(&self.room).acquire_many_owned(share).await;
-            let room = room.map_err(|_| Refusal::Stopped)?;
-            self.queue
-                .send(Queued { command, reply, room })
-                .await
-                .map_err(|_| Refusal::Stopped)?;
-            answer.await.map_err(|_| Refusal::Stopped)?
+        let limit = timeout(REQUEST_LIMIT, self.serve(command));
+        limit.await.map_err(|_| Refusal::Timeout)?
+    }
+
+    /// Has the writer of an epoch do a request, if that is this process.
+    pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
+        let queue = match &*self.role.borrow() {
+            Role::Writer { epoch: ours, queue } if *ours == epoch && !self.is_stopping() => queue.clone(),
+            _ => return Outcome::Returned(command),
         };
-        timeout(REQUEST_LIMIT, work).await.map_err(|_| Refusal::Timeout)?
+        if matches!(command, Command::Barrier) {
+            let revision = self.read_latest(|state| state.mvcc.visible()).await;
+            return Outcome::Done(revision.map(Answer::Barrier));
+        }
+        let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
+        limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))
+    }
+
+    async fn serve(&self, mut command: Command) -> Result<Answer, Refusal> {
+        let mut roles = self.role.subscribe();
+        loop {
+            if self.is_stopping() {
+                return Err(Refusal::Stopped);
+            }
+            let role = roles.borrow_and_update().clone();
+            let outcome = match (&role, &self.peers) {
+                (Role::Writer { queue, .. }, _) => self.enqueue(queue, command).await,
+                (Role::Follower(Some(leader)), Some(peers)) => {
+                    self.metrics.forwarded.inc();
+                    forward(&**peers, self.role.subscribe(), *leader, command).await
+                }
+                (Role::Follower(_), _) => Outcome::Returned(command),
+            };
+            match outcome {
+                Outcome::Done(result) => return result,
+                Outcome::Returned(back) => command = back,
+            }
+            // Another role, or time for another try.
+            let _ = timeout(AGAIN, roles.changed()).await;
+        }
+    }
+
+    async fn enqueue(&self, queue: &mpsc::Sender<Queued>, command: Command) -> Outcome {
+        let Ok(share) = u32::try_from(command.bytes() / UNIT + 1) else {
+            return Outcome::Done(Err(Refusal::TooLarge));
+        };
+        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(share).await else {
+            return Outcome::Returned(command);
+        };
+        let (reply, answer) = oneshot::channel();
+        if let Err(mpsc::error::SendError(queued)) = queue.send(Queued { command, reply, room }).await {
+            return Outcome::Returned(queued.command);
+        }
+        // The writer ended, and nobody knows whether the log holds it.
+        let unknown = |_| Outcome::Done(Err(Refusal::LeaderFailed));
+        answer.await.unwrap_or_else(unknown)
     }
 }
 
@@ -242,13 +456,7 @@ mod tests {
     use crate::mvcc::Mvcc;
 
     fn store() -> Store {
-        Store::new(
-            State::new(Mvcc::new()),
-            (1, 1),
-            u64::MAX,
-            mpsc::channel(1).0,
-            Metrics::new(),
-        )
+        Store::new(State::new(Mvcc::new()), u64::MAX, Metrics::new(), None)
     }
 
     #[tokio::test(start_paused = true)]
@@ -264,10 +472,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_the_lease_hears_of_the_end() {
         let store = Arc::new(store());
+        store.begin(&Session::default(), mpsc::channel(1).0, Duration::ZERO);
         let begun = Instant::now();
         let waiting = tokio::spawn({
             let store = Arc::clone(&store);
-            async move { store.wait_for_lease().await }
+            async move { store.linearize().await }
         });
         tokio::task::yield_now().await;
         store.stop();

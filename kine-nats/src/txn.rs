@@ -36,9 +36,19 @@ pub(crate) enum Command {
         keys: bool,
     },
     Leases,
+    /// How far the store is; goes through the writer so that nothing stored before it is left out.
+    Barrier,
 }
 
 impl Command {
+    /// Whether doing it twice is as good as once: it changes nothing that is told.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        matches!(
+            self,
+            Self::KeepAlive(_) | Self::TimeToLive { .. } | Self::Leases | Self::Barrier
+        )
+    }
+
     /// About how large it is.
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -62,6 +72,7 @@ pub(crate) enum Answer {
     KeepAlive(pb::LeaseKeepAliveResponse),
     TimeToLive(pb::LeaseTimeToLiveResponse),
     Leases(pb::LeaseLeasesResponse),
+    Barrier(i64),
 }
 
 /// What an evaluation works on.
@@ -106,6 +117,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
         Command::KeepAlive(id) => Ok(Answer::KeepAlive(step.keep_alive(*id))),
         Command::TimeToLive { id, keys } => Ok(Answer::TimeToLive(step.time_to_live(*id, *keys))),
         Command::Leases => Ok(Answer::Leases(step.leases())),
+        Command::Barrier => Ok(Answer::Barrier(step.begin)),
     }
 }
 

@@ -20,12 +20,13 @@ use crate::clock;
 use crate::codec::{Header, Operations, encode};
 use crate::log::{Ack, Log, LogError};
 use crate::refusal::Refusal;
+use crate::role::{Outcome, Queued};
 use crate::session::{Session, SessionError};
 use crate::snapshot::Messages;
-use crate::store::{Queued, Store};
+use crate::store::Store;
 use crate::txn::{Answer, Command, Evaluation, evaluate};
 use bytes::Bytes;
-pub(crate) use loss::Recent;
+pub(crate) use loss::{Recent, Repair, append_again};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +51,7 @@ const BATCH_REQUESTS: usize = 1024;
 const EXPIRIES: usize = 200;
 const EXPIRY_KEYS: usize = 1000;
 
-type Reply = (oneshot::Sender<Result<Answer, Refusal>>, Result<Answer, Refusal>);
+type Reply = (oneshot::Sender<Outcome>, Result<Answer, Refusal>);
 
 /// Why the writer ended.
 #[derive(Debug, thiserror::Error)]
@@ -184,7 +185,20 @@ impl<L: Log, M: Messages> Writer<L, M> {
     }
 
     /// Writes until told to stop, then answers what is under way and gives the lease up.
-    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<(), WriterError> {
+    pub(crate) async fn run(mut self, stop: watch::Receiver<bool>) -> Result<(), WriterError> {
+        let ended = self.write(stop).await;
+        // What is under way has no answer from here on; what was not begun may be done by whoever writes next.
+        self.pending.clear();
+        self.store.retire();
+        self.queue.close();
+        while let Ok(Queued { command, reply, .. }) = self.queue.try_recv() {
+            let _ = reply.send(Outcome::Returned(command));
+        }
+        self.upkeep.abort().await;
+        ended
+    }
+
+    async fn write(&mut self, mut stop: watch::Receiver<bool>) -> Result<(), WriterError> {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -375,12 +389,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
 }
 
 /// Waits until the process is told to stop.
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     // Without a sender nobody can say so: then it is time, too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 fn answer((reply, result): Reply) {
     // The client may have gone; what was done stays done.
-    let _ = reply.send(result);
+    let _ = reply.send(Outcome::Done(result));
 }

@@ -1,6 +1,7 @@
-//! Who serves the store, in etcd's terms: one member, whichever process writes.
+//! Who serves the store, in etcd's terms: one member, or with followers each process that was heard of lately.
 
 use super::{Node, unsupported};
+use crate::peer::{Member, Peers};
 use crate::proto::etcdserverpb as pb;
 use pb::cluster_server::Cluster;
 use tonic::{Request, Response, Status};
@@ -15,19 +16,17 @@ impl Cluster for Node {
     ) -> Result<Response<pb::MemberListResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         if request.get_ref().linearizable {
-            store.wait_for_lease().await?;
+            store.linearize().await?;
         }
-        let member = pb::Member {
+        let own = || Member {
             id: store.member(),
-            name: "kine-nats".into(),
-            // There are no peers; but every member of etcd has such a URL, and tools take the first without looking.
-            peer_ur_ls: self.client_urls.to_vec(),
-            client_ur_ls: self.client_urls.to_vec(),
-            ..pb::Member::default()
+            name: String::new(),
+            client_urls: self.client_urls.to_vec(),
         };
+        let members = store.peers().map_or_else(|| vec![own()], Peers::members);
         Ok(Response::new(pb::MemberListResponse {
             header: Some(store.header(store.revision())),
-            members: vec![member],
+            members: members.into_iter().map(to_member).collect(),
         }))
     }
 
@@ -54,5 +53,17 @@ impl Cluster for Node {
         _: Request<pb::MemberPromoteRequest>,
     ) -> Result<Response<pb::MemberPromoteResponse>, Status> {
         Err(unsupported(FIXED))
+    }
+}
+
+fn to_member(member: Member) -> pb::Member {
+    let Member { id, name, client_urls } = member;
+    pb::Member {
+        id,
+        name: if name.is_empty() { "kine-nats".to_owned() } else { name },
+        // There are no such URLs; but every member of etcd has one, and tools take the first without looking.
+        peer_ur_ls: client_urls.clone(),
+        client_ur_ls: client_urls,
+        ..pb::Member::default()
     }
 }

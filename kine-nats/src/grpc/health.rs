@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(500);
 type Answer = Result<HealthCheckResponse, Status>;
 
 impl Node {
-    /// Whether this process is the writer and its log answers.
+    /// Whether the writer, here or in another process, is alive.
     fn serving(&self) -> ServingStatus {
         match &*self.store.borrow() {
             Some(store) if !store.is_stopping() && store.has_leader() => ServingStatus::Serving,
@@ -88,14 +88,7 @@ mod tests {
     use tokio_stream::StreamExt;
 
     fn store() -> Arc<Store> {
-        let queue = mpsc::channel(1).0;
-        Arc::new(Store::new(
-            State::new(Mvcc::new()),
-            (1, 1),
-            u64::MAX,
-            queue,
-            Metrics::new(),
-        ))
+        Arc::new(Store::new(State::new(Mvcc::new()), u64::MAX, Metrics::new(), None))
     }
 
     fn ask(service: &str) -> Request<HealthCheckRequest> {

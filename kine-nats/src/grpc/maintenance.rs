@@ -22,7 +22,7 @@ impl Maintenance for Node {
         if request.action == AlarmAction::Activate as i32 {
             return Err(unsupported("alarms follow from the state and cannot be raised"));
         }
-        store.wait_for_lease().await?;
+        store.linearize().await?;
         Ok(Response::new(pb::AlarmResponse {
             header: Some(store.header(store.revision())),
             alarms: alarms(&store)
@@ -46,9 +46,9 @@ impl Maintenance for Node {
             header: Some(store.header(store.revision())),
             version: VERSION.to_owned(),
             db_size: bytes,
-            leader: if leader { store.member() } else { 0 },
+            leader: store.leader(),
             raft_index: store.sequence(),
-            raft_term: store.epoch,
+            raft_term: store.epoch(),
             raft_applied_index: store.sequence(),
             errors,
             db_size_in_use: bytes,
@@ -158,7 +158,6 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::mvcc::Mvcc;
     use crate::state::State;
-    use tokio::sync::mpsc;
 
     fn store(keys: usize) -> Store {
         let mut state = State::new(Mvcc::new());
@@ -167,7 +166,7 @@ mod tests {
             state.put(format!("/r/{key:06}").as_bytes(), b"value", 0);
         }
         state.mvcc.publish(state.mvcc.head());
-        Store::new(state, (1, 1), u64::MAX, mpsc::channel(1).0, Metrics::new())
+        Store::new(state, u64::MAX, Metrics::new(), None)
     }
 
     #[tokio::test]

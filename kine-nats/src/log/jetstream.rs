@@ -30,11 +30,16 @@ impl JetStream {
             .map_err(|_| LogError::Disconnected)?;
         let (sender, receiver) = mpsc::channel(256);
         tokio::spawn(async move {
-            while let Some(message) = subscription.next().await {
-                if let Some(ack) = to_ack(&message)
-                    && sender.send(ack).await.is_err()
-                {
-                    return;
+            loop {
+                let message = tokio::select! {
+                    message = subscription.next() => message,
+                    // Nobody writes any more.
+                    () = sender.closed() => None,
+                };
+                let Some(message) = message else { return };
+                if let Some(ack) = to_ack(&message) {
+                    // Whoever wrote may have ended just now.
+                    let _ = sender.send(ack).await;
                 }
             }
         });

@@ -125,6 +125,16 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifests)
     }
 
+    /// The highest sequence that any of them stands at, whole or not; 0 without one.
+    pub(crate) async fn highest(&self) -> Result<u64, SnapshotError> {
+        let manifests = self.list().await?;
+        Ok(manifests
+            .iter()
+            .map(|(_, manifest)| manifest.sequence)
+            .max()
+            .unwrap_or(0))
+    }
+
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
         let mut snapshot = manifest.begin();
         let subject = self.chunks(&manifest.name);

@@ -5,11 +5,13 @@
 use super::pipeline::ACK_LIMIT;
 use super::{Writer, WriterError};
 use crate::codec;
-use crate::log::{Log, LogError};
+use crate::log::{Ack, Log, LogError};
+use crate::session::Session;
 use crate::snapshot::Messages;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// Bytes of records that are remembered, and what each costs besides its own.
@@ -30,7 +32,8 @@ pub(crate) struct Recent {
 }
 
 /// What became of an attempt to store records again.
-enum Repair {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repair {
     Done,
     /// What the log holds now is not what is remembered.
     Impossible,
@@ -73,7 +76,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
         };
         tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
-        match self.append_again(last).await {
+        let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.session));
+        match append_again(&*self.log, line, memory, last).await {
             Ok(Repair::Done) => {
                 tracing::warn!(acknowledged, "They are stored again");
                 return Ok(());
@@ -96,46 +100,49 @@ impl<L: Log, M: Messages> Writer<L, M> {
             revision: self.store.revision(),
         })
     }
+}
 
-    /// Stores the records behind `last` again.
-    async fn append_again(&mut self, last: u64) -> Result<Repair, LogError> {
-        if last > 0 {
-            let found = self.log.get(last).await?;
-            if found.is_none() || found.as_ref() != self.recent.get(last) {
-                return Ok(self.judge(found));
-            }
+/// Stores the records that are remembered behind `last` again, up to the end of a session.
+pub(crate) async fn append_again(
+    log: &impl Log,
+    (acks, token): (&mut mpsc::Receiver<Ack>, &mut u64),
+    (recent, session): (&Recent, &Session),
+    last: u64,
+) -> Result<Repair, LogError> {
+    if last > 0 {
+        let found = log.get(last).await?;
+        if found.is_none() || found.as_ref() != recent.get(last) {
+            return Ok(judge(found, session));
         }
-        for sequence in last + 1..=self.session.sequence {
-            let Some(record) = self.recent.get(sequence).cloned() else {
-                return Ok(Repair::Impossible);
-            };
-            self.token += 1;
-            self.log.publish(self.token, record.clone(), sequence - 1).await?;
-            let deadline = Instant::now() + ACK_LIMIT;
-            while let Ok(Some(ack)) = timeout_at(deadline, self.acks.recv()).await {
-                if ack.token == self.token {
-                    break;
-                }
-            }
-            match self.log.get(sequence).await? {
-                Some(found) if found == record => {}
-                None => return Err(LogError::Timeout),
-                found => return Ok(self.judge(found)),
-            }
-        }
-        Ok(Repair::Done)
     }
-
-    /// Why what is found in the log is not what is remembered.
-    fn judge(&self, found: Option<Bytes>) -> Repair {
-        let record = found.and_then(|bytes| codec::decode(&bytes).ok());
-        match record {
-            Some(record)
-                if record.header.cluster == self.session.cluster && record.header.epoch > self.session.epoch =>
-            {
-                Repair::Taken
+    for sequence in last + 1..=session.sequence {
+        let Some(record) = recent.get(sequence).cloned() else {
+            return Ok(Repair::Impossible);
+        };
+        *token += 1;
+        log.publish(*token, record.clone(), sequence - 1).await?;
+        let deadline = Instant::now() + ACK_LIMIT;
+        while let Ok(Some(ack)) = timeout_at(deadline, acks.recv()).await {
+            if ack.token == *token {
+                break;
             }
-            _ => Repair::Impossible,
         }
+        match log.get(sequence).await? {
+            Some(found) if found == record => {}
+            None => return Err(LogError::Timeout),
+            found => return Ok(judge(found, session)),
+        }
+    }
+    Ok(Repair::Done)
+}
+
+/// Why what is found in the log is not what is remembered.
+fn judge(found: Option<Bytes>, session: &Session) -> Repair {
+    let record = found.and_then(|bytes| codec::decode(&bytes).ok());
+    match record {
+        Some(record) if record.header.cluster == session.cluster && record.header.epoch > session.epoch => {
+            Repair::Taken
+        }
+        _ => Repair::Impossible,
     }
 }

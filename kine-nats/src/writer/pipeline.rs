@@ -61,15 +61,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.set_stored(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
         self.note(&batch, before);
+        // In this order: whoever has an answer and asks a watch how far it is hears of what was answered.
+        self.store.show(before, batch.revision);
         batch.replies.into_iter().for_each(answer);
-        if batch.revision > before {
-            let state = self.store.read();
-            let changes = state
-                .mvcc
-                .changes(before + 1)
-                .take_while(|change| change.revision <= batch.revision);
-            self.store.hub.commit(changes, batch.revision);
-        }
     }
 
     fn note(&mut self, batch: &Batch, before: i64) {

@@ -9,8 +9,10 @@ mod space;
 mod takeover;
 
 use super::*;
-use crate::boot::{BootError, Identity, Replica};
+use crate::boot::{BootError, Replica};
 use crate::codec::{self, Operation};
+use crate::follow::{Follower, Identity};
+use crate::keep::{Plan, promote};
 use crate::log::memory::{Fault, Memory, MemoryLog};
 use crate::metrics::Metrics;
 use crate::proto::etcdserverpb as pb;
@@ -42,14 +44,21 @@ fn identity(writer: u64, incarnation: u64) -> Identity {
     }
 }
 
+fn follow(replica: Replica) -> Follower {
+    let Replica { tail, state } = replica;
+    Follower::new(tail, Arc::new(Store::new(state, u64::MAX, Metrics::new(), None)))
+}
+
 async fn open(
     memory: &Memory,
     identity: &Identity,
-) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Replica, Duration), BootError> {
+) -> Result<(MemoryLog, mpsc::Receiver<Ack>, Follower, Duration), BootError> {
     let (log, mut acks) = memory.open();
-    let mut replica = Replica::load(&log, &snapshots(memory)).await?;
-    let sent = replica.take_over(&log, &snapshots(memory), &mut acks, identity).await?;
-    Ok((log, acks, replica, sent))
+    let mut follower = follow(Replica::load(&log, &snapshots(memory)).await?);
+    let sent = follower
+        .take_over(&log, &snapshots(memory), &mut acks, identity)
+        .await?;
+    Ok((log, acks, follower, sent))
 }
 
 const NEVER: Cadence = Cadence {
@@ -64,8 +73,14 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
 }
 
 async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
-    let (log, acks, replica, sent) = open(memory, &identity).await.unwrap();
-    let (store, writer) = launch(Arc::new(log), acks, snapshots(memory), replica, sent, cadence);
+    let (log, acks, follower, sent) = open(memory, &identity).await.unwrap();
+    let store = Arc::clone(&follower.store);
+    let plan = Plan {
+        incarnation: identity.incarnation,
+        cadence: Some(cadence),
+        ..plan(0)
+    };
+    let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &plan, sent);
     let (stop, stopped) = watch::channel(false);
     Running {
         store,
@@ -74,47 +89,17 @@ async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Ru
     }
 }
 
-fn launch<L: Log>(
-    log: Arc<L>,
-    acks: mpsc::Receiver<Ack>,
-    snapshots: Snapshots<MemoryMessages, L>,
-    replica: Replica,
-    sent: Duration,
-    cadence: Cadence,
-) -> (Arc<Store>, Writer<L, MemoryMessages>) {
-    let (queue, requests) = mpsc::channel(4096);
-    let Replica {
-        session,
-        mut state,
-        info,
-        recent,
-        ..
-    } = replica;
-    state.leases.renew_all(clock::now());
-    let store = Arc::new(Store::new(
-        state,
-        (session.cluster, session.epoch),
-        u64::MAX,
-        queue,
-        Metrics::new(),
-    ));
-    store.extend_lease(sent + LEASE_USED);
-    let unsaved = Unsaved {
-        since: clock::now(),
-        ..Unsaved::default()
-    };
-    let upkeep = Upkeep::new((Arc::clone(&log), info), snapshots, &store.read(), cadence, unsaved);
-    let writer = Writer::new(Parts {
-        log,
-        acks,
-        queue: requests,
-        store: Arc::clone(&store),
-        incarnation: session.incarnation,
-        session,
-        upkeep,
-        recent,
-    });
-    (store, writer)
+fn plan(member: u64) -> Plan {
+    Plan {
+        member,
+        incarnation: 0,
+        name: String::new(),
+        quota: Some(u64::MAX),
+        cadence: Some(NEVER),
+        snapshot_bytes: None,
+        metrics: Metrics::new(),
+        peers: None,
+    }
 }
 
 /// A writer on a new log that has stored these keys.
@@ -253,7 +238,7 @@ async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
     let new = start(&memory, identity(2, 2)).await;
     assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
     write(&new.store, "b").await.unwrap();
-    assert_eq!(lost.await.unwrap(), Err(Refusal::Stopped));
+    assert_eq!(lost.await.unwrap(), Err(Refusal::LeaderFailed));
     new.stop().await;
     assert_eq!(stored(&memory).await, ["a", "b"]);
 }
@@ -266,17 +251,17 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let header = Header {
-        cluster: replica.session.cluster,
+        cluster: replica.tail.session.cluster,
         epoch: 2,
         writer: 2,
         incarnation: 1,
-        previous: replica.session.hash,
+        previous: replica.tail.session.hash,
         base: replica.state.mvcc.head(),
     };
     memory.push(codec::encode(&header, &operations).0);
     assert_eq!(
         write(&running.store, "b").await,
-        Err(Refusal::Stopped),
+        Err(Refusal::LeaderFailed),
         "never success for what is not stored"
     );
     assert!(matches!(

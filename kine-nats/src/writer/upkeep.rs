@@ -270,13 +270,18 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         Pin::new(store.state(), session.clone(), leases)
     }
 
-    /// Stores a snapshot and clears nothing away.
-    pub(super) async fn save(&mut self, store: &Store, session: &Session) {
+    /// Ends what is under way.
+    pub(super) async fn abort(&mut self) {
         if let Some(job) = self.job.take() {
             job.abort();
-            // It must not trim what the snapshot walks.
             let _ = job.await;
         }
+    }
+
+    /// Stores a snapshot and clears nothing away.
+    pub(super) async fn save(&mut self, store: &Store, session: &Session) {
+        // It must not trim what the snapshot walks.
+        self.abort().await;
         let pin = self.pin(store, session);
         match timeout(SAVING, self.snapshots.save(store.state(), &pin)).await {
             Ok(Ok(_)) => tracing::error!(sequence = session.sequence, "A snapshot holds what the log has lost"),

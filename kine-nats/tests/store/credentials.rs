@@ -107,7 +107,7 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     let (publish, subscribe) = granted("creds");
     let user = authority.user(dir.path(), "store", Some((&publish, &subscribe)));
     let user = format!("--creds={}", user.display());
-    let mut kine = Kine::spawn_on(&nats, "creds", &[&user, "--snapshot-bytes=50000"]);
+    let mut kine = Kine::spawn_on(&nats, "creds", &[&user, "--snapshot-bytes=50000", "--follow"]);
     kine.ready().await;
     let mut client = kine.client().await;
     let (mut stored, mut puts) = (0.0, 0);
@@ -137,6 +137,12 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     assert!(watching.next().await.unwrap().created);
     let first = events(&watching.next().await.unwrap()).remove(0);
     assert_eq!(first.kv.unwrap().mod_revision, 300);
+    let mut follower = Kine::spawn_on(&nats, "creds", &[&user, "--follow"]);
+    follower.ready().await;
+    let mut through = follower.client().await;
+    let written = through.put("/c/through", b"").await.unwrap();
+    assert_eq!(client.get("/c/through").await.unwrap().mod_revision, written);
+    assert_eq!(through.range("/c/", "/c0", 0).await.unwrap().count, 51);
     assert!(!nats.log().contains("Violation"), "{}", nats.log());
 
     // Another store's streams are out of reach.

@@ -9,13 +9,18 @@ use tokio::task::JoinSet;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 /// Writers that create keys until told to stop, and remember what was acknowledged.
-struct Load {
+pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<BTreeMap<String, i64>>,
 }
 
 impl Load {
     fn start(client: &Client, writers: usize) -> Self {
+        Self::named(client, "", writers)
+    }
+
+    /// Begins; the keys are its own.
+    pub(crate) fn named(client: &Client, name: &'static str, writers: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         for writer in 0..writers {
@@ -26,7 +31,7 @@ impl Load {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    let key = format!("/load/{writer}-{number:06}");
+                    let key = format!("/load/{name}{writer}-{number:06}");
                     match client.create(&key, key.as_bytes()).await {
                         Ok(Some(revision)) => {
                             acknowledged.insert(key, revision);
@@ -41,14 +46,14 @@ impl Load {
         Self { stop, tasks }
     }
 
-    async fn stop(self) -> BTreeMap<String, i64> {
+    pub(crate) async fn stop(self) -> BTreeMap<String, i64> {
         self.stop.store(true, Ordering::Relaxed);
         self.tasks.join_all().await.into_iter().flatten().collect()
     }
 }
 
 /// Waits until a write is acknowledged.
-async fn serves(client: &Client) -> Duration {
+pub(crate) async fn serves(client: &Client) -> Duration {
     let begun = Instant::now();
     eventually("a write is acknowledged", || {
         let mut client = client.clone();
@@ -59,7 +64,7 @@ async fn serves(client: &Client) -> Duration {
 }
 
 /// Every acknowledged key is there with its revision, and a watch from the beginning hears every revision once.
-async fn check(client: &mut Client, acknowledged: &BTreeMap<String, i64>) {
+pub(crate) async fn check(client: &mut Client, acknowledged: &BTreeMap<String, i64>) {
     let answer = client.range("/load/", "/load0", 0).await.unwrap();
     let head = answer.header.unwrap().revision;
     let found: BTreeMap<String, i64> = answer

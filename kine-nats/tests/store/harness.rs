@@ -282,6 +282,18 @@ pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, Stri
     }
 }
 
+/// Runs `kine-nats repair`. Answers what it said, or what it complained of.
+pub(crate) fn repair(nats: &Nats, stream: &str, more: &[&str]) -> Result<String, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_kine-nats"))
+        .arg("repair")
+        .args([format!("--nats={}", nats.url()), format!("--stream=KINE_{stream}")])
+        .args(more)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    if output.status.success() { Ok(said) } else { Err(said) }
+}
+
 async fn http_get(mut stream: tokio::net::TcpStream, path: &str) -> Option<String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     stream

@@ -4,7 +4,9 @@
 
 mod credentials;
 mod faults;
+mod followers;
 mod harness;
+mod repair;
 mod semantics;
 mod tls;
 mod tools;

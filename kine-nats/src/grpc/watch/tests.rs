@@ -8,7 +8,7 @@ use crate::state::State;
 
 fn store(revisions: i64) -> Arc<Store> {
     let state = State::new(Mvcc::new());
-    let store = Store::new(state, (1, 1), u64::MAX, mpsc::channel(1).0, Metrics::new());
+    let store = Store::new(state, u64::MAX, Metrics::new(), None);
     for _ in 1..revisions {
         commit(&store);
     }

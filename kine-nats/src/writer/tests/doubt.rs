@@ -9,11 +9,11 @@ async fn succeed(memory: &Memory, more: u64) {
     let mut operations = Operations::default();
     operations.epoch(2000, "other");
     let mut header = Header {
-        cluster: replica.session.cluster,
-        epoch: replica.session.epoch + 1,
+        cluster: replica.tail.session.cluster,
+        epoch: replica.tail.session.epoch + 1,
         writer: 99,
         incarnation: 1,
-        previous: replica.session.hash,
+        previous: replica.tail.session.hash,
         base: replica.state.mvcc.head(),
     };
     let (record, mut hash) = codec::encode(&header, &operations);
@@ -64,11 +64,11 @@ async fn a_log_that_takes_nothing_is_not_asked_without_a_pause() {
 async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
     let memory = Memory::new();
     let (log, mut acks) = memory.open();
-    let mut replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
+    let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());
     memory.inject([Some(Fault::LoseAck)]);
     memory.fail_info(3);
     let begun = clock::now();
-    let sent = replica
+    let sent = follower
         .take_over(&log, &snapshots(&memory), &mut acks, &identity(1, 1))
         .await
         .unwrap();
@@ -80,7 +80,7 @@ async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
 async fn a_record_that_no_server_takes_ends_the_writer() {
     let (memory, running) = started(&[]).await;
     memory.set_largest(10);
-    assert_eq!(write(&running.store, "a").await, Err(Refusal::Stopped));
+    assert_eq!(write(&running.store, "a").await, Err(Refusal::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(ended, Err(WriterError::Log(LogError::TooLarge { .. }))),
@@ -119,7 +119,7 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
         running.store.submit(put_bytes("a", 1 << 20)).await.unwrap();
     }
     memory.truncate(1);
-    assert_eq!(write(&running.store, "c").await, Err(Refusal::Stopped));
+    assert_eq!(write(&running.store, "c").await, Err(Refusal::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(
@@ -134,7 +134,7 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
     );
     let refused = open(&memory, &identity(2, 1)).await.map(|_| ());
     assert!(
-        matches!(refused, Err(BootError::Behind { last: 1, known: 6 })),
+        matches!(refused, Err(BootError::Behind { last: 1, known: 6, .. })),
         "{refused:?}"
     );
 }

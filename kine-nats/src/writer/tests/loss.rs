@@ -57,7 +57,7 @@ async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     memory.truncate(1);
     memory.push(epoch_behind(&memory, 2));
-    assert_eq!(write(&running.store, "d").await, Err(Refusal::Stopped));
+    assert_eq!(write(&running.store, "d").await, Err(Refusal::LeaderFailed));
     let ended = running.writer.await.unwrap();
     assert!(
         matches!(
@@ -78,7 +78,7 @@ async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
 async fn a_standby_waits_for_the_writer_to_repair_the_log() {
     let (memory, running) = started(&["a"]).await;
     let (log, mut acks) = memory.open();
-    let mut replica = Replica::load(&log, &snapshots(&memory)).await.unwrap();
+    let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());
     running.writer.abort();
     let mut records = memory.records();
     memory.truncate(1);
@@ -89,9 +89,44 @@ async fn a_standby_waits_for_the_writer_to_repair_the_log() {
         records.into_iter().for_each(|record| copy.push(record));
     });
     let snapshots = snapshots(&memory);
-    let began = replica
+    let began = follower
         .take_over(&log, &snapshots, &mut acks, &identity(2, 1))
         .await
         .map(|_| ());
     assert!(began.is_ok(), "{began:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_stores_again_what_it_saw_of_a_writer_that_is_gone() {
+    let (memory, running) = started(&["a", "b", "c"]).await;
+    let (log, mut acks) = memory.open();
+    let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());
+    running.writer.abort();
+    let records = memory.records();
+    memory.truncate(2);
+    let snapshots = snapshots(&memory);
+    follower
+        .take_over(&log, &snapshots, &mut acks, &identity(2, 1))
+        .await
+        .unwrap();
+    assert_eq!(memory.records()[..records.len()], records);
+    assert_eq!(stored(&memory).await, ["a", "b", "c"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_does_not_write_over_what_another_began_on_the_shorter_log() {
+    let (memory, running) = started(&["a", "b", "c"]).await;
+    let (log, mut acks) = memory.open();
+    let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());
+    running.writer.abort();
+    memory.truncate(1);
+    memory.push(epoch_behind(&memory, 2));
+    let records = memory.records();
+    let snapshots = snapshots(&memory);
+    let refused = follower.take_over(&log, &snapshots, &mut acks, &identity(2, 1)).await;
+    let Err(BootError::Behind { last, known, revision }) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!((last, known, revision), (2, 4, 4));
+    assert_eq!(memory.records(), records);
 }

@@ -5,10 +5,10 @@ use super::*;
 /// Stores a snapshot of the log's end, as its writer does.
 async fn snapshot(memory: &Memory) {
     let snapshots = snapshots(memory);
-    let Replica { session, state, .. } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
+    let Replica { tail, state } = Replica::load(&memory.open().0, &snapshots).await.unwrap();
     let leases = state.leases.terms();
     let state = std::sync::RwLock::new(state);
-    let pin = crate::snapshot::Pin::new(&state, session, leases);
+    let pin = crate::snapshot::Pin::new(&state, tail.session, leases);
     snapshots.keep(&state, &pin).await.unwrap();
 }
 
@@ -50,18 +50,18 @@ async fn a_log_that_is_shortened_meanwhile_is_read_from_the_next_snapshot() {
 async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
     let (memory, running) = started(&["a"]).await;
     let (log, mut acks) = memory.open();
-    let mut replica = load(&memory).await.unwrap();
+    let mut follower = follow(load(&memory).await.unwrap());
     for key in ["b", "c", "d"] {
         write(&running.store, key).await.unwrap();
         snapshot(&memory).await;
     }
-    assert!(memory.first() > replica.session.sequence + 1);
+    assert!(memory.first() > follower.tail.session.sequence + 1);
     running.stop().await;
-    replica
+    follower
         .take_over(&log, &snapshots(&memory), &mut acks, &identity(2, 1))
         .await
         .unwrap();
-    assert_eq!(replica.state.mvcc.visible(), 5);
+    assert_eq!(follower.store.revision(), 5);
 }
 
 #[tokio::test(start_paused = true)]

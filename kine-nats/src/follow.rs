@@ -1,0 +1,270 @@
+//! A process that does not write: it follows the log, shows what it reads, and becomes the writer when nobody else is any
+//! more. Its epoch record is placed exactly behind the last record that was read, and not before the last writer's lease
+//! is over.
+
+use crate::boot::{AGAIN, BootError, Replica, TRIES, Tail};
+use crate::clock;
+use crate::codec::{self, Header, Operations};
+use crate::log::{Ack, Log, LogError, Passing, Rejection};
+use crate::session::{Claim, Session};
+use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
+use crate::store::Store;
+use crate::writer::{LEASE, Pace, Repair, append_again};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+/// How often the log is looked at when nobody says that it is longer.
+const POLL: Duration = Duration::from_millis(100);
+/// The same where the writer says so.
+const POLL_TOLD: Duration = Duration::from_millis(500);
+const EPOCH_LIMIT: Duration = Duration::from_secs(2);
+
+/// Who wants to write.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// Another one in each life of a process.
+    pub(crate) writer: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) name: String,
+}
+
+/// A follower of the log.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    pub(crate) tail: Tail,
+    pub(crate) store: Arc<Store>,
+    pace: Pace,
+}
+
+impl Follower {
+    /// Begins behind what was loaded into the store.
+    pub(crate) fn new(tail: Tail, store: Arc<Store>) -> Self {
+        store.set_stored(tail.session.sequence, store.revision());
+        store.follow(&tail.session, tail.observed + lease(&tail.session));
+        Self {
+            tail,
+            store,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Becomes the writer. Follows as long as another one lives. Answers from when the lease counts.
+    pub(crate) async fn take_over<L: Log, M: Messages>(
+        &mut self,
+        log: &L,
+        snapshots: &Snapshots<M, L>,
+        acks: &mut mpsc::Receiver<Ack>,
+        identity: &Identity,
+    ) -> Result<Duration, BootError> {
+        let mut token = u64::MAX / 2;
+        // The first try on each end of the log: any of them may be the one that is stored.
+        let (mut sent, mut tried) = (Duration::ZERO, None);
+        let (mut standby, mut behind, mut said) = (false, 0, false);
+        loop {
+            let session = &self.tail.session;
+            if session.writer == identity.writer {
+                return Ok(sent);
+            }
+            let claim = session.claim(identity.incarnation, self.tail.observed + lease(session), clock::now());
+            match claim {
+                Claim::Superseded => {
+                    return Err(BootError::Superseded {
+                        theirs: session.incarnation,
+                        ours: identity.incarnation,
+                    });
+                }
+                Claim::Free => {
+                    token += 1;
+                    if tried != Some(session.sequence) {
+                        (sent, tried) = (clock::now(), Some(session.sequence));
+                    }
+                    let record = self.epoch_record(identity);
+                    if log.publish(token, record, self.tail.session.sequence).await.is_ok()
+                        && wait_for_epoch(acks, token).await? == Outcome::Full
+                    {
+                        self.make_room(snapshots).await;
+                    }
+                }
+                Claim::Wait(left) => self.wait(left).await,
+            }
+            match self.follow(log, snapshots).await {
+                Ok(new) => {
+                    behind = 0;
+                    if claim == Claim::Free && !new {
+                        sleep(POLL).await;
+                    }
+                    if new && !standby && self.tail.session.writer != identity.writer {
+                        standby = true;
+                        tracing::info!(epoch = self.tail.session.epoch, "Another writer lives; standing by");
+                    }
+                }
+                Err(BootError::Behind { .. }) if behind < TRIES => {
+                    behind += 1;
+                    sleep(AGAIN).await;
+                }
+                Err(error @ BootError::Behind { last, .. }) => {
+                    // Nobody who wrote it brings it back. What this process saw was stored, and may have been acknowledged.
+                    let memory = (&self.tail.recent, &self.tail.session);
+                    match append_again(log, (&mut *acks, &mut token), memory, last).await {
+                        Ok(Repair::Done) => tracing::warn!(last, "The log had lost records; they are stored again"),
+                        Ok(Repair::Impossible | Repair::Taken) => return Err(error),
+                        Err(_) => sleep(AGAIN).await,
+                    }
+                }
+                Err(error) if error.is_passing() || matches!(error, BootError::Log(LogError::Refused { .. })) => {
+                    if error.is_passing() || said {
+                        tracing::debug!(error = %error, "The log cannot be read");
+                    } else {
+                        said = true;
+                        let error = anyhow::Error::new(error);
+                        tracing::warn!(error = format!("{error:#}"), "The log refuses to be read; trying on");
+                    }
+                    sleep(POLL).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until there may be something to do.
+    async fn wait(&self, left: Duration) {
+        let poll = if self.store.peers().is_some() { POLL_TOLD } else { POLL };
+        // A word that came before this call is not lost.
+        let _ = timeout(left.min(poll) + Duration::from_millis(1), self.store.nudged()).await;
+    }
+
+    /// Reads what is new, from a snapshot when the log does not begin early enough any more.
+    async fn follow<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
+        match self.read(log).await {
+            Err(BootError::Log(LogError::Gap(sequence))) => {
+                tracing::info!(
+                    sequence,
+                    "The log was shortened; starting again from the newest snapshot"
+                );
+                self.tail = adopt(&self.store, Replica::load(log, snapshots).await?)?;
+                let session = &self.tail.session;
+                self.store.follow(session, self.tail.observed + lease(session));
+                Ok(true)
+            }
+            result => result,
+        }
+    }
+
+    async fn read(&mut self, log: &impl Log) -> Result<bool, BootError> {
+        let store = Arc::clone(&self.store);
+        let seen = |session: &Session, before: i64| {
+            let revision = store.read().mvcc.visible();
+            store.set_stored(session.sequence, revision);
+            store.follow(session, clock::now() + lease(session));
+            store.show(before, revision);
+        };
+        if store.announced() > self.tail.session.sequence && self.tail.read_on(log, store.state(), &seen).await? {
+            return Ok(true);
+        }
+        let info = log.info().await?;
+        if info.last < self.tail.session.sequence {
+            return Err(BootError::Behind {
+                last: info.last,
+                known: self.tail.session.sequence,
+                revision: store.revision(),
+            });
+        }
+        self.tail.info = info;
+        self.tail.catch_up(log, store.state(), clock::now(), &seen).await
+    }
+
+    /// Shortens a log that is full, so that a writer can begin.
+    async fn make_room<L: Log, M: Messages>(&mut self, snapshots: &Snapshots<M, L>) {
+        if !self.pace.allows() {
+            return sleep(POLL * 5).await;
+        }
+        tracing::error!("The stream is full: no writer can begin");
+        let session = &self.tail.session;
+        let leases = self.store.read().leases.terms();
+        let pin = Pin::new(self.store.state(), session.clone(), leases);
+        // A start that failed here may have left chunks at this very sequence.
+        let kept = match snapshots.remove_strays(session.sequence + 1).await {
+            Ok(()) => snapshots.keep(self.store.state(), &pin).await,
+            Err(error) => Err::<u64, SnapshotError>(error),
+        };
+        match kept {
+            Ok(_) => {
+                self.tail.replayed = (0, 0);
+                self.pace.succeed(session.sequence);
+            }
+            Err(error) => {
+                self.pace.fail();
+                let error = anyhow::Error::new(error);
+                tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
+            }
+        }
+    }
+
+    fn epoch_record(&self, identity: &Identity) -> bytes::Bytes {
+        let session = &self.tail.session;
+        let mut operations = Operations::default();
+        operations.epoch(u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX), &identity.name);
+        let cluster = if session.epoch == 0 {
+            rand::random::<u64>() >> 1 | 1
+        } else {
+            session.cluster
+        };
+        let header = Header {
+            cluster,
+            epoch: session.epoch + 1,
+            writer: identity.writer,
+            incarnation: identity.incarnation,
+            previous: session.hash,
+            base: self.store.read().mvcc.head(),
+        };
+        codec::encode(&header, &operations).0
+    }
+}
+
+/// Puts what was read anew in the place of what a store held.
+pub(crate) fn adopt(store: &Store, replica: Replica) -> Result<Tail, BootError> {
+    let Replica { tail, state } = replica;
+    if state.mvcc.visible() < store.revision() {
+        return Err(BootError::Behind {
+            last: tail.session.sequence,
+            known: store.sequence(),
+            revision: store.revision(),
+        });
+    }
+    store.adopt(state, tail.session.sequence);
+    Ok(tail)
+}
+
+/// How long the writer's lease is, as its challengers count it.
+fn lease(session: &Session) -> Duration {
+    LEASE.max(Duration::from_millis(session.lease_ms.into()))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// What became of the record is read from the log.
+    Look,
+    Full,
+}
+
+/// Waits for the ack of an epoch record.
+async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Outcome, BootError> {
+    while let Ok(ack) = timeout(EPOCH_LIMIT, acks.recv()).await {
+        let ack = ack.ok_or(BootError::AcksEnded)?;
+        if ack.token != token {
+            continue;
+        }
+        match ack.outcome {
+            Ok(_) | Err(Rejection::Conflict) => {}
+            Err(Rejection::Full) => return Ok(Outcome::Full),
+            Err(Rejection::Other { code, description }) => {
+                tracing::warn!(code, description, "The log refuses the epoch record");
+                sleep(POLL).await;
+            }
+        }
+        break;
+    }
+    Ok(Outcome::Look)
+}

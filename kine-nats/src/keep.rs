@@ -1,0 +1,209 @@
+//! The lives of a process: in each it reads the log, follows it until nobody else writes, and writes until it is told to
+//! stop or another process began. Then its memory may hold what the log does not, and the next life reads anew.
+
+use crate::boot::{BootError, Replica};
+use crate::clock;
+use crate::follow::{self, Follower, Identity};
+use crate::log::{Ack, Log, LogInfo, Passing};
+use crate::metrics::Metrics;
+use crate::peer::Peers;
+use crate::role::writer_of;
+use crate::snapshot::{Messages, Snapshots};
+use crate::store::Store;
+use crate::writer::{Cadence, LEASE_USED, Parts, RESERVE, Unsaved, Upkeep, Writer, WriterError, stopped};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+const QUEUE: usize = 4096;
+/// Most bytes of keys and history where nothing says otherwise.
+pub(crate) const DEFAULT_QUOTA: u64 = 512 << 20;
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The store, for the services; there is none before they may use it.
+pub(crate) type StoreSender = watch::Sender<Option<Arc<Store>>>;
+
+/// What a process is started with.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// This process; its lives have numbers that follow.
+    pub(crate) member: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) name: String,
+    pub(crate) quota: Option<u64>,
+    /// When snapshots are due, if not as follows from the log's limit.
+    pub(crate) cadence: Option<Cadence>,
+    pub(crate) snapshot_bytes: Option<u64>,
+    pub(crate) metrics: Metrics,
+    /// The way to the others, where the process serves as a follower, too.
+    pub(crate) peers: Option<Arc<dyn Peers>>,
+}
+
+/// How a life ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// As it was told to.
+    Stopped,
+    /// Another process writes, and this one may follow it.
+    Replaced,
+}
+
+/// Why a process cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LifeError {
+    /// The log cannot be followed.
+    #[error("keep the store: read and follow its log")]
+    Follow(#[from] BootError),
+    /// It cannot be written, or not by this process.
+    #[error("keep the store: write its log")]
+    Write(#[from] WriterError),
+}
+
+impl Plan {
+    fn quota(&self, info: &LogInfo) -> u64 {
+        self.quota.unwrap_or_else(|| match info.limit {
+            Some(limit) => limit.saturating_sub(RESERVE).max(limit / 2) / 2,
+            None => DEFAULT_QUOTA,
+        })
+    }
+
+    fn cadence(&self, info: &LogInfo) -> Cadence {
+        let limit = info.limit.unwrap_or(u64::MAX);
+        self.cadence.unwrap_or(Cadence {
+            bytes: self.snapshot_bytes.unwrap_or((limit / 4).min(RESERVE)),
+            most: limit / 4,
+            records: 50_000,
+            age: Duration::from_secs(600),
+        })
+    }
+}
+
+/// One life.
+pub(crate) async fn live<L: Log, M: Messages>(
+    (log, mut acks): (Arc<L>, mpsc::Receiver<Ack>),
+    snapshots: Snapshots<M, L>,
+    (plan, life): (&Plan, u16),
+    stores: &StoreSender,
+    stop: watch::Receiver<bool>,
+) -> Result<Ended, LifeError> {
+    let begun = clock::now();
+    let mut halt = stop.clone();
+    let replica = tokio::select! {
+        biased;
+        replica = retry(|| Replica::load(&*log, &snapshots)) => replica?,
+        () = stopped(&mut halt) => return Ok(Ended::Stopped),
+    };
+    let sequence = replica.tail.session.sequence;
+    tracing::info!(
+        revision = replica.state.mvcc.visible(),
+        keys = replica.state.mvcc.keys(),
+        sequence,
+        milliseconds = (clock::now() - begun).as_millis() as u64,
+        "The log is read"
+    );
+    let known = stores.borrow().clone();
+    let (store, tail) = match known {
+        Some(store) => {
+            let tail = follow::adopt(&store, replica)?;
+            (store, tail)
+        }
+        None => {
+            let Replica { tail, state } = replica;
+            let quota = plan.quota(&tail.info);
+            let store = Store::new(state, quota, plan.metrics.clone(), plan.peers.clone());
+            (Arc::new(store), tail)
+        }
+    };
+    let mut follower = Follower::new(tail, Arc::clone(&store));
+    if plan.peers.is_some() {
+        stores.send_replace(Some(Arc::clone(&store)));
+    }
+    let identity = Identity {
+        writer: writer_of(plan.member, life),
+        incarnation: plan.incarnation,
+        name: plan.name.clone(),
+    };
+    let sent = tokio::select! {
+        biased;
+        sent = follower.take_over(&*log, &snapshots, &mut acks, &identity) => sent?,
+        () = stopped(&mut halt) => return Ok(Ended::Stopped),
+    };
+    let writer = promote(follower, (log, acks), snapshots, plan, sent);
+    tracing::info!(
+        epoch = store.epoch(),
+        revision = store.revision(),
+        milliseconds = (clock::now() - begun).as_millis() as u64,
+        "This process is the writer"
+    );
+    stores.send_replace(Some(store));
+    match writer.run(stop).await {
+        Ok(()) => Ok(Ended::Stopped),
+        Err(error @ (WriterError::Fenced { .. } | WriterError::Overtaken { .. })) if plan.peers.is_some() => {
+            tracing::warn!(error = %error, "This process was replaced; it follows from here on");
+            Ok(Ended::Replaced)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a follower whose epoch record is stored the writer.
+pub(crate) fn promote<L: Log, M: Messages>(
+    follower: Follower,
+    (log, acks): (Arc<L>, mpsc::Receiver<Ack>),
+    snapshots: Snapshots<M, L>,
+    plan: &Plan,
+    sent: Duration,
+) -> Writer<L, M> {
+    let Follower { tail, store, .. } = follower;
+    let now = clock::now();
+    store.write().leases.renew_all(now);
+    let unsaved = Unsaved {
+        bytes: tail.replayed.0,
+        records: tail.replayed.1,
+        changed: tail.replayed.1 > 0,
+        since: now,
+        urgent: false,
+    };
+    let cadence = plan.cadence(&tail.info);
+    let upkeep = Upkeep::new(
+        (Arc::clone(&log), tail.info),
+        snapshots,
+        &store.read(),
+        cadence,
+        unsaved,
+    );
+    let (queue, requests) = mpsc::channel(QUEUE);
+    store.begin(&tail.session, queue, sent + LEASE_USED);
+    Writer::new(Parts {
+        log,
+        acks,
+        queue: requests,
+        store,
+        incarnation: plan.incarnation,
+        session: tail.session,
+        upkeep,
+        recent: tail.recent,
+    })
+}
+
+/// Does something until it succeeds, or fails for good.
+pub(crate) async fn retry<T, E, F>(mut work: impl FnMut() -> F) -> Result<T, E>
+where
+    E: Passing,
+    F: Future<Output = Result<T, E>>,
+{
+    let mut said = false;
+    loop {
+        match work().await {
+            Err(error) if error.is_passing() => {
+                if !said {
+                    tracing::warn!(error = %error, cause = error.source().map(ToString::to_string), "Waiting for NATS");
+                }
+                said = true;
+                sleep(RETRY).await;
+            }
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The way to the other processes over NATS. All answers come to one inbox, by a number for each request.
+
+use super::message::{self, Here, Said};
+use super::roster::{EVERY, Member, Roster};
+use super::{Peers, Unanswered, serve};
+use crate::clock;
+use crate::store::Store;
+use anyhow::{Context, bail};
+use async_nats::connection::State as Connection;
+use async_nats::{Client, Message, StatusCode, Subscriber};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::time::{interval, sleep, timeout};
+
+/// Bytes of an answer that one message takes; every server takes twice as many.
+const PART: usize = 1 << 20;
+/// What stands behind a part.
+const MORE: u8 = 0;
+const LAST: u8 = 1;
+/// Requests of others that are worked on at a time; more are not begun.
+const BUSY: u32 = 1024;
+/// How often others are told how far the log is, at most.
+const SPACING: Duration = Duration::from_millis(1);
+/// How long the last answers may take.
+const LEAVING: Duration = Duration::from_secs(1);
+
+type Stores = watch::Receiver<Option<Arc<Store>>>;
+
+/// An answer that is not whole yet.
+#[derive(Debug)]
+struct Waiting {
+    parts: Vec<u8>,
+    answer: oneshot::Sender<Result<Bytes, Unanswered>>,
+}
+
+/// This process among the others.
+#[derive(Debug)]
+pub(crate) struct NatsPeers {
+    client: Client,
+    /// `kine.<id>.rpc`.
+    subject: String,
+    inbox: String,
+    here: Here,
+    next: AtomicU64,
+    waiting: Mutex<HashMap<u64, Waiting>>,
+    roster: Mutex<Roster>,
+    busy: Arc<Semaphore>,
+}
+
+/// What this process hears.
+#[derive(Debug)]
+pub(crate) struct Line {
+    answers: Subscriber,
+    requests: Subscriber,
+    all: Subscriber,
+}
+
+impl NatsPeers {
+    /// Begins to listen.
+    pub(crate) async fn open(
+        client: Client,
+        subject: String,
+        (member, name): (u64, String),
+        client_urls: Vec<String>,
+    ) -> anyhow::Result<(Arc<Self>, Line)> {
+        let here = Here {
+            member,
+            name,
+            client_urls,
+            leaving: false,
+        };
+        let inbox = client.new_inbox();
+        let subscribe = async |subject: String| {
+            let subscription = client.subscribe(subject.clone()).await;
+            subscription.with_context(|| format!("subscribe to {subject}"))
+        };
+        let line = Line {
+            answers: subscribe(format!("{inbox}.*")).await?,
+            requests: subscribe(to_one(&subject, member)).await?,
+            all: subscribe(to_all(&subject)).await?,
+        };
+        let peers = Self {
+            client,
+            subject,
+            inbox,
+            here,
+            next: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            roster: Mutex::default(),
+            busy: Arc::new(Semaphore::new(BUSY as usize)),
+        };
+        Ok((Arc::new(peers), line))
+    }
+
+    /// Listens, answers, and tells others how far the log is.
+    pub(crate) async fn run(&self, line: Line, stores: Stores) -> anyhow::Result<()> {
+        tokio::select! {
+            result = self.listen(line, stores.clone()) => result,
+            () = self.tell(stores) => bail!("the store has gone"),
+        }
+    }
+
+    async fn listen(&self, mut line: Line, stores: Stores) -> anyhow::Result<()> {
+        let mut tick = interval(EVERY);
+        loop {
+            let message = tokio::select! {
+                answer = line.answers.next() => answer.map(|answer| self.on_answer(answer)),
+                request = line.requests.next() => request.map(|request| self.on_request(request, &stores)),
+                said = line.all.next() => said.map(|said| self.on_said(&said, &stores)),
+                _ = tick.tick() => {
+                    self.say(&Said::Here(self.here.clone())).await;
+                    Some(())
+                }
+            };
+            message.context("the subscriptions of the other processes ended")?;
+        }
+    }
+
+    fn on_answer(&self, message: Message) {
+        let Some(number) = message.subject.rsplit('.').next().and_then(|last| last.parse().ok()) else {
+            return;
+        };
+        let mut waiting = self.lock();
+        let result = if message.status == Some(StatusCode::NO_RESPONDERS) {
+            Err(Unanswered::NotDelivered)
+        } else {
+            let Some(whole) = waiting.get_mut(&number) else { return };
+            let Some((flag, part)) = message.payload.split_last() else {
+                return;
+            };
+            whole.parts.extend_from_slice(part);
+            if *flag == MORE {
+                return;
+            }
+            Ok(std::mem::take(&mut whole.parts).into())
+        };
+        if let Some(whole) = waiting.remove(&number) {
+            // Who asked may not wait any more.
+            let _ = whole.answer.send(result);
+        }
+    }
+
+    fn on_request(&self, message: Message, stores: &Stores) {
+        let Some(reply) = message.reply else { return };
+        let client = self.client.clone();
+        let (store, permit) = (stores.borrow().clone(), Arc::clone(&self.busy).try_acquire_owned());
+        tokio::spawn(async move {
+            let answer = match (&store, &permit) {
+                (Some(store), Ok(_)) => serve(store, &message.payload).await,
+                _ => message::encode_told(message::Told::NotBegun),
+            };
+            let mut parts = answer.chunks(PART).peekable();
+            while let Some(part) = parts.next() {
+                let flag = if parts.peek().is_some() { MORE } else { LAST };
+                let part = [part, &[flag]].concat();
+                if client.publish(reply.clone(), part.into()).await.is_err() {
+                    return;
+                }
+            }
+            drop(permit);
+        });
+    }
+
+    fn on_said(&self, message: &Message, stores: &Stores) {
+        match message::decode_said(&message.payload) {
+            Ok(Said::Stored(sequence)) => {
+                if let Some(store) = &*stores.borrow() {
+                    store.nudge(sequence);
+                }
+            }
+            Ok(Said::Here(here)) => self.roster().hear(here, clock::now()),
+            Err(error) => tracing::debug!(error = %error, "Another process says something unknown"),
+        }
+    }
+
+    /// Tells others how far the log is whenever this process made it longer.
+    async fn tell(&self, mut stores: Stores) {
+        let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
+            return;
+        };
+        let mut told = 0;
+        loop {
+            let changed = store.changed();
+            let sequence = store.sequence();
+            if sequence > told && store.is_writer() && self.roster().members(clock::now()).len() > 1 {
+                told = sequence;
+                self.say(&Said::Stored(sequence)).await;
+                sleep(SPACING).await;
+            } else {
+                changed.await;
+            }
+        }
+    }
+
+    async fn say(&self, said: &Said) {
+        if self.client.connection_state() == Connection::Connected {
+            // Nobody relies on it.
+            let _ = self
+                .client
+                .publish(to_all(&self.subject), message::encode_said(said))
+                .await;
+        }
+    }
+
+    /// Sends the last answers, and says how far the log is and that this process goes.
+    pub(crate) async fn leave(&self, store: Option<&Store>) {
+        let work = async {
+            if let Some(store) = store {
+                self.say(&Said::Stored(store.sequence())).await;
+            }
+            let leaving = true;
+            self.say(&Said::Here(Here {
+                leaving,
+                ..self.here.clone()
+            }))
+            .await;
+            let _ = self.busy.acquire_many(BUSY).await;
+            let _ = self.client.flush().await;
+        };
+        if timeout(LEAVING, work).await.is_err() {
+            tracing::warn!("Other processes may not have the last answers");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn roster(&self) -> MutexGuard<'_, Roster> {
+        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes a request off the list when nobody waits for it any more.
+struct Listed<'a>(&'a NatsPeers, u64);
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
+}
+
+impl Peers for NatsPeers {
+    fn member(&self) -> u64 {
+        self.here.member
+    }
+
+    fn ask(&self, member: u64, request: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>> {
+        Box::pin(async move {
+            if self.client.connection_state() != Connection::Connected {
+                return Err(Unanswered::NotDelivered);
+            }
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let (answer, answered) = oneshot::channel();
+            let parts = Vec::new();
+            self.lock().insert(number, Waiting { parts, answer });
+            let _listed = Listed(self, number);
+            let reply = format!("{}.{number}", self.inbox);
+            let sent = self
+                .client
+                .publish_with_reply(to_one(&self.subject, member), reply, request);
+            sent.await.map_err(|_| Unanswered::NotDelivered)?;
+            answered.await.unwrap_or(Err(Unanswered::Unknown))
+        })
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let mut roster = self.roster();
+        // Whatever the connection does, this one is there.
+        roster.hear(self.here.clone(), clock::now());
+        roster.members(clock::now())
+    }
+}
+
+fn to_one(subject: &str, member: u64) -> String {
+    format!("{subject}.{member:016x}")
+}
+
+fn to_all(subject: &str) -> String {
+    format!("{subject}.all")
+}

@@ -1,0 +1,78 @@
+//! The processes that were heard of lately. Times come in as arguments.
+
+use super::message::Here;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A process says that it is there this often.
+pub(crate) const EVERY: Duration = Duration::from_secs(1);
+/// One that was not heard of for this long is gone.
+const GONE: Duration = Duration::from_secs(5);
+
+/// A process of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) client_urls: Vec<String>,
+}
+
+/// Who was heard of, and when last.
+#[derive(Debug, Default)]
+pub(crate) struct Roster {
+    seen: BTreeMap<u64, (Duration, Member)>,
+}
+
+impl Roster {
+    /// Notes what a process says of itself.
+    pub(crate) fn hear(&mut self, here: Here, now: Duration) {
+        let Here {
+            member: id,
+            name,
+            client_urls,
+            leaving,
+        } = here;
+        if leaving {
+            self.seen.remove(&id);
+        } else {
+            let member = Member { id, name, client_urls };
+            self.seen.insert(id, (now, member));
+        }
+        self.seen.retain(|_, (heard, _)| now <= *heard + GONE);
+    }
+
+    /// Those that are there.
+    pub(crate) fn members(&self, now: Duration) -> Vec<Member> {
+        let there = self.seen.values().filter(|(heard, _)| now <= *heard + GONE);
+        there.map(|(_, member)| member.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_silent_or_leaves_is_gone() {
+        let here = |member: u64, leaving: bool| Here {
+            member,
+            name: String::new(),
+            client_urls: Vec::new(),
+            leaving,
+        };
+        let second = Duration::from_secs(1);
+        let mut roster = Roster::default();
+        roster.hear(here(1, false), second);
+        roster.hear(here(2, false), 4 * second);
+        let ids = |roster: &Roster, now: u32| -> Vec<u64> {
+            roster.members(now * second).iter().map(|member| member.id).collect()
+        };
+        assert_eq!(ids(&roster, 6), [1, 2]);
+        assert_eq!(ids(&roster, 7), [2]);
+        roster.hear(here(1, false), 8 * second);
+        assert_eq!(ids(&roster, 9), [1, 2]);
+        roster.hear(here(1, true), 9 * second);
+        assert_eq!(ids(&roster, 9), [2]);
+        assert_eq!(ids(&roster, 10), [0; 0]);
+    }
+}

@@ -1,0 +1,200 @@
+//! `kine-nats repair`: goes on with a store whose log has lost what was acknowledged, or cannot be followed.
+//!
+//! ```text
+//! newest whole snapshot + what of the log can be followed behind it
+//!   ─► revision far above any that was ever told, everything before it compacted: nobody mistakes old for new
+//!   ─► stored as a snapshot behind all that log and snapshots ever held: it is the newest one from here on
+//!   ─► the log is emptied up to there; the next writer begins behind it
+//! ```
+//!
+//! Until the last step nothing starts: the new snapshot is ahead of the log. Whoever wrote before finds its place gone.
+
+use crate::args::RepairArgs;
+use crate::boot::{BootError, Replica, Salvage};
+use crate::keep::retry;
+use crate::log::jetstream::JetStream;
+use crate::log::stream::Stream;
+use crate::log::{Log, LogError};
+use crate::nats;
+use crate::session::Session;
+use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
+use crate::state::State;
+use crate::writer::LEASE;
+use anyhow::Context;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// A writer shows that it lives more often than this.
+const SILENCE: Duration = LEASE.saturating_add(Duration::from_secs(1));
+
+/// Why a store is not repaired.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RepairError {
+    /// Somebody writes.
+    #[error("repair the store: a process writes to it; stop all that are started on this stream first")]
+    Alive,
+    /// There is nothing to go on with.
+    #[error("repair the store: nothing of it can be read; restore the streams from a backup")]
+    Nothing(#[source] BootError),
+    /// The loss was not accepted.
+    #[error("repair the store: nothing was changed; run again with --accept-loss to go on with what can be read")]
+    NotAccepted(#[source] BootError),
+    /// It cannot be read now.
+    #[error("repair the store: read it")]
+    Read(#[from] BootError),
+    /// The snapshot cannot be stored.
+    #[error("repair the store: store what can be read")]
+    Snapshot(#[from] SnapshotError),
+    /// The log cannot be used.
+    #[error("repair the store: use the log")]
+    Log(#[from] LogError),
+    /// The server did something else.
+    #[error("repair the store: the log ends at sequence {last} where it should end at {wanted}; run again")]
+    NotEmptied {
+        /// Where it ends.
+        last: u64,
+        /// Where it should.
+        wanted: u64,
+    },
+}
+
+/// What a repair did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Repaired {
+    /// The store is whole.
+    Nothing,
+    /// It goes on from here.
+    Bumped { sequence: u64, revision: i64 },
+}
+
+/// Repairs the store that the arguments name.
+pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
+    crate::run::init(args.log_format);
+    let client = nats::connect(&args.nats).await?;
+    let (log, _acks) = JetStream::open(
+        Stream::new(client.clone(), args.nats.stream.log()),
+        args.nats.stream.log_subject(),
+    )
+    .await?;
+    let log = Arc::new(log);
+    let snapshots = Stream::new(client, args.nats.stream.snapshots());
+    let snapshots = Snapshots::new(snapshots, args.nats.stream.snapshot_subject(), Arc::clone(&log));
+    let repaired = mend(&*log, &snapshots, args.bump, args.accept_loss).await;
+    match repaired.with_context(|| format!("repair {}", args.nats.stream.log()))? {
+        Repaired::Nothing => tracing::info!("The store is whole; nothing was changed"),
+        Repaired::Bumped { sequence, revision } => {
+            tracing::warn!(
+                sequence,
+                revision,
+                "The store goes on from here; everything before is compacted"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Repairs a store that nobody writes to.
+pub(crate) async fn mend<L: Log, M: Messages>(
+    log: &L,
+    snapshots: &Snapshots<M, L>,
+    bump: i64,
+    accept_loss: bool,
+) -> Result<Repaired, RepairError> {
+    let before = retry(|| log.info()).await?.last;
+    sleep(SILENCE).await;
+    if retry(|| log.info()).await?.last != before {
+        return Err(RepairError::Alive);
+    }
+    let Salvage { replica, problem } = retry(|| Replica::salvage(log, snapshots)).await?;
+    let Some(problem) = problem else {
+        return Ok(Repaired::Nothing);
+    };
+    let Replica { tail, state } = replica;
+    if tail.session.epoch == 0 {
+        return Err(RepairError::Nothing(problem));
+    }
+    tracing::warn!(
+        sequence = tail.session.sequence,
+        revision = state.mvcc.visible(),
+        keys = state.mvcc.keys(),
+        log_first = tail.info.first,
+        log_last = tail.info.last,
+        error = format!("{:#}", anyhow::anyhow!("{problem}")),
+        "What can be read ends here; what was acknowledged behind it is lost"
+    );
+    if !accept_loss {
+        return Err(RepairError::NotAccepted(problem));
+    }
+    let highest = snapshots.highest().await?;
+    let sequence = tail.info.last.max(tail.session.sequence).max(highest) + 1;
+    let (session, state) = bumped(tail.session, state, sequence, bump);
+    let leases = state.leases.terms();
+    let state = RwLock::new(state);
+    let pin = Pin::new(&state, session, leases);
+    snapshots.save(&state, &pin).await?;
+    log.purge(sequence + 1).await?;
+    let last = log.info().await?.last;
+    if last != sequence {
+        return Err(RepairError::NotEmptied { last, wanted: sequence });
+    }
+    let revision = pin.revision;
+    Ok(Repaired::Bumped { sequence, revision })
+}
+
+/// The store as it goes on: behind everything, far above every revision, and without history.
+fn bumped(session: Session, mut state: State, sequence: u64, bump: i64) -> (Session, State) {
+    let revision = state.mvcc.head().max(state.mvcc.visible()).saturating_add(bump);
+    state.mvcc.set_head(revision);
+    state.mvcc.publish(revision);
+    state.mvcc.compact(revision);
+    state.compacting = revision;
+    while state.mvcc.trim(10_000) {}
+    let session = Session {
+        sequence,
+        epoch: session.epoch + 1,
+        writer: 0,
+        // The next record stands on this, and none that was ever made.
+        hash: rand::random(),
+        resigned: true,
+        after_void: false,
+        ..session
+    };
+    (session, state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mvcc::Mvcc;
+
+    #[test]
+    fn a_bumped_store_has_its_keys_and_no_history() {
+        let mut state = State::new(Mvcc::new());
+        for key in ["a", "b", "a"] {
+            state.mvcc.advance();
+            state.put(key.as_bytes(), b"v", 0);
+        }
+        state.mvcc.advance();
+        state.delete(b"b");
+        state.mvcc.publish(5);
+        let session = Session {
+            sequence: 4,
+            epoch: 2,
+            writer: 9,
+            incarnation: 3,
+            cluster: 7,
+            ..Session::default()
+        };
+        let (session, state) = bumped(session, state, 11, 1000);
+        assert_eq!((session.sequence, session.epoch, session.incarnation), (11, 3, 3));
+        assert_eq!((session.cluster, session.writer, session.resigned), (7, 0, true));
+        let mvcc = &state.mvcc;
+        assert_eq!((mvcc.head(), mvcc.visible(), mvcc.compacted()), (1005, 1005, 1005));
+        assert_eq!((mvcc.keys(), mvcc.history_len()), (1, 0));
+        assert_eq!(
+            mvcc.latest(b"a").map(|item| (item.modified, item.version)),
+            Some((4, 2))
+        );
+    }
+}

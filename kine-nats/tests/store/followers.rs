@@ -1,0 +1,340 @@
+//! Two kine-nats on one stream, both serving: what one may not do alone the other does for it, and whoever is left goes
+//! on when one is stopped, killed or asleep.
+
+use crate::faults::{Load, check, serves};
+use crate::harness::{Kine, Nats, Watching, etcdctl, events, eventually, prefix};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tonic::Code;
+use yoke_kine_nats::proto::etcdserverpb as pb;
+
+const FOLLOW: [&str; 1] = ["--follow"];
+
+/// The writer and a follower.
+async fn two(nats: &Nats, stream: &str) -> (Kine, Kine) {
+    let first = Kine::start(nats, stream, &FOLLOW).await;
+    let second = Kine::start(nats, stream, &FOLLOW).await;
+    assert_eq!(first.metric("etcd_server_is_leader").await, 1.0);
+    assert_eq!(second.metric("etcd_server_is_leader").await, 0.0);
+    (first, second)
+}
+
+fn json(output: &str) -> serde_json::Value {
+    serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_does_what_the_writer_does() {
+    let nats = Nats::start().await;
+    let (writer, follower) = two(&nats, "both").await;
+    let run = |arguments: &[&str]| etcdctl(&follower.url(), arguments).unwrap();
+    assert_eq!(run(&["put", "/a", "1"]).trim(), "OK");
+    let lease = run(&["lease", "grant", "60"]);
+    let lease = lease.split(' ').nth(1).unwrap();
+    assert_eq!(run(&["put", "/b", "2", "--lease", lease]).trim(), "OK");
+    assert!(run(&["lease", "keep-alive", "--once", lease]).contains("keepalived with TTL(60)"));
+    assert!(run(&["lease", "timetolive", lease, "--keys"]).contains("/b"));
+
+    // What the one acknowledged the other reads at once, however often.
+    let (mut one, mut other) = (writer.client().await, follower.client().await);
+    for number in 0..200 {
+        let value = format!("{number}");
+        let written = one.put("/c", value.as_bytes()).await.unwrap();
+        let read = other.get("/c").await.unwrap();
+        assert_eq!((read.mod_revision, read.value.as_ref()), (written, value.as_bytes()));
+        let written = other.put("/d", value.as_bytes()).await.unwrap();
+        assert_eq!(one.get("/d").await.unwrap().mod_revision, written);
+    }
+    let revision = other.revision().await;
+    let old = other.range("/c", "", revision - 300).await.unwrap();
+    assert_eq!(old.kvs, one.range("/c", "", revision - 300).await.unwrap().kvs);
+
+    // Refusals are the writer's.
+    let error = other.range("/c", "", revision + 1000).await.unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange);
+    assert_eq!(other.create("/c", b"").await.unwrap(), None);
+    other.compact(revision - 10).await.unwrap();
+    let error = other.compact(revision - 10).await.unwrap_err();
+    assert_eq!(
+        error.message(),
+        "etcdserver: mvcc: required revision has been compacted"
+    );
+    let error = one.range("/c", "", revision - 11).await.unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange);
+    assert!(follower.metric("yoke_kine_forwarded_total").await > 200.0);
+    assert_eq!(writer.metric("yoke_kine_forwarded_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn an_answer_that_no_message_holds_arrives_in_parts() {
+    let nats = Nats::start().await;
+    let (_writer, follower) = two(&nats, "parts").await;
+    let mut client = follower.client().await;
+    let value: Vec<u8> = (0..1_200_000u32).map(|byte| byte as u8).collect();
+    for number in 0..9 {
+        client.put(&format!("/p/{number}"), &value).await.unwrap();
+    }
+    let request = pb::DeleteRangeRequest {
+        key: "/p/".into(),
+        range_end: "/p0".into(),
+        prev_kv: true,
+    };
+    let answer = client.kv.delete_range(request).await.unwrap().into_inner();
+    assert_eq!((answer.deleted, answer.prev_kvs.len()), (9, 9));
+    for (number, kv) in answer.prev_kvs.iter().map(crate::harness::decode).enumerate() {
+        assert_eq!(kv.key.as_ref(), format!("/p/{number}").as_bytes());
+        assert!(kv.value == value, "value {number}");
+    }
+}
+
+#[tokio::test]
+async fn both_are_members_and_agree_on_the_leader() {
+    let nats = Nats::start().await;
+    let (writer, mut follower) = two(&nats, "members").await;
+    let members = || json(&etcdctl(&writer.url(), &["member", "list", "-w", "json"]).unwrap())["members"].clone();
+    let list = eventually("both are there", || async {
+        Some(members()).filter(|list| list.as_array().unwrap().len() == 2)
+    });
+    let list = list.await;
+    let status =
+        |kine: &Kine| json(&etcdctl(&kine.url(), &["endpoint", "status", "-w", "json"]).unwrap())[0]["Status"].clone();
+    let (one, other) = (status(&writer), status(&follower));
+    assert_eq!(one["leader"], one["header"]["member_id"]);
+    assert_eq!(other["leader"], one["leader"]);
+    assert_ne!(other["header"]["member_id"], other["leader"]);
+    assert_eq!(other["header"]["cluster_id"], one["header"]["cluster_id"]);
+    assert_eq!(other["raftTerm"], 1);
+    for (kine, status) in [(&writer, &one), (&follower, &other)] {
+        let member = list
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|member| member["ID"] == status["header"]["member_id"]);
+        let urls = member.unwrap()["clientURLs"].as_array().unwrap().clone();
+        assert!(urls.contains(&kine.url().into()), "{list}");
+    }
+    let both = format!("{},{}", writer.url(), follower.url());
+    let health = json(&etcdctl(&both, &["endpoint", "health", "-w", "json"]).unwrap());
+    assert_eq!(
+        (&health[0]["health"], &health[1]["health"]),
+        (&true.into(), &true.into()),
+        "{health}"
+    );
+    follower.terminate();
+    assert_eq!(members().as_array().unwrap().len(), 1, "who leaves says so");
+}
+
+/// Hears every revision of a prefix once, over answers that may come from several processes.
+async fn hear(watching: &mut Watching, next: &mut i64, until: i64) {
+    while *next <= until {
+        for event in events(&watching.next().await.unwrap()) {
+            assert_eq!(event.kv.unwrap().mod_revision, *next);
+            *next += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_writer_hands_over_at_once_and_watches_of_the_follower_go_on() {
+    let nats = Nats::start().await;
+    let (mut writer, mut follower) = two(&nats, "handover").await;
+    let (old, mut new) = (writer.client().await, follower.client().await);
+    let mut watching = Watching::open(&mut new, prefix("/", 2)).await.unwrap();
+    assert!(watching.next().await.unwrap().created);
+    let load = [Load::named(&old, "old", 4), Load::named(&new, "new", 4)];
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let begun = Instant::now();
+    writer.signal("TERM");
+    eventually("the follower writes", || async {
+        (follower.metric("etcd_server_is_leader").await == 1.0).then_some(())
+    })
+    .await;
+    let took = begun.elapsed();
+    let more = serves(&new).await;
+    println!("from SIGTERM until the follower is the writer {took:?}, until a write is acknowledged {more:?} more");
+    assert!(took + more < Duration::from_secs(1), "{took:?} and {more:?}");
+    let mut acknowledged = BTreeMap::new();
+    for load in load {
+        acknowledged.extend(load.stop().await);
+    }
+    let status = eventually("the old one ends", || std::future::ready(writer.exited())).await;
+    assert!(status.success(), "{}", writer.log());
+    // The one that is started again follows, and takes over in its turn.
+    writer.restart().await;
+    assert_eq!(writer.metric("etcd_server_is_leader").await, 0.0);
+    check(&mut writer.client().await, &acknowledged).await;
+    let head = new.revision().await;
+    let mut next = 2;
+    hear(&mut watching, &mut next, head).await;
+    assert!(acknowledged.len() > 200, "{}", acknowledged.len());
+    check(&mut new, &acknowledged).await;
+    let begun = Instant::now();
+    follower.terminate();
+    serves(&old).await;
+    println!("back again after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(writer.metric("etcd_server_is_leader").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_takes_over_from_a_killed_writer_and_loses_and_doubles_nothing() {
+    let nats = Nats::start().await;
+    let (mut writer, follower) = two(&nats, "kill9").await;
+    let (old, mut new) = (writer.client().await, follower.client().await);
+    let mut watching = Watching::open(&mut new, prefix("/", 2)).await.unwrap();
+    assert!(watching.next().await.unwrap().created);
+    let load = [Load::named(&old, "old", 4), Load::named(&new, "new", 4)];
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let begun = Instant::now();
+    writer.kill();
+    let (probe, mut refused) = (new.clone(), Vec::new());
+    let gap = loop {
+        match probe.clone().put("/probe", b"").await {
+            Ok(_) => break begun.elapsed(),
+            Err(error) => refused.push(error),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", follower.log());
+    };
+    println!("kill -9 of the writer: a write through the other one is acknowledged after {gap:?}");
+    assert!(gap < Duration::from_secs(4), "{gap:?}");
+    let refused_count = refused.len();
+    for error in refused {
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut acknowledged = BTreeMap::new();
+    for load in load {
+        acknowledged.extend(load.stop().await);
+    }
+    // Of the tries that were refused some may have been done, none twice.
+    let probes = new.get("/probe").await.unwrap().version;
+    assert!(probes >= 1 && probes as usize <= refused_count + 1, "{probes}");
+    let head = new.revision().await;
+    let mut next = 2;
+    hear(&mut watching, &mut next, head).await;
+    check(&mut new, &acknowledged).await;
+    assert_eq!(follower.metric("etcd_server_leader_changes_seen_total").await, 2.0);
+    // The killed one comes back and follows.
+    writer.restart().await;
+    assert_eq!(writer.metric("etcd_server_is_leader").await, 0.0);
+    check(&mut writer.client().await, &acknowledged).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_slept_says_nothing_stale_and_follows() {
+    let nats = Nats::start().await;
+    let (mut writer, follower) = two(&nats, "sleep").await;
+    let (mut old, mut new) = (writer.client().await, follower.client().await);
+    old.put("/a", b"1").await.unwrap();
+    let mut request = tonic::Request::new(tokio_stream::pending());
+    request.metadata_mut().insert("hasleader", "true".parse().unwrap());
+    let mut led = old.watch.watch(request).await.unwrap().into_inner();
+    let mut watching = Watching::open(&mut old, prefix("/", 2)).await.unwrap();
+    assert!(watching.next().await.unwrap().created);
+    writer.signal("STOP");
+    let begun = Instant::now();
+    eventually("the follower writes", || {
+        let mut new = new.clone();
+        async move { new.put("/a", b"2").await.ok() }
+    })
+    .await;
+    println!(
+        "SIGSTOP of the writer: a write through the other one is acknowledged after {:?}",
+        begun.elapsed()
+    );
+    for number in 0..50 {
+        new.put(&format!("/b/{number}"), b"").await.unwrap();
+    }
+    // Asked while it sleeps: it answers when it is awake, and then only what is true by then.
+    let head = new.revision().await;
+    let read = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.range("/", "0", 0).await }
+    });
+    let write = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.create("/once", b"").await }
+    });
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    writer.signal("CONT");
+    match read.await.unwrap() {
+        // `/once` may be there by then.
+        Ok(answer) => {
+            assert!(
+                answer.header.unwrap().revision >= head && answer.count >= 51,
+                "{}",
+                answer.count
+            );
+        }
+        Err(error) => assert_eq!(error.code(), Code::Unavailable, "{error}"),
+    }
+    let written = write.await.unwrap();
+    eventually("it follows", || {
+        std::future::ready(writer.log().contains("it follows from here on").then_some(()))
+    })
+    .await;
+    assert!(writer.exited().is_none(), "{}", writer.log());
+    let once = new.get("/once").await;
+    match written {
+        Ok(revision) => assert_eq!(once.map(|kv| kv.mod_revision), revision),
+        // Whether or not it was done: not twice.
+        Err(error) => {
+            assert_eq!(error.code(), Code::Unavailable, "{error}");
+            assert!(once.is_none_or(|kv| kv.version == 1));
+        }
+    }
+    let ended = tokio::time::timeout(Duration::from_secs(10), led.message()).await;
+    if let Ok(Err(error)) = ended {
+        assert_eq!(error.message(), "etcdserver: no leader");
+    }
+    // Its watches heard everything, and hear what follows.
+    let head = old.put("/c", b"").await.unwrap();
+    let mut next = 2;
+    hear(&mut watching, &mut next, head).await;
+    assert_eq!(old.get("/a").await.unwrap().value.as_ref(), b"2");
+    assert_eq!(writer.metric("etcd_server_is_leader").await, 0.0);
+    assert_eq!(writer.metric("etcd_server_has_leader").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends() {
+    let mut nats = Nats::start().await;
+    let mut first = Kine::start(&nats, "alone", &["--follow", "--incarnation=7"]).await;
+    let mut low = Kine::spawn(&nats, "alone", &["--follow", "--incarnation=6"]);
+    let status = eventually("it ends", || std::future::ready(low.exited())).await;
+    assert!(
+        !status.success() && low.log().contains("incarnation 7 has it"),
+        "{}",
+        low.log()
+    );
+    let follower = Kine::start(&nats, "alone", &["--follow", "--incarnation=7"]).await;
+    let mut client = follower.client().await;
+    client.put("/a", b"1").await.unwrap();
+    first.kill();
+    nats.kill();
+    let mut request = tonic::Request::new(tokio_stream::pending());
+    request.metadata_mut().insert("hasleader", "true".parse().unwrap());
+    if let Ok(stream) = client.watch.watch(request).await {
+        let ended = tokio::time::timeout(crate::harness::WAIT, stream.into_inner().message()).await;
+        assert_eq!(ended.unwrap().unwrap_err().message(), "etcdserver: no leader");
+    }
+    eventually("it has no leader", || async {
+        (follower.metric("etcd_server_has_leader").await == 0.0).then_some(())
+    })
+    .await;
+    // What it knows may be old; asked for that, it answers.
+    let request = |serializable| pb::RangeRequest {
+        key: "/a".into(),
+        serializable,
+        ..Default::default()
+    };
+    assert_eq!(client.kv.range(request(true)).await.unwrap().into_inner().count, 1);
+    let error = client.kv.range(request(false)).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::Unavailable, "etcdserver: request timed out")
+    );
+    nats.restart().await;
+    serves(&client).await;
+    assert_eq!(client.get("/a").await.unwrap().value.as_ref(), b"1");
+}

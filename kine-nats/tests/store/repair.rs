@@ -1,0 +1,62 @@
+//! A log that is gone while its snapshots are there: nothing starts on it by guess, and `kine-nats repair` goes on.
+
+use crate::harness::{Kine, Nats, Watching, eventually, prefix, repair};
+use tonic::Code;
+
+#[tokio::test]
+async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
+    let nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "lost", &["--snapshot-bytes=20000"]).await;
+    let mut client = kine.client().await;
+    let (mut stored, mut newest) = (0.0, 0);
+    while stored < 2.0 {
+        for number in 0..50 {
+            newest = client.put(&format!("/r/{number}"), &[b'v'; 1000]).await.unwrap();
+        }
+        stored = kine.metric("yoke_kine_snapshots_total").await;
+    }
+    let refused = repair(&nats, "lost", &["--accept-loss"]).unwrap_err();
+    assert!(refused.contains("a process writes to it"), "{refused}");
+    kine.terminate();
+    let said = repair(&nats, "lost", &["--accept-loss"]).unwrap();
+    assert!(said.contains("The store is whole"), "{said}");
+
+    let direct = async_nats::connect(nats.url()).await.unwrap();
+    direct
+        .request("$JS.API.STREAM.DELETE.KINE_lost", "".into())
+        .await
+        .unwrap();
+    kine.respawn();
+    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let log = kine.log();
+    assert!(
+        !status.success() && log.contains("the log has lost what is behind sequence 0"),
+        "{log}"
+    );
+    assert!(log.contains("`kine-nats repair` goes on without it"), "{log}");
+
+    let refused = repair(&nats, "lost", &[]).unwrap_err();
+    assert!(refused.contains("run again with --accept-loss"), "{refused}");
+    let said = repair(&nats, "lost", &["--accept-loss", "--bump=5000000"]).unwrap();
+    assert!(said.contains("The store goes on from here"), "{said}");
+    kine.restart().await;
+    let answer = client.range("/r/", "/r0", 0).await.unwrap();
+    assert_eq!(answer.count, 50);
+    let revision = answer.header.unwrap().revision;
+    // The newest snapshot may be older than the newest write.
+    assert!(revision > 5_000_000 && revision <= 5_000_000 + newest, "{revision}");
+    let error = client.range("/r/", "/r0", newest).await.unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange, "{error}");
+    let mut watching = Watching::open(&mut client, prefix("/r/", newest)).await.unwrap();
+    assert!(watching.next().await.unwrap().created);
+    assert_eq!(watching.next().await.unwrap().compact_revision, revision);
+    assert_eq!(client.put("/r/new", b"1").await.unwrap(), revision + 1);
+
+    // It is a store as any other from here on.
+    kine.kill();
+    kine.restart().await;
+    assert_eq!(client.get("/r/new").await.unwrap().mod_revision, revision + 1);
+    kine.terminate();
+    let said = repair(&nats, "lost", &[]).unwrap();
+    assert!(said.contains("The store is whole"), "{said}");
+}
