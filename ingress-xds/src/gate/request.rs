@@ -110,11 +110,14 @@ fn bearer_token(header: &str) -> Option<&str> {
 fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
     let host = authority.split(':').next().unwrap_or_default();
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    if route.names().any(|name| name == host) {
-        return false;
+    match snapshot.get(&connection_name(&host)) {
+        Some(owner) => owner.route.namespace != route.namespace,
+        // Nobody's name under the base domain was somebody's, or will be.
+        None => {
+            let base = route.public_name.split_once('.').map(|(_, base)| base);
+            base.is_some_and(|base| is_within(&host, base))
+        }
     }
-    let base = route.public_name.split_once('.').map(|(_, base)| base);
-    base.is_some_and(|base| is_within(&host, base)) || snapshot.get(&connection_name(&host)).is_some()
 }
 
 #[cfg(test)]

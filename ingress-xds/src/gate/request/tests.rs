@@ -33,7 +33,7 @@ fn serve(snapshot: &mut Snapshot, fixture: &ClusterFixture) {
     snapshot.set(&request_name(&target.route.public_name), Some(entry));
 }
 
-/// A, with a name of its own, and B, which sleeps.
+/// A, with a name of its own, and B, which sleeps. Both ask for one more name, and B has it.
 fn served() -> Snapshot {
     let [a, b] = signers();
     let mut snapshot = Snapshot::default();
@@ -43,8 +43,8 @@ fn served() -> Snapshot {
         fixture.config.audiences.push("system:konnectivity-server".into());
         fixture
     };
-    let a = with_key("a", "bcdfghjk24", a).with_extra_names(&["a.example.org"]);
-    let b = with_key("b", "zzzzzzzz24", b).with_extra_names(&["b.example.org"]);
+    let a = with_key("a", "bcdfghjk24", a).with_extra_names(&["a.example.org", "shared.example.org"]);
+    let b = with_key("b", "zzzzzzzz24", b).with_extra_names(&["b.example.org", "shared.example.org"]);
     serve(&mut snapshot, &a);
     serve(&mut snapshot, &b.at(&[], 6443));
     snapshot
@@ -140,6 +140,7 @@ fn the_host_name_of_another_cluster_is_refused() {
         (B, true),
         ("B-zzzzzzzz.Yoke.test.:6443", true),
         ("b.example.org", true),
+        ("shared.example.org", true),
         ("nobody.yoke.test", true),
         ("yoke.test", true),
     ] {
