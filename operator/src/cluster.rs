@@ -23,6 +23,7 @@ mod probe;
 pub mod status;
 mod store;
 pub mod validate;
+mod withdraw;
 
 pub(crate) use kept::data_of;
 pub use probe::Answer;
@@ -83,9 +84,17 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     if let Err(refusal) = &verdict {
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
+    let refusal = verdict.as_ref().err();
+    let names = find_names(context, &cluster, &identity, &observed, refusal);
+    if let Some(names) = &names
+        && let Err(error) = withdraw::apply(context, &identity, names).await
+    {
+        return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
+    }
+    let told = names.map(|names| names.told).unwrap_or_default();
     let outcome = match &verdict {
         Err(refusal) if observed.is_kept() && !cluster.spec.paused => {
-            match Box::pin(keep::keep(context, &cluster, &identity, &observed)).await {
+            match Box::pin(keep::keep(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
                     asleep: observed.is_asleep(),
@@ -121,14 +130,15 @@ fn running_version(cluster: &Cluster) -> Option<KubernetesVersion> {
     latest.version.parse().ok()
 }
 
-fn judge<'a>(
-    context: &'a Context,
+/// Holds a Cluster against everything that its spec is held against.
+fn look_around<'c, T>(
+    context: &'c Context,
     cluster: &Cluster,
     identity: &Identity,
-    observed: &Observed,
-) -> Result<Accepted<'a>, Refusal> {
+    look: impl FnOnce(&Surroundings<'c, '_>) -> T,
+) -> T {
     let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
-    let around = Surroundings {
+    look(&Surroundings {
         config: &context.config,
         tenant: tenant.as_deref(),
         namespace_is_tenants: tenant.as_deref().is_some_and(|tenant| {
@@ -138,8 +148,35 @@ fn judge<'a>(
         tenants: &context.caches.tenants.state(),
         clusters: &context.caches.clusters.state(),
         running: running_version(cluster),
-    };
-    let accepted = validate::validate(cluster, identity, &around)?;
+    })
+}
+
+/// The host names that a Cluster has and may have; `None` if what has its identity is not known to be its own.
+fn find_names(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    refusal: Option<&Refusal>,
+) -> Option<withdraw::Names> {
+    let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
+    if observed.namespace.is_none() || observed.is_foreign || is_anothers {
+        return None;
+    }
+    look_around(context, cluster, identity, |around| {
+        Some(withdraw::find(context, cluster, identity, around))
+    })
+}
+
+fn judge<'a>(
+    context: &'a Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Accepted<'a>, Refusal> {
+    let accepted = look_around(context, cluster, identity, |around| {
+        validate::validate(cluster, identity, around)
+    })?;
     if observed.is_foreign {
         return Err(Refusal {
             reason: Reason::IdentityConflict,

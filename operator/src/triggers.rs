@@ -1,9 +1,10 @@
 //! Whose reconciliation a change of an object calls for.
 //!
 //! An object that names its Cluster calls for that one. One that belongs to a Tenant only calls for the Tenant, and for its
-//! Clusters just if it says something else than before that they are held against: a Tenant may have hundreds of them.
+//! Clusters just if it says something else than before that they are held against: a Tenant may have hundreds of them. A
+//! Cluster or a Tenant that takes or leaves host names calls for the Clusters of all Tenants that ask for one of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use futures::SinkExt as _;
@@ -12,7 +13,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde_json::Value;
-use yoke_api::{Cluster, ConditionType, Tenant, labels};
+use yoke_api::{Cluster, ConditionType, Tenant, labels, names};
 
 use crate::conditions;
 use crate::nats::account::REVOKED_PREFIX;
@@ -29,8 +30,49 @@ pub(crate) struct Triggers {
 /// What objects that concern more than one Cluster said last.
 #[derive(Clone, Debug, Default)]
 struct Memory {
-    said: HashMap<(String, String), u64>,
+    said: HashMap<(String, String), Said>,
 }
+
+/// What an object said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Said {
+    digest: u64,
+    /// Host names or domains that it takes.
+    names: BTreeSet<String>,
+}
+
+/// What of an object others are held against: JSON pointers.
+struct Parts {
+    all: &'static [&'static str],
+    /// A list of host names or domains.
+    names: &'static str,
+}
+
+/// How an object differs from what it said before.
+#[derive(Debug)]
+struct Difference {
+    is_new: bool,
+    changed: bool,
+    /// The names that it takes, and those that it took.
+    names: BTreeSet<String>,
+}
+
+const CLUSTER: Parts = Parts {
+    all: &["/metadata/generation", "/metadata/deletionTimestamp"],
+    names: "/spec/endpoint/extraSANs",
+};
+const TENANT: Parts = Parts {
+    all: &["/metadata/generation", "/metadata/deletionTimestamp", "/status/account"],
+    names: "/spec/allowedDomains",
+};
+const NAMESPACE: Parts = Parts {
+    all: &["/metadata/annotations", "/metadata/deletionTimestamp"],
+    names: "",
+};
+const SECRET: Parts = Parts {
+    all: &["/data"],
+    names: "",
+};
 
 /// Whom a change calls for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +80,8 @@ struct Calls {
     tenant: bool,
     cluster: Option<String>,
     others: Others,
+    /// Clusters of any Tenant that ask for one of these host names, or one under it.
+    names: BTreeSet<String>,
 }
 
 /// Which Clusters of the Tenant beside it.
@@ -80,24 +124,37 @@ impl Triggers {
             // An error means that the controller has ended, with the process soon to follow.
             let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
         }
-        let others = self.find_others(&tenant, calls.others);
-        for cluster in calls.cluster.into_iter().chain(others) {
-            let _ = self.clusters.send(ObjectRef::new(&cluster).within(&tenant)).await;
+        let others = self.find_others(&tenant, &calls);
+        let itself = calls.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
+        for cluster in itself.into_iter().chain(others) {
+            let _ = self.clusters.send(cluster).await;
         }
     }
 
-    fn find_others(&self, tenant: &str, others: Others) -> Vec<String> {
-        let is_called: fn(&Cluster) -> bool = match others {
-            // Most changes: no Cluster is looked at.
-            Others::None => return Vec::new(),
-            Others::Refused => |cluster| conditions::status_of(cluster, ConditionType::Accepted) == Some("False"),
-            Others::All => |_| true,
+    fn find_others(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<Cluster>> {
+        // Most changes: no Cluster is looked at.
+        if calls.others == Others::None && calls.names.is_empty() {
+            return Vec::new();
+        }
+        let found = self.all_clusters.state_filter(|cluster| calls.are_for(tenant, cluster));
+        found
+            .iter()
+            .map(|cluster| ObjectRef::from_obj(cluster.as_ref()))
+            .collect()
+    }
+}
+
+impl Calls {
+    /// Whether a Cluster beside the one that is named is called for.
+    fn are_for(&self, tenant: &str, cluster: &Cluster) -> bool {
+        let as_other = match self.others {
+            Others::None => false,
+            Others::Refused => conditions::status_of(cluster, ConditionType::Accepted) == Some("False"),
+            Others::All => true,
         };
-        let is_its = |cluster: &Cluster| cluster.metadata.namespace.as_deref() == Some(tenant);
-        let found = self
-            .all_clusters
-            .state_filter(|cluster| is_its(cluster) && is_called(cluster));
-        found.iter().map(|cluster| cluster.name_any()).collect()
+        let mut asked = cluster.spec.endpoint.extra_sans.iter();
+        as_other && cluster.metadata.namespace.as_deref() == Some(tenant)
+            || asked.any(|asked| self.names.iter().any(|name| names::is_within(asked, name)))
     }
 }
 
@@ -109,26 +166,26 @@ impl Memory {
         // What people write may have any label: these two are who they are.
         match kind.as_ref() {
             "Cluster" => {
-                let (is_new, changed) =
-                    self.compare(object, gone, &["/metadata/generation", "/metadata/deletionTimestamp"]);
+                let difference = self.compare(object, gone, &CLUSTER);
                 Calls {
                     // Its status matters to nobody else.
-                    tenant: is_new || gone,
+                    tenant: difference.is_new || gone,
                     cluster: meta.name.clone(),
-                    others: if changed { Others::Refused } else { Others::None },
+                    others: if difference.changed {
+                        Others::Refused
+                    } else {
+                        Others::None
+                    },
+                    names: difference.names,
                 }
             }
-            "Tenant" => self.plan_shared(
-                object,
-                gone,
-                &["/metadata/generation", "/metadata/deletionTimestamp", "/status/account"],
-            ),
+            "Tenant" => self.plan_shared(object, gone, &TENANT),
             _ if labelled.is_some() => Calls {
                 cluster: labelled.cloned(),
                 ..Calls::default()
             },
-            "Namespace" => self.plan_shared(object, gone, &["/metadata/annotations", "/metadata/deletionTimestamp"]),
-            "Secret" => self.plan_shared(object, gone, &["/data"]),
+            "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
+            "Secret" => self.plan_shared(object, gone, &SECRET),
             _ => Calls {
                 tenant: true,
                 ..Calls::default()
@@ -136,26 +193,29 @@ impl Memory {
         }
     }
 
-    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &[&str]) -> Calls {
-        let (_, changed) = self.compare(object, gone, parts);
+    fn plan_shared<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Calls {
+        let difference = self.compare(object, gone, parts);
         Calls {
             tenant: true,
             cluster: None,
-            others: if changed { Others::All } else { Others::None },
+            others: if difference.changed { Others::All } else { Others::None },
+            names: difference.names,
         }
     }
 
-    /// Whether an object was not known, and whether it says something else than before in these parts.
-    fn compare<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &[&str]) -> (bool, bool) {
+    fn compare<K: Resource + Serialize>(&mut self, object: &K, gone: bool, parts: &Parts) -> Difference {
         let key = (object.namespace().unwrap_or_default(), object.name_any());
         if gone {
-            self.said.remove(&key);
-            return (false, true);
+            return Difference {
+                is_new: false,
+                changed: true,
+                names: self.said.remove(&key).unwrap_or_default().names,
+            };
         }
         let value = serde_json::to_value(object).unwrap_or_default();
         let mut hasher = DefaultHasher::new();
         object.uid().hash(&mut hasher);
-        for part in parts {
+        for part in parts.all {
             let mut part = value.pointer(part).cloned();
             // Revocations come with each Cluster that goes and matter to none that stays.
             if let Some(Value::Object(fields)) = &mut part {
@@ -163,9 +223,23 @@ impl Memory {
             }
             part.unwrap_or_default().to_string().hash(&mut hasher);
         }
-        let said = hasher.finish();
-        let before = self.said.insert(key, said);
-        (before.is_none(), before != Some(said))
+        let list = Some(parts.names).filter(|names| !names.is_empty());
+        let list = list.and_then(|names| value.pointer(names)?.as_array());
+        let names = list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+        let said = Said {
+            digest: hasher.finish(),
+            names: names.collect(),
+        };
+        let before = self.said.insert(key, said.clone());
+        let changed = before.as_ref() != Some(&said);
+        let is_new = before.is_none();
+        let mut names = before.unwrap_or_default().names;
+        names.extend(said.names);
+        Difference {
+            is_new,
+            changed,
+            names: if changed { names } else { BTreeSet::new() },
+        }
     }
 }
 
@@ -182,6 +256,7 @@ mod tests {
             tenant,
             cluster: cluster.map(str::to_owned),
             others,
+            names: BTreeSet::new(),
         }
     }
 
@@ -246,6 +321,49 @@ mod tests {
         check::<Cluster>("cluster", &mut memory, cluster, false, &itself);
         let tenant = json!({"metadata": {"name": "t", "uid": "2", "labels": labels}, "spec": {}});
         check::<Tenant>("tenant", &mut memory, tenant, false, &calls(true, None, Others::All));
+    }
+
+    #[test]
+    fn who_takes_or_leaves_a_name_calls_for_those_who_ask_for_it() {
+        let mut memory = Memory::default();
+        let asking = |namespace: &str, name: &str| -> Cluster {
+            let spec = json!({"endpoint": {"extraSANs": [name]}});
+            let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+                "metadata": {"name": "b", "namespace": namespace}, "spec": spec});
+            serde_json::from_value(value).unwrap()
+        };
+        let cluster = |generation: i64, names: &[&str]| -> Cluster {
+            let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+                "metadata": {"name": "a", "namespace": "t", "uid": "1", "generation": generation},
+                "spec": {"endpoint": {"extraSANs": names}}});
+            serde_json::from_value(value).unwrap()
+        };
+        let (same, other) = (asking("u", "x.example.org"), asking("u", "y.example.org"));
+        for (rule, object, gone, expected) in [
+            ("asks for none", cluster(1, &[]), false, false),
+            ("takes it", cluster(2, &["x.example.org"]), false, true),
+            ("nothing new", cluster(2, &["x.example.org"]), false, false),
+            ("leaves it", cluster(3, &[]), false, true),
+            ("takes it again", cluster(4, &["x.example.org"]), false, true),
+            ("goes", cluster(4, &["x.example.org"]), true, true),
+        ] {
+            let calls = memory.plan(&object, gone);
+            assert_eq!(calls.are_for("t", &same), expected, "{rule}");
+            assert!(!calls.are_for("t", &other), "{rule}");
+        }
+        let tenant = |generation: i64, domains: &[&str]| -> Tenant {
+            let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant",
+                "metadata": {"name": "t", "uid": "2", "generation": generation}, "spec": {"allowedDomains": domains}});
+            serde_json::from_value(value).unwrap()
+        };
+        for (rule, object, expected) in [
+            ("has none", tenant(1, &[]), false),
+            ("is given the domain", tenant(2, &["example.org"]), true),
+            ("loses it", tenant(3, &["example.net"]), true),
+            ("never had it", tenant(4, &["example.net", "example.com"]), false),
+        ] {
+            assert_eq!(memory.plan(&object, false).are_for("t", &same), expected, "{rule}");
+        }
     }
 
     #[test]

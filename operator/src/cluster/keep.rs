@@ -2,12 +2,8 @@
 //! the spec asks for anew does not, but for what becomes of the data.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::Patch;
-use kube::runtime::reflector::ObjectRef;
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
-use yoke_api::names::INGRESS_CONFIG_MAP;
 use yoke_api::{Cluster, Reason};
 
 use super::apply::{Applied, apply_doors, ensure_namespace};
@@ -26,6 +22,7 @@ pub(super) async fn keep(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
+    names: Vec<String>,
 ) -> Result<Applied, ReconcileError> {
     let mut applied = Applied::new(find_store(cluster), observed);
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
@@ -46,7 +43,6 @@ pub(super) async fn keep(
     let plan = validate::plan_names(identity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {
-            let names = find_extra_names(context, identity);
             let given = copies::apply(context, identity, names, &materials, &mut applied).await?;
             restart(context, identity, observed, &materials).await?;
             copies::replace_stuck(context, observed).await?;
@@ -66,17 +62,6 @@ fn find_store(cluster: &Cluster) -> Store {
         bytes: before.as_ref().and_then(|before| before.bytes),
         account: before.map(|before| before.account),
     }
-}
-
-/// The names that the ingress was told while the Cluster was accepted, but for those that the Tenant may not have any more.
-fn find_extra_names(context: &Context, identity: &Identity) -> Vec<String> {
-    let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
-    let told = context.caches.config_maps.get(&key);
-    let text = told.as_deref().and_then(|told| told.data.as_ref()?.get(CONFIG_KEY));
-    let config = text.and_then(|text| serde_json::from_str::<IngressConfig>(text).ok());
-    let names = config.map(|config| config.extra_names).unwrap_or_default();
-    let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
-    validate::pick_allowed(names, tenant.as_deref(), &context.config.base_domain)
 }
 
 /// Starts the control plane again, as it is, if something changed that it reads once.

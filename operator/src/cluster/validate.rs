@@ -3,7 +3,7 @@
 mod arguments;
 mod host_names;
 
-pub(super) use host_names::pick_allowed;
+pub(super) use host_names::may_have;
 
 use std::sync::Arc;
 

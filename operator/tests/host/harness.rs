@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
@@ -24,6 +24,7 @@ use yoke_operator::nats::streams::{Provisioner, StreamsPlan};
 use yoke_operator::nats::{AccountKeys, ClusterUser, Nats};
 use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, tenant};
+use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
 
 use crate::issuer::CertManager;
@@ -48,6 +49,15 @@ pub(crate) struct Host {
     _store: Process,
     pub(crate) nats: Server,
     dir: tempfile::TempDir,
+}
+
+/// Where a host name is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// In what the ingress is told.
+    pub(crate) is_published: bool,
+    /// In the Certificate of the API server.
+    pub(crate) is_asked_for: bool,
 }
 
 struct Process(Child);
@@ -211,6 +221,42 @@ impl Host {
 
     pub(crate) async fn secret(&self, namespace: &str, name: &str) -> Option<Secret> {
         self.api(namespace).get_opt(name).await.unwrap()
+    }
+
+    /// The text under a key of a Secret; empty if there is none.
+    pub(crate) async fn text(&self, namespace: &str, name: &str, key: &str) -> String {
+        let data = self.secret(namespace, name).await.and_then(|secret| secret.data);
+        let bytes = data.and_then(|mut data| data.remove(key)).unwrap_or_default().0;
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// Makes a Cluster that asks for one more host name, which its Tenant may have, and brings it so far that it has it.
+    pub(crate) async fn bring_up_named(&self, name: &str, host_name: &str) {
+        let domain = host_name.split_once('.').unwrap().1;
+        self.patch_tenant(serde_json::json!({"spec": {"allowedDomains": [domain]}}))
+            .await;
+        let mut cluster = Cluster::new(name, Default::default());
+        cluster.spec.endpoint.extra_sans = vec![host_name.into()];
+        self.clusters().create(&PostParams::default(), &cluster).await.unwrap();
+        self.bring(name, "it runs, under its name", async || {
+            let names = self.names_of(name).await;
+            names.is_published && names.is_asked_for && self.stateful_set(&self.hosted(name).await).await.is_some()
+        })
+        .await;
+    }
+
+    /// Where the one more host name of a Cluster is, or any other under `example.org`.
+    pub(crate) async fn names_of(&self, name: &str) -> Names {
+        let hosted = self.hosted(name).await;
+        let is_more = |text: &str| text.contains("example.org");
+        let told = self.api::<ConfigMap>(&hosted).get_opt("yoke-ingress").await.unwrap();
+        let id = self.cluster(name).await.id();
+        let leaf = format!("{}-apiserver", id.map_or_else(String::new, |id| id.to_string()));
+        let asked = self.api::<Certificate>(PKI).get_opt(&leaf).await.unwrap();
+        Names {
+            is_published: told.is_some_and(|told| is_more(&format!("{:?}", told.data))),
+            is_asked_for: asked.is_some_and(|asked| asked.spec.dns_names.iter().any(|name| is_more(name))),
+        }
     }
 
     /// Whether the Tenant's account has the log of a Cluster.

@@ -7,13 +7,6 @@ use yoke_api::Tenant;
 
 use crate::harness::{Host, PKI, TENANT, condition};
 
-/// The text under a key of a Secret; empty if there is none.
-async fn text(host: &Host, namespace: &str, name: &str, key: &str) -> String {
-    let data = host.secret(namespace, name).await.and_then(|secret| secret.data);
-    let bytes = data.and_then(|mut data| data.remove(key)).unwrap_or_default().0;
-    String::from_utf8(bytes).unwrap()
-}
-
 /// The Cluster has had an API: tokens and data hang on what was drawn for it.
 async fn note_state(host: &Host, name: &str) {
     let now = k8s_openapi::jiff::Timestamp::now().to_string();
@@ -33,9 +26,9 @@ async fn kept_secrets_come_back_from_their_copies() {
     let (keys, user) = (format!("{id}-service-account"), format!("{id}-store"));
     note_state(&host, "a").await;
     let before = (
-        text(&host, PKI, &keys, "sa.key").await,
-        text(&host, PKI, &user, "user.creds").await,
-        text(&host, PKI, &user, "user.pub").await,
+        host.text(PKI, &keys, "sa.key").await,
+        host.text(PKI, &user, "user.creds").await,
+        host.text(PKI, &user, "user.pub").await,
     );
     host.lose_secret(PKI, &keys).await;
     host.lose_secret(PKI, &user).await;
@@ -44,9 +37,9 @@ async fn kept_secrets_come_back_from_their_copies() {
     })
     .await;
     let after = (
-        text(&host, PKI, &keys, "sa.key").await,
-        text(&host, PKI, &user, "user.creds").await,
-        text(&host, PKI, &user, "user.pub").await,
+        host.text(PKI, &keys, "sa.key").await,
+        host.text(PKI, &user, "user.creds").await,
+        host.text(PKI, &user, "user.pub").await,
     );
     assert_eq!(after, before);
     // Without a copy no other key is drawn for a cluster whose tokens hang on the first.
@@ -64,17 +57,17 @@ async fn leaves_of_a_lost_ca_stay_trusted() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
-    let former = text(&host, &hosted, "kube-apiserver", "client-ca.crt").await;
+    let former = host.text(&hosted, "kube-apiserver", "client-ca.crt").await;
     host.lose_secret(PKI, &format!("{id}-ca-g1")).await;
     host.issuer.issue(&host.client).await;
-    let anew = text(&host, PKI, &format!("{id}-ca-g1"), "tls.crt").await;
+    let anew = host.text(PKI, &format!("{id}-ca-g1"), "tls.crt").await;
     host.bring("a", "the new CA is trusted", async || {
-        text(&host, &hosted, "kube-apiserver", "client-ca.crt")
+        host.text(&hosted, "kube-apiserver", "client-ca.crt")
             .await
             .contains(anew.trim())
     })
     .await;
-    let both = text(&host, &hosted, "kube-apiserver", "client-ca.crt").await;
+    let both = host.text(&hosted, "kube-apiserver", "client-ca.crt").await;
     assert!(
         both.contains(former.trim()),
         "the leaves that there are must be trusted on"
@@ -86,7 +79,7 @@ async fn account_goes_on_without_its_first_keys() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let account = "nats-account-demo";
-    let credentials = text(&host, PKI, &format!("{id}-store"), "user.creds").await;
+    let credentials = host.text(PKI, &format!("{id}-store"), "user.creds").await;
     let works = async |host: &Host| {
         let options = host.nats.connect_options(&credentials);
         let client = options

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::runtime::controller::Action;
@@ -121,34 +121,62 @@ async fn kept_cluster_starts_again_under_another_number() {
     assert_eq!(condition(&host.cluster("a").await, "Degraded"), "True/ReconcileFailed");
 }
 
+/// The ingress is told no more of a name that the Tenant may not have, and the next serving certificate does not carry it.
 #[tokio::test(flavor = "multi_thread")]
-async fn ingress_forgets_names_of_a_domain_that_was_withdrawn() {
+async fn names_of_a_domain_that_was_withdrawn_go() {
     let host = Host::start().await;
-    host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["example.org"]}}))
-        .await;
-    let mut cluster = yoke_api::Cluster::new("a", Default::default());
-    cluster.spec.endpoint.extra_sans = vec!["api.example.org".into()];
-    host.clusters().create(&Default::default(), &cluster).await.unwrap();
-    let has_name = async || {
-        let hosted = host.hosted("a").await;
-        let told = host.api::<ConfigMap>(&hosted).get_opt("yoke-ingress").await.unwrap();
-        let text = told.and_then(|told| told.data).map(|data| format!("{data:?}"));
-        text.map(|text| text.contains("api.example.org"))
-    };
-    let runs = async || host.stateful_set(&host.hosted("a").await).await.is_some();
-    host.bring("a", "it runs, under its name", async || {
-        runs().await && has_name().await == Some(true)
-    })
-    .await;
+    host.bring_up_named("a", "api.example.org").await;
     host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
         .await;
-    host.bring("a", "the name is withdrawn", async || has_name().await == Some(false))
-        .await;
+    host.bring("a", "the name is withdrawn", async || {
+        let names = host.names_of("a").await;
+        !names.is_published && !names.is_asked_for
+    })
+    .await;
     assert_eq!(
         condition(&host.cluster("a").await, "Accepted"),
         "False/HostnameNotAllowed"
     );
-    assert!(runs().await);
+    assert!(host.stateful_set(&host.hosted("a").await).await.is_some());
+    // Given back, it is had again.
+    host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": ["example.org"]}}))
+        .await;
+    host.bring("a", "the name is back", async || {
+        let names = host.names_of("a").await;
+        names.is_published && names.is_asked_for
+    })
+    .await;
+}
+
+/// Of two that want a name the older has it, though the younger had it before.
+#[tokio::test(flavor = "multi_thread")]
+async fn younger_cluster_gives_a_name_to_the_older() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    host.bring_up_named("b", "api.example.org").await;
+    let claim = |names: &[&str]| serde_json::json!({"spec": {"endpoint": {"extraSANs": names}}});
+    host.patch_cluster("a", claim(&["api.example.org"])).await;
+    host.bring("b", "the younger has withdrawn", async || {
+        let names = host.names_of("b").await;
+        !names.is_published && !names.is_asked_for
+    })
+    .await;
+    assert_eq!(
+        condition(&host.cluster("b").await, "Accepted"),
+        "False/HostnameConflict"
+    );
+    assert!(host.stateful_set(&host.hosted("b").await).await.is_some());
+    host.bring("a", "the older has it", async || {
+        let names = host.names_of("a").await;
+        names.is_published && names.is_asked_for
+    })
+    .await;
+    host.patch_cluster("a", claim(&[])).await;
+    host.bring("b", "the younger has it again", async || {
+        host.names_of("b").await.is_published
+    })
+    .await;
+    assert_eq!(condition(&host.cluster("b").await, "Accepted"), "True/Valid");
 }
 
 #[tokio::test(flavor = "multi_thread")]

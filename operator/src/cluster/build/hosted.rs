@@ -151,7 +151,12 @@ pub fn build_ingress(identity: &Identity, mut extra_names: Vec<String>, material
             service: identity.cluster.clone(),
         },
     };
-    let text = serde_json::to_string(&config).expect("fields are strings and lists");
+    build_ingress_map(identity, &config)
+}
+
+/// The same, as it is to be told.
+pub fn build_ingress_map(identity: &Identity, config: &IngressConfig) -> ConfigMap {
+    let text = serde_json::to_string(config).expect("fields are strings and lists");
     ConfigMap {
         metadata: identity.hosted_meta(INGRESS_CONFIG_MAP, component::INGRESS),
         data: Some([(CONFIG_KEY.to_owned(), text)].into()),

@@ -8,43 +8,39 @@ use super::{Refusal, Surroundings, precedes, refuse};
 
 pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
     for name in &cluster.spec.endpoint.extra_sans {
-        check_extra_name(name, tenant, &around.config.base_domain)?;
-        let taken = around
-            .clusters
-            .iter()
-            .filter(|other| precedes(other, cluster))
-            .any(|other| claims(other, name, around));
-        if taken {
-            return refuse(
-                Reason::HostnameConflict,
-                format!("Host name {name} is that of an older Cluster."),
-            );
-        }
+        check_extra_name(name, tenant, around)?;
+        check_taken(name, cluster, around)?;
+    }
+    Ok(())
+}
+
+/// Whether a Cluster, accepted or not, may have a host name: it asks for it, its Tenant lets it, and no older one claims it.
+pub(in crate::cluster) fn may_have(cluster: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
+    claims(cluster, name, around) && check_taken(name, cluster, around).is_ok()
+}
+
+fn check_taken(name: &String, cluster: &Cluster, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+    let mut older = around.clusters.iter().filter(|other| precedes(other, cluster));
+    if older.any(|other| claims(other, name, around)) {
+        return refuse(
+            Reason::HostnameConflict,
+            format!("Host name {name} is that of an older Cluster."),
+        );
     }
     Ok(())
 }
 
 /// Whether a Cluster asks for a host name and its own Tenant lets it: what it may not have it does not keep from others.
-fn claims(other: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
-    let namespace = other.namespace().unwrap_or_default();
+fn claims(cluster: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
+    let namespace = cluster.namespace().unwrap_or_default();
     let mut tenants = around.tenants.iter().map(AsRef::as_ref).chain(around.tenant);
-    other.spec.endpoint.extra_sans.contains(name)
+    cluster.spec.endpoint.extra_sans.contains(name)
         && tenants
             .find(|tenant| tenant.name_any() == namespace)
-            .is_some_and(|tenant| check_extra_name(name, tenant, &around.config.base_domain).is_ok())
+            .is_some_and(|tenant| check_extra_name(name, tenant, around).is_ok())
 }
 
-/// Those of some host names that a Tenant may have now; none without a Tenant.
-pub(in crate::cluster) fn pick_allowed(
-    mut names: Vec<String>,
-    tenant: Option<&Tenant>,
-    base_domain: &str,
-) -> Vec<String> {
-    names.retain(|name| tenant.is_some_and(|tenant| check_extra_name(name, tenant, base_domain).is_ok()));
-    names
-}
-
-fn check_extra_name(name: &str, tenant: &Tenant, base_domain: &str) -> Result<(), Refusal> {
+fn check_extra_name(name: &str, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
     let not_allowed = |why: &str| refuse(Reason::HostnameNotAllowed, format!("Host name {name} {why}."));
     if !names::is_domain(name) {
         return not_allowed("is not a DNS name in lower case");
@@ -52,7 +48,7 @@ fn check_extra_name(name: &str, tenant: &Tenant, base_domain: &str) -> Result<()
     if name.starts_with("kubernetes") || ["svc", "local"].iter().any(|end| names::is_within(name, end)) {
         return not_allowed("is one that clusters use inside");
     }
-    if names::is_within(name, base_domain) {
+    if names::is_within(name, &around.config.base_domain) {
         return not_allowed("lies under the host's own domain");
     }
     if !tenant

@@ -332,11 +332,36 @@ fn only_an_older_cluster_takes_an_identity() {
 }
 
 #[test]
-fn names_of_a_domain_that_was_withdrawn_are_left_out() {
-    let mut tenant = tenant();
-    let names = || vec!["api.example.org".to_owned(), "api.example.net".to_owned()];
-    assert_eq!(pick_allowed(names(), Some(&tenant), "yoke.test"), ["api.example.org"]);
-    tenant.spec.allowed_domains = vec!["example.net".into()];
-    assert_eq!(pick_allowed(names(), Some(&tenant), "yoke.test"), ["api.example.net"]);
-    assert!(pick_allowed(names(), None, "yoke.test").is_empty());
+fn names_are_had_as_long_as_they_may_be() {
+    let (config, mine) = (config(), tenant());
+    let named = |cluster: Cluster, names: &[&str]| {
+        with(cluster, |spec| {
+            spec.endpoint.extra_sans = names.iter().map(|&name| name.to_owned()).collect();
+        })
+    };
+    let name = "api.example.org".to_owned();
+    let older = |names: &[&str]| vec![Arc::new(made_at(named(cluster("b"), names), 50))];
+    let younger = vec![Arc::new(made_at(named(cluster("b"), &[&name]), 150))];
+    let mut without = mine.clone();
+    without.spec.allowed_domains = vec!["example.net".into()];
+    for (rule, names, tenant, others, expected) in [
+        ("asked for", vec![name.as_str()], Some(&mine), vec![], true),
+        ("not asked for", vec![], Some(&mine), vec![], false),
+        ("withdrawn domain", vec![&name], Some(&without), vec![], false),
+        ("no Tenant", vec![&name], None, vec![], false),
+        ("an older claims it", vec![&name], Some(&mine), older(&[&name]), false),
+        (
+            "an older claims another",
+            vec![&name],
+            Some(&mine),
+            older(&["b.example.org"]),
+            true,
+        ),
+        ("a younger claims it", vec![&name], Some(&mine), younger, true),
+    ] {
+        let cluster = named(cluster("a"), &names);
+        let mut surroundings = around(&config, &mine, &others);
+        surroundings.tenant = tenant;
+        assert_eq!(may_have(&cluster, &name, &surroundings), expected, "{rule}");
+    }
 }
