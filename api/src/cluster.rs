@@ -71,7 +71,8 @@ pub struct ClusterSpec {
     #[serde(default)]
     pub state: DesiredState,
 
-    /// While true, the operator leaves everything of this Cluster as it is; deletion still works.
+    /// While true, the operator carries out and mends nothing of this Cluster. Renewed certificates still reach a control plane
+    /// that runs, host names that the Tenant may not have any more are withdrawn, and deletion works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
 

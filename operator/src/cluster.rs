@@ -93,7 +93,18 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     }
     let told = names.map(|names| names.told).unwrap_or_default();
     let outcome = match &verdict {
-        Err(refusal) if observed.is_kept() && !cluster.spec.paused => {
+        verdict if cluster.spec.paused && observed.is_kept() => {
+            match Box::pin(keep::copy(context, &cluster, &identity, &observed, told)).await {
+                Ok(applied) => Outcome {
+                    accepted: verdict.as_ref().map(|_| ()).map_err(Clone::clone),
+                    asleep: observed.is_asleep(),
+                    paused: true,
+                    ..translate(&cluster, None, applied)
+                },
+                Err(error) => return fail(context, &cluster, &identity, &observed, error, refusal).await,
+            }
+        }
+        Err(refusal) if observed.is_kept() => {
             match Box::pin(keep::keep(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),

@@ -1,5 +1,5 @@
 //! Keeps a control plane alive whose Cluster is refused now: what changes by itself, certificates above all, goes on; what
-//! the spec asks for anew does not, but for what becomes of the data.
+//! the spec asks for anew does not, but for what becomes of the data. Of a Cluster that is paused only certificates go on.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::Api;
@@ -54,7 +54,32 @@ pub(super) async fn keep(
     Ok(applied)
 }
 
-/// The store as it was last seen: streams are not changed for a Cluster that is refused.
+/// Copies what was issued to a control plane whose Cluster is paused, and does nothing else: not even what is lost is made
+/// again.
+pub(super) async fn copy(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    names: Vec<String>,
+) -> Result<Applied, ReconcileError> {
+    let mut applied = Applied::new(find_store(cluster), observed);
+    let Some((service_account, credentials)) = kept::find_known(context, identity) else {
+        applied.certificates = State::no(
+            Reason::KeyLost,
+            "Nothing is copied: a kept Secret is lost, and is not restored while the Cluster is paused.",
+        );
+        return Ok(applied);
+    };
+    let plan = validate::plan_names(identity);
+    match copies::read(context, identity, &plan, &service_account, &credentials).await? {
+        Ok(materials) => copies::apply(context, identity, names, &materials, &mut applied).await??,
+        Err(missing) => applied.wait_for(&missing),
+    }
+    Ok(applied)
+}
+
+/// The store as it was last seen: streams are not changed for a Cluster whose spec is not carried out.
 fn find_store(cluster: &Cluster) -> Store {
     let before = cluster.status.as_ref().and_then(|status| status.storage.clone());
     Store {

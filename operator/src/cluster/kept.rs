@@ -48,6 +48,18 @@ fn has_state(cluster: &Cluster) -> bool {
     history.any(|entry| entry.completed.is_some())
 }
 
+/// The service-account key and the credentials of the store's user, if both are there.
+pub(super) fn find_known(context: &Context, identity: &Identity) -> Option<(String, String)> {
+    let find = |name: &str, key: &str| {
+        let secret = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
+        text_of(context.caches.secrets.get(&secret)?.as_ref(), identity, key)
+    };
+    Some((
+        find(&identity.service_account_secret(), SERVICE_ACCOUNT)?,
+        find(&identity.store_secret(), CREDENTIALS)?,
+    ))
+}
+
 /// The service-account key.
 pub(super) async fn ensure_service_account(
     context: &Context,

@@ -8,6 +8,7 @@ mod deletion;
 mod harness;
 mod issuer;
 mod lost;
+mod paused;
 mod refused;
 mod starts;
 #[path = "../support/mod.rs"]

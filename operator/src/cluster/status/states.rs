@@ -39,7 +39,12 @@ pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(Con
         (ConditionType::Degraded, degraded),
     ];
     if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
-        return carry_over(before, outcome, first, &NOT_LOOKED_AT);
+        let mut states = first;
+        // Certificates are copied during a pause too.
+        if outcome.certificates.status.is_some() {
+            states.push((ConditionType::CertificatesReady, outcome.certificates.clone()));
+        }
+        return carry_over(before, outcome, states, &NOT_LOOKED_AT);
     }
     let available = match (&outcome.inside, outcome.asleep) {
         (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
@@ -89,7 +94,8 @@ fn carry_over(
         Ok(()) => Reason::Paused,
     };
     for type_ in types.iter().copied() {
-        let Some(old) = conditions::find(&before.conditions, type_) else {
+        let is_known = states.iter().any(|(known, _)| *known == type_);
+        let Some(old) = conditions::find(&before.conditions, type_).filter(|_| !is_known) else {
             continue;
         };
         let known = Reason::ALL.iter().copied().find(|known| known.as_str() == old.reason);

@@ -1,0 +1,70 @@
+//! A Cluster that is paused: nothing of its spec is carried out, and what runs is kept alive.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+
+use crate::harness::{Host, PKI, TENANT, condition};
+
+/// A control plane outlives its certificates only if renewed ones reach it, and a pause has no end of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_certificates_reach_a_paused_cluster() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let before = host.stateful_set(&hosted).await.unwrap().spec;
+    let change = serde_json::json!({"spec": {"paused": true, "version": "v1.35.5"}});
+    host.patch_cluster("a", change).await;
+    host.bring("a", "it is paused", async || {
+        condition(&host.cluster("a").await, "Progressing") == "False/Paused"
+    })
+    .await;
+    for leaf in ["apiserver", "admin"] {
+        host.lose_secret(PKI, &format!("{id}-{leaf}")).await;
+    }
+    host.reconcile("a").await.unwrap();
+    assert_eq!(
+        condition(&host.cluster("a").await, "CertificatesReady"),
+        "False/CertificatesPending"
+    );
+    host.issuer.issue(&host.client).await;
+    let wanted = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
+    host.bring("a", "the renewed serving certificate is copied", async || {
+        host.text(&hosted, "kube-apiserver", "tls.crt").await == wanted
+    })
+    .await;
+    let admin = host.text(PKI, &format!("{id}-admin"), "tls.crt").await;
+    let admin = data_encoding::BASE64.encode(admin.as_bytes());
+    assert!(host.text(TENANT, "a-kubeconfig", "value").await.contains(&admin));
+    assert_eq!(
+        condition(&host.cluster("a").await, "CertificatesReady"),
+        "True/AsExpected"
+    );
+    assert_eq!(host.stateful_set(&hosted).await.unwrap().spec, before);
+    // What is lost meanwhile stays so: somebody may be at work there.
+    host.lose_secret(PKI, &format!("{id}-service-account")).await;
+    host.delete::<ConfigMap>(&hosted, "kube-apiserver").await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    let kept = host.secret(PKI, &format!("{id}-service-account")).await;
+    assert_eq!(kept, None::<Secret>);
+    let files = host.api::<ConfigMap>(&hosted).get_opt("kube-apiserver").await.unwrap();
+    assert_eq!(files, None);
+}
+
+/// A tenant who pauses keeps no name from others that way.
+#[tokio::test(flavor = "multi_thread")]
+async fn pause_holds_no_name_that_was_withdrawn() {
+    let host = Host::start().await;
+    host.bring_up_named("a", "api.example.org").await;
+    host.patch_cluster("a", serde_json::json!({"spec": {"paused": true}}))
+        .await;
+    host.reconcile("a").await.unwrap();
+    assert!(host.names_of("a").await.is_published);
+    host.patch_tenant(serde_json::json!({"spec": {"allowedDomains": []}}))
+        .await;
+    host.bring("a", "the name is withdrawn", async || {
+        let names = host.names_of("a").await;
+        !names.is_published && !names.is_asked_for
+    })
+    .await;
+}
