@@ -51,13 +51,24 @@ fn check_extra_name(name: &str, tenant: &Tenant, around: &Surroundings<'_, '_>) 
     if names::is_within(name, &around.config.base_domain) {
         return not_allowed("lies under the host's own domain");
     }
-    if !tenant
-        .spec
-        .allowed_domains
-        .iter()
-        .any(|domain| names::is_within(name, domain))
-    {
+    let Some(own) = find_domain(name, tenant) else {
         return not_allowed("is not under one of the Tenant's domains");
+    };
+    // Who is given a part of a domain has it alone; a domain that two are given they share.
+    let mut others = around
+        .tenants
+        .iter()
+        .filter(|other| other.name_any() != tenant.name_any());
+    if others.any(|other| find_domain(name, other).is_some_and(|domain| domain.len() > own.len())) {
+        return not_allowed("lies under a domain of another Tenant");
     }
     Ok(())
+}
+
+/// The narrowest of a Tenant's domains that a name lies under.
+fn find_domain<'t>(name: &str, tenant: &'t Tenant) -> Option<&'t String> {
+    let domains = tenant.spec.allowed_domains.iter();
+    domains
+        .filter(|domain| names::is_within(name, domain))
+        .max_by_key(|domain| domain.len())
 }

@@ -365,3 +365,38 @@ fn names_are_had_as_long_as_they_may_be() {
         assert_eq!(may_have(&cluster, &name, &surroundings), expected, "{rule}");
     }
 }
+
+#[test]
+fn names_under_the_domain_of_another_tenant_are_refused() {
+    let (config, mine) = (config(), tenant());
+    let cluster = with(cluster("a"), |spec| {
+        spec.endpoint.extra_sans = vec!["api.b.example.org".into()];
+    });
+    let mut narrow = mine.clone();
+    narrow.spec.allowed_domains.push("b.example.org".into());
+    let mut whole = mine.clone();
+    whole.spec.allowed_domains = vec!["test".into()];
+    let refused = Some(Reason::HostnameNotAllowed);
+    for (rule, tenant, domains, expected) in [
+        ("nobody else's", &mine, vec![], None),
+        ("part of the domain is another's", &mine, vec!["b.example.org"], refused),
+        ("the name is another's", &mine, vec!["api.b.example.org"], refused),
+        ("another part is another's", &mine, vec!["c.example.org"], None),
+        ("shared domain", &mine, vec!["example.org"], None),
+        ("shared part", &narrow, vec!["b.example.org"], None),
+        ("a part of another's domain", &narrow, vec!["example.org"], None),
+    ] {
+        let mut other = Tenant::new("other", Default::default());
+        other.spec.allowed_domains = domains.into_iter().map(str::to_owned).collect();
+        // This Tenant is one of all.
+        let tenants = [Arc::new(other), Arc::new(tenant.clone())];
+        let mut surroundings = around(&config, tenant, &[]);
+        surroundings.tenants = &tenants;
+        assert_eq!(reason(&cluster, &surroundings), expected, "{rule}");
+    }
+    // Whatever the Tenant is given, the host's own domain is none of it.
+    for name in ["yoke.test", "a.yoke.test", "a.b.yoke.test"] {
+        let cluster = with(cluster.clone(), |spec| spec.endpoint.extra_sans = vec![name.into()]);
+        assert_eq!(reason(&cluster, &around(&config, &whole, &[])), refused, "{name}");
+    }
+}
