@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Patch;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
@@ -102,7 +103,7 @@ fn owns_namespace(context: &Context, tenant: &Tenant) -> bool {
     known.is_some_and(|known| build::is_owned(&known, tenant) && known.metadata.deletion_timestamp.is_none())
 }
 
-/// A namespace is made, never adopted.
+/// A namespace is made, and taken over from nobody but a Tenant of this one's name that is gone.
 async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(), Refusal>, ReconcileError> {
     let wanted = build::build_namespace(tenant);
     let name = tenant.name_any();
@@ -118,6 +119,12 @@ async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(
         .await
         .map_err(ReconcileError::host("the Tenant's namespace"))?;
     let message = match found {
+        Some(found)
+            if found.metadata.deletion_timestamp.is_none()
+                && build::is_left(&found, tenant, &context.caches.tenants.state()) =>
+        {
+            return take_over(context, &api, &found, wanted).await.map(Ok);
+        }
         Some(found) if !build::is_owned(&found, tenant) => format!("Namespace {name} exists and is not the Tenant's."),
         Some(found) if found.metadata.deletion_timestamp.is_some() => {
             format!("Namespace {name} is being deleted and must be gone first.")
@@ -129,6 +136,22 @@ async fn ensure_namespace(context: &Context, tenant: &Tenant) -> Result<Result<(
         reason: Reason::NamespaceConflict,
         message,
     }))
+}
+
+/// Makes a namespace that was left this Tenant's, if it is still as it was seen.
+async fn take_over(
+    context: &Context,
+    api: &Api<Namespace>,
+    found: &Namespace,
+    mut wanted: Namespace,
+) -> Result<(), ReconcileError> {
+    wanted.metadata.resource_version = found.resource_version();
+    let name = found.name_any();
+    api.patch(&name, context.tenants.params(), &Patch::Apply(&wanted))
+        .await
+        .map_err(ReconcileError::host("the Tenant's namespace"))?;
+    tracing::info!(tenant = name, "namespace of a Tenant that was restored is taken over");
+    Ok(())
 }
 
 /// When to try again after a failure.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
+use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
+use yoke_api::labels::{self, component};
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, ConditionType, labels};
+use yoke_api::{Cluster, ConditionType};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
@@ -108,21 +110,26 @@ impl Observed {
     }
 }
 
-/// Whether a namespace belongs to somebody else than this Cluster. One that a Cluster of this one's name has left is this
-/// one's: the Cluster was restored, under another UID.
+/// Whether a namespace belongs to somebody else than this Cluster.
+///
+/// Its own is one that has its UID, or was left by a Cluster that was restored under this one: labels say the identity, the
+/// name and the Tenant, and no annotation names anybody else, or the UID of a Cluster that lives.
 pub(super) fn is_foreign(namespace: &Namespace, identity: &Identity, clusters: &[Arc<Cluster>]) -> bool {
-    let annotations = namespace.metadata.annotations.as_ref();
-    let annotation = |key: &str| annotations.and_then(|all| all.get(key));
-    let Some(uid) = annotation(labels::OWNER_UID) else {
-        return true;
+    let annotation = |key: &str| namespace.annotations().get(key);
+    if annotation(labels::OWNER_UID) == Some(&identity.uid) {
+        return false;
+    }
+    let lives = |uid: &String| {
+        let mut uids = clusters.iter().filter_map(|cluster| cluster.metadata.uid.as_ref());
+        uids.any(|other| other == uid)
     };
-    let lives = || {
-        clusters
-            .iter()
-            .any(|cluster| cluster.metadata.uid.as_ref() == Some(uid))
-    };
-    let is_namesakes = annotation(labels::OWNER) == identity.owner_annotations().get(labels::OWNER);
-    *uid != identity.uid && (!is_namesakes || lives())
+    let labelled = identity.labels(component::CONTROL_PLANE);
+    let mut labels = labelled.iter();
+    let is_labelled = labels.all(|(key, value)| namespace.labels().get(key) == Some(value));
+    let owner = identity.owner_annotations().remove(labels::OWNER);
+    let is_anothers = annotation(labels::OWNER).is_some_and(|other| Some(other) != owner.as_ref())
+        || annotation(labels::OWNER_UID).is_some_and(lives);
+    !is_labelled || is_anothers
 }
 
 #[cfg(test)]
@@ -140,6 +147,10 @@ mod tests {
         let namespace = |cluster: &Cluster| build_namespace(&identity(cluster), Default::default());
         let mut unsigned = namespace(&former);
         unsigned.metadata.annotations = None;
+        let mut nobodys = unsigned.clone();
+        nobodys.metadata.labels = None;
+        let mut half = namespace(&elsewhere);
+        half.metadata.annotations = None;
         let living = |cluster: &Cluster| vec![Arc::new(cluster.clone())];
         for (rule, namespace, clusters, expected) in [
             ("its own", namespace(&present), living(&present), false),
@@ -147,7 +158,9 @@ mod tests {
             ("a namesake's that lives", namespace(&former), living(&former), true),
             ("of another Tenant", namespace(&elsewhere), living(&present), true),
             ("of another name", namespace(&cluster("b")), living(&present), true),
-            ("nobody's", unsigned, living(&present), true),
+            ("its own without annotations", unsigned, living(&present), false),
+            ("of another Tenant without annotations", half, living(&present), true),
+            ("nobody's", nobodys, living(&present), true),
         ] {
             assert_eq!(
                 is_foreign(&namespace, &identity(&present), &clusters),

@@ -70,6 +70,20 @@ pub fn is_owned(namespace: &Namespace, tenant: &Tenant) -> bool {
     owner.is_some() && owner == tenant.metadata.uid.as_ref()
 }
 
+/// Whether a namespace is that of a Tenant of this one's name that is gone: it was restored, under another UID. Its labels
+/// name the Tenant, and no annotation names anybody else, or the UID of a Tenant that lives.
+pub fn is_left(namespace: &Namespace, tenant: &Tenant, tenants: &[Arc<Tenant>]) -> bool {
+    let name = tenant.name_any();
+    let labelled = labels_of(&name, None);
+    let mut labels = labelled.iter();
+    let annotation = |key| namespace.annotations().get(key);
+    let lives = |uid: &String| tenants.iter().any(|other| other.metadata.uid.as_ref() == Some(uid));
+    namespace.name_any() == name
+        && labels.all(|(key, value)| namespace.labels().get(key) == Some(value))
+        && annotation(labels::OWNER).is_none_or(|owner| *owner == name)
+        && annotation(labels::OWNER_UID).is_none_or(|uid| !lives(uid))
+}
+
 /// What the Tenant's subjects may do: Clusters, the events about them, and the kubeconfigs of the Clusters that there are,
 /// by name. No list of Secrets, no pods, nothing of cert-manager.
 pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>]) -> Role {
@@ -221,5 +235,50 @@ mod tests {
         assert!(is_owned(&namespace, &tenant));
         tenant.metadata.uid = Some("2".into());
         assert!(!is_owned(&namespace, &tenant));
+    }
+
+    #[test]
+    fn namespace_is_taken_over_from_a_namesake_that_is_gone() {
+        let tenant = |name: &str, uid: &str| {
+            let mut tenant = Tenant::new(name, TenantSpec::default());
+            tenant.metadata.uid = Some(uid.into());
+            tenant
+        };
+        let change = |change: fn(&mut Namespace)| {
+            let mut namespace = build_namespace(&tenant("t", "1"));
+            change(&mut namespace);
+            namespace
+        };
+        for (rule, namespace, expected) in [
+            ("as it was left", change(|_| {}), true),
+            ("annotations lost", change(|it| it.metadata.annotations = None), true),
+            ("labels lost", change(|it| it.metadata.labels = None), false),
+            (
+                "another's by its label",
+                change(|it| {
+                    it.labels_mut().insert(labels::TENANT.into(), "u".into());
+                }),
+                false,
+            ),
+            (
+                "another's by its annotation",
+                change(|it| {
+                    it.annotations_mut().insert(labels::OWNER.into(), "u".into());
+                }),
+                false,
+            ),
+            (
+                "of one that lives",
+                change(|it| {
+                    it.annotations_mut().insert(labels::OWNER_UID.into(), "3".into());
+                }),
+                false,
+            ),
+            ("another's", build_namespace(&tenant("u", "4")), false),
+        ] {
+            let (present, living) = (tenant("t", "2"), tenant("u", "3"));
+            let tenants = [Arc::new(present.clone()), Arc::new(living)];
+            assert_eq!(is_left(&namespace, &present, &tenants), expected, "{rule}");
+        }
     }
 }

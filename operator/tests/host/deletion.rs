@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use yoke_api::{Cluster, Tenant};
+use yoke_api::Tenant;
 use yoke_operator::cluster::orphans::Orphans;
 
-use crate::harness::{Host, PKI, TENANT, condition};
+use crate::harness::{Host, PKI, TENANT};
 
 /// A pod of a control plane that no kubelet ends.
 async fn make_pod(host: &Host, hosted: &str, id: &str) {
@@ -293,23 +293,4 @@ async fn retained_data_outlives_its_cluster() {
         orphans.sweep(&host.context, now + later).await;
     }
     assert_eq!(left(&host, &hosted, id).await, ["streams"]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn cluster_that_is_made_again_takes_over_what_it_left() {
-    let host = Host::start().await;
-    let former = host.bring_up("a").await;
-    let hosted = host.hosted("a").await;
-    host.lose_cluster("a").await;
-    let mut again = Cluster::new("a", Default::default());
-    again.spec.id = former.spec.id.clone();
-    let again = host.clusters().create(&PostParams::default(), &again).await.unwrap();
-    assert_ne!(again.metadata.uid, former.metadata.uid);
-    host.bring("a", "the namespace is the new object's", async || {
-        annotation(&host, &hosted, "owner-uid").await == again.metadata.uid
-    })
-    .await;
-    let accepted = async || condition(&host.cluster("a").await, "Accepted");
-    host.bring("a", "it is accepted", async || accepted().await == "True/Valid")
-        .await;
 }

@@ -10,6 +10,7 @@ mod issuer;
 mod lost;
 mod paused;
 mod refused;
+mod restored;
 mod starts;
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]
