@@ -224,7 +224,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         bytes: None,
         certificates: unknown,
         ca_not_after: None,
-        control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
+        control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
         inside: observed.answers(),
         outside: observed.answers().map_err(status::Lack::from),
         believed: false,

@@ -7,7 +7,7 @@ use yoke_api::cluster::DeletionPolicy;
 use yoke_api::{Cluster, Reason};
 
 use super::build::{Blueprint, Materials, hosted, stateful_set};
-use super::gate::{self, ControlPlane, Template};
+use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
 use super::status::Lack;
@@ -41,7 +41,7 @@ impl Applied {
             store,
             certificates: State::no(Reason::CertificatesPending, "Certificates are being issued."),
             ca_not_after: None,
-            control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods, None),
+            control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
             inside: observed.answers(),
             outside: observed.answers().map_err(Lack::from),
             believed: false,
@@ -87,18 +87,19 @@ pub(super) async fn apply(
     let Some(credentials) = credentials else {
         return Ok(applied);
     };
-    match copies::read(
-        context,
-        identity,
-        &blueprint.accepted.plan,
-        &service_account,
-        &credentials,
-    )
-    .await?
-    {
-        Ok(materials) => apply_control_plane(context, blueprint, observed, &materials, &mut applied).await?,
-        Err(missing) => applied.wait_for(&missing),
-    }
+    let plan = &blueprint.accepted.plan;
+    let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
+        Ok(materials) => {
+            let names = blueprint.spec.endpoint.extra_sans.clone();
+            copies::apply(context, identity, names, &materials, &mut applied).await??;
+            Some(materials)
+        }
+        Err(missing) => {
+            applied.wait_for(&missing);
+            None
+        }
+    };
+    apply_control_plane(context, blueprint, observed, materials.as_ref(), &mut applied).await?;
     Ok(applied)
 }
 
@@ -204,23 +205,27 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
     Ok(())
 }
 
+/// Brings the control plane to what its spec asks for. Without materials, while a certificate is issued again, one that is
+/// there goes on with what it was given.
 async fn apply_control_plane(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    materials: &Materials,
+    materials: Option<&Materials>,
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
-    let names = blueprint.spec.endpoint.extra_sans.clone();
-    copies::apply(context, blueprint.identity, names, materials, applied).await??;
     let asleep = blueprint.spec.state == yoke_api::cluster::DesiredState::Asleep;
     let store_ready = applied.store.state.status == Some(true);
     // Once there is a control plane it is kept in step even while NATS does not answer the operator.
     if !store_ready && observed.stateful_set.is_none() {
         return Ok(());
     }
-    let digest = materials.restart_digest();
+    // A certificate that is issued again changes nothing that is read once.
+    let present = observed.stateful_set.as_deref().and_then(stateful_set::read_digest);
+    let Some(digest) = materials.map(Materials::restart_digest).or_else(|| present.cloned()) else {
+        return Ok(());
+    };
     let template = stateful_set::template_digest(blueprint, &digest);
     let start = stateful_set::Start {
         incarnation: incarnation::ensure(context, blueprint.identity, observed, &template).await?,
@@ -230,11 +235,8 @@ async fn apply_control_plane(
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
     copies::replace_stuck(context, observed).await?;
-    let template = Template {
-        incarnation: start.incarnation,
-    };
-    applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods, Some(&template));
-    if !asleep {
+    applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods);
+    if let Some(materials) = materials.filter(|_| !asleep) {
         probe::look_at_api(context, blueprint.identity, observed, materials, applied).await;
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! What may be done now, and what the control plane is doing, from what is observed. Pure.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -41,11 +43,7 @@ pub enum ControlPlane {
 }
 
 /// The state of the control plane.
-pub fn plan_control_plane(
-    set: Option<&StatefulSet>,
-    pods: &[impl AsRef<Pod>],
-    template: Option<&Template>,
-) -> ControlPlane {
+pub fn plan_control_plane(set: Option<&StatefulSet>, pods: &[impl AsRef<Pod>]) -> ControlPlane {
     let Some(spec) = set.and_then(|set| set.spec.as_ref()) else {
         return ControlPlane::Absent;
     };
@@ -70,24 +68,10 @@ pub fn plan_control_plane(
         Some(started) => ControlPlane::Running {
             pod: pod.metadata.uid.clone().unwrap_or_default(),
             started,
-            current: template.is_none_or(|template| template.is_of(pod)),
+            // The number of the start, which every change of the template raises.
+            current: running_incarnation(set) == incarnation_of(pod.metadata.annotations.as_ref()),
         },
         None => ControlPlane::Pending(describe_pending(pod)),
-    }
-}
-
-/// What a pod of the present template is recognised by.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
-    /// Number of the start, which every change of the template raises.
-    pub incarnation: u64,
-}
-
-impl Template {
-    fn is_of(&self, pod: &Pod) -> bool {
-        let annotations = pod.metadata.annotations.as_ref();
-        let number = annotations.and_then(|all| all.get(labels::INCARNATION)?.parse::<u64>().ok());
-        number == Some(self.incarnation)
     }
 }
 
@@ -148,7 +132,11 @@ pub fn plan_incarnation(running: Option<u64>, kept: Option<&LastStart>, template
 /// The number in a StatefulSet.
 pub fn running_incarnation(set: Option<&StatefulSet>) -> Option<u64> {
     let template = set?.spec.as_ref()?.template.metadata.as_ref()?;
-    template.annotations.as_ref()?.get(labels::INCARNATION)?.parse().ok()
+    incarnation_of(template.annotations.as_ref())
+}
+
+fn incarnation_of(annotations: Option<&BTreeMap<String, String>>) -> Option<u64> {
+    annotations?.get(labels::INCARNATION)?.parse().ok()
 }
 
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {

@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::PostParams;
 
-use crate::harness::{Host, PKI};
+use crate::harness::{Host, PKI, condition};
 
 /// Objects of other people with the operator's label are as many as they are: the first lists come all the same.
 #[tokio::test(flavor = "multi_thread")]
@@ -80,4 +80,45 @@ async fn incarnation_rises_with_each_start_and_with_nothing_else() {
     // The number outlives the copy of the user, and the kept Secret.
     host.lose_secret(PKI, &format!("{id}-store")).await;
     stays(&host, first + 2).await;
+}
+
+/// While a certificate is issued again the control plane is kept as it should be, and does as its spec says.
+#[tokio::test(flavor = "multi_thread")]
+async fn control_plane_is_mended_while_certificates_are_pending() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let first = number(&host, &hosted).await;
+    host.lose_secret(PKI, &format!("{id}-kube-scheduler")).await;
+    let replicas = async || host.stateful_set(&hosted).await.unwrap().spec.unwrap().replicas;
+    let patch = async |value: serde_json::Value| {
+        let sets = host.api::<StatefulSet>(&hosted);
+        let params = kube::api::PatchParams::default();
+        sets.patch("control-plane", &params, &kube::api::Patch::Merge(value))
+            .await
+            .unwrap();
+    };
+    patch(serde_json::json!({"spec": {"replicas": 0}})).await;
+    host.until("it is scaled up again", async || {
+        host.reconcile("a").await.unwrap();
+        replicas().await == Some(1)
+    })
+    .await;
+    assert_eq!(number(&host, &hosted).await, first, "nothing is started again for that");
+    host.patch_cluster("a", serde_json::json!({"spec": {"version": "v1.35.5"}}))
+        .await;
+    host.until("the version changes", async || {
+        host.reconcile("a").await.unwrap();
+        number(&host, &hosted).await == first.map(|first| first + 1)
+    })
+    .await;
+    assert_eq!(
+        condition(&host.cluster("a").await, "CertificatesReady"),
+        "False/CertificatesPending"
+    );
+    host.bring("a", "all is issued", async || {
+        condition(&host.cluster("a").await, "CertificatesReady") == "True/AsExpected"
+    })
+    .await;
+    assert_eq!(number(&host, &hosted).await, first.map(|first| first + 1));
 }

@@ -34,7 +34,6 @@ fn waiting(reason: &str) -> serde_json::Value {
 
 #[test]
 fn state_follows_set_and_pods() {
-    let template = Template { incarnation: 7 };
     let started = "2026-11-21T00:00:00Z".parse().unwrap();
     let up = pod(serde_json::json!([container("kube-apiserver", running(), 0)]));
     let back_off = pod(serde_json::json!([container(
@@ -88,11 +87,7 @@ fn state_follows_set_and_pods() {
             },
         ),
     ] {
-        assert_eq!(
-            plan_control_plane(set.as_ref(), &pods, Some(&template)),
-            expected,
-            "{rule}"
-        );
+        assert_eq!(plan_control_plane(set.as_ref(), &pods), expected, "{rule}");
     }
 }
 
@@ -100,8 +95,10 @@ fn state_follows_set_and_pods() {
 fn pod_of_another_start_is_not_current() {
     let up = [pod(serde_json::json!([container("kube-apiserver", running(), 0)]))];
     for (incarnation, expected) in [(7, true), (8, false)] {
-        let template = Template { incarnation };
-        let ControlPlane::Running { current, .. } = plan_control_plane(Some(&set(1)), &up, Some(&template)) else {
+        let mut set = set(1);
+        let template = set.spec.as_mut().unwrap().template.metadata.as_mut().unwrap();
+        template.annotations = Some([(labels::INCARNATION.to_owned(), incarnation.to_string())].into());
+        let ControlPlane::Running { current, .. } = plan_control_plane(Some(&set), &up) else {
             unreachable!("it runs");
         };
         assert_eq!(current, expected, "{incarnation}");
