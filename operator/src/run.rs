@@ -140,6 +140,7 @@ async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectR
 async fn watch_nats(context: Arc<Context>, check: Check, drain: Drain) -> Result<(), std::convert::Infallible> {
     let mut connected = context.nats.connected();
     loop {
+        context.nats.close_idle();
         if context.nats.is_connected() {
             check.set_ready();
         } else {

@@ -6,7 +6,7 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::client::RequestErrorKind;
 use async_nats::jetstream::{self, stream};
@@ -76,8 +76,13 @@ impl Tenant {
     }
 
     async fn provisioner(&self) -> Provisioner {
-        let credentials = self.keys.provisioner_credentials(now()).unwrap();
-        Provisioner::connect(&self.nats, &credentials).await.unwrap()
+        Provisioner::connect(&self.nats, &self.keys).await.unwrap()
+    }
+
+    /// Makes a Cluster's streams, as a reconciliation does.
+    async fn ensure(&self, cluster: &str) -> Result<i64, NatsError> {
+        let provisioner = Provisioner::connect(&self.nats, &self.keys).await?;
+        provisioner.ensure(&plan(cluster)).await
     }
 
     fn user(&self, text: &str) -> ClusterUser {
@@ -429,9 +434,67 @@ async fn account_can_be_found_compared_and_deleted() {
     tenant.nats.delete_account(&account, now()).await.unwrap();
     assert_eq!(tenant.nats.find_account(&account).await.unwrap(), None);
     tenant.nats.delete_account(&account, now()).await.unwrap();
-    let credentials = tenant.keys.provisioner_credentials(now()).unwrap();
     assert!(matches!(
-        Provisioner::connect(&tenant.nats, &credentials).await,
+        Provisioner::connect(&tenant.nats, &tenant.keys).await,
         Err(NatsError::Connect(_))
     ));
+}
+
+/// Number of connections that were ever made to the server.
+async fn count_connections(system: &async_nats::Client) -> u64 {
+    let answer = system.request("$SYS.REQ.SERVER.PING.VARZ", "".into()).await.unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap();
+    answer["data"]["total_connections"].as_u64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_serves_all_clusters_of_a_tenant() {
+    let server = Server::start().await;
+    let tenant = Tenant::new(&server, 3).await;
+    let system = server.system().await;
+    let before = count_connections(&system).await;
+    for _ in 0..5 {
+        let looks = ["bcdfghjk24", "cdfghjkl24", "dfghjklm24"].map(|cluster| {
+            let tenant = &tenant;
+            async move { tenant.provisioner().await.ensure(&plan(cluster)).await.unwrap() }
+        });
+        futures::future::join_all(looks).await;
+    }
+    assert_eq!(count_connections(&system).await - before, 1);
+    // Another account has one of its own.
+    let other = Tenant {
+        nats: tenant.nats.clone(),
+        keys: AccountKeys::generate(),
+        clusters: 1,
+    };
+    other.push(BTreeMap::new()).await;
+    other.ensure("fghjklmn24").await.unwrap();
+    assert_eq!(count_connections(&system).await - before, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_server_keeps_nobody_waiting() {
+    let mut server = Server::start().await;
+    let tenant = Tenant::new(&server, 1).await;
+    tenant.ensure("bcdfghjk24").await.unwrap();
+    let account = tenant.keys.public_key();
+    server.stop();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !matches!(tenant.nats.find_account(&account).await, Err(NatsError::Lost)) {
+        assert!(Instant::now() < deadline, "the loss is not told");
+    }
+    let began = Instant::now();
+    for _ in 0..20 {
+        let (found, made) = tokio::join!(tenant.nats.find_account(&account), tenant.ensure("bcdfghjk24"));
+        assert!(matches!(found, Err(NatsError::Lost)), "{found:?}");
+        assert!(matches!(made, Err(NatsError::Lost)), "{made:?}");
+    }
+    let late = Nats::connect(&server.config()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    server.start_again();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while tenant.ensure("bcdfghjk24").await.is_err() || late.find_account(&account).await.is_err() {
+        assert!(Instant::now() < deadline, "it is not found again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

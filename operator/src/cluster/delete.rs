@@ -262,11 +262,8 @@ pub(super) async fn remove_streams(
     if context.nats.find_account(&keys.public_key()).await?.is_none() {
         return Ok(());
     }
-    let credentials = keys.provisioner_credentials(Timestamp::now().as_second())?;
-    Provisioner::connect(&context.nats, &credentials)
-        .await?
-        .delete(&identity.id)
-        .await?;
+    let provisioner = Provisioner::connect(&context.nats, &keys).await?;
+    provisioner.delete(&identity.id).await?;
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, Reason};
 
@@ -86,13 +85,7 @@ pub(super) async fn ensure_streams(
     {
         return ready(bytes);
     }
-    let made = async {
-        let credentials = keys.provisioner_credentials(Timestamp::now().as_second())?;
-        Provisioner::connect(&context.nats, &credentials)
-            .await?
-            .ensure(plan)
-            .await
-    };
+    let made = async { Provisioner::connect(&context.nats, keys).await?.ensure(plan).await };
     match made.await {
         Ok(bytes) => {
             context.note(&plan.id, |seen| {

@@ -32,8 +32,8 @@ const REVOKED_SECONDS: i64 = 30 * 24 * 3600;
 
 /// Name of the scope of Clusters' users.
 const CLUSTER_ROLE: &str = "control-plane";
-/// Life of the operator's own users: long enough for one reconciliation.
-const PROVISIONER_SECONDS: i64 = 300;
+/// Life of the operator's own users. Their connections are used for a part of it.
+pub(super) const PROVISIONER_SECONDS: i64 = 3600;
 
 /// The keys in a Secret cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -173,7 +173,12 @@ impl AccountKeys {
         claims::sign(&claims, &envelope, operator)
     }
 
-    /// Credentials of a user of minutes that may make and delete streams.
+    /// Public key of the key that signs the operator's own users.
+    pub fn provisioner_key(&self) -> String {
+        self.provisioner.public_key()
+    }
+
+    /// Credentials of a user of an hour that may make and delete streams.
     pub fn provisioner_credentials(&self, now: i64) -> Result<String, ClaimsError> {
         let user = KeyPair::new_user();
         let claims = UserClaims::new(self.public_key(), permissions::provisioner());

@@ -1,23 +1,30 @@
-//! Connections to NATS: one long-lived as a user of the system account, which pushes accounts, and short ones as a
-//! provisioner of a Tenant's account.
+//! Connections to NATS: one as a user of the system account, which pushes accounts, and one a Tenant's account, as its
+//! provisioner.
+//!
+//! While NATS is lost nobody waits for it but for moments: who asks is told at once, and the connection comes back by itself.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, ConnectOptions, Event};
+use k8s_openapi::jiff::Timestamp;
 use nkeys::KeyPair;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde::Deserialize;
 use tokio::sync::watch;
 
+use super::account::AccountKeys;
 use super::claims::{self, ClaimsError, DeleteClaims, Envelope};
+use super::connections::Connections;
 use super::permissions::PROVISIONER_INBOX;
 use crate::config::NatsConfig;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 const CONNECT_LIMIT: Duration = Duration::from_secs(4);
+/// How long the connection may take to come up, at the start or after it was lost, while those who ask wait for it.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Something about NATS failed.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +50,9 @@ pub enum NatsError {
     /// No connection.
     #[error("connecting to NATS")]
     Connect(#[source] async_nats::ConnectError),
+    /// The connection is lost, and not for moments only.
+    #[error("NATS cannot be reached; the operator goes on trying")]
+    Lost,
     /// No answer.
     #[error("asking NATS on {subject}")]
     Request {
@@ -99,6 +109,9 @@ pub struct Nats {
     system: Client,
     signer: Arc<KeyPair>,
     connected: watch::Receiver<u64>,
+    /// Since when the connection is not up; `None` while it is.
+    lost: watch::Receiver<Option<Instant>>,
+    accounts: Connections,
 }
 
 impl std::fmt::Debug for Nats {
@@ -120,7 +133,8 @@ impl Nats {
         })?;
         let tls = trust(&read("ca.crt")?)?;
         let (sender, connected) = watch::channel(0);
-        let sender = Arc::new(sender);
+        let (lost_sender, lost) = watch::channel(Some(Instant::now()));
+        let senders = Arc::new((sender, lost_sender));
         let options =
             ConnectOptions::with_credentials(&read("system.creds")?).map_err(|error| NatsError::Malformed {
                 what: "system.creds",
@@ -135,11 +149,20 @@ impl Nats {
             .retry_on_initial_connect()
             .reconnect_delay_callback(reconnect_delay)
             .event_callback(move |event| {
-                let sender = Arc::clone(&sender);
+                let senders = Arc::clone(&senders);
                 async move {
+                    let (sender, lost) = senders.as_ref();
                     match event {
-                        Event::Connected => sender.send_modify(|times| *times += 1),
-                        Event::Disconnected => tracing::warn!("connection to NATS lost"),
+                        Event::Connected => {
+                            lost.send_replace(None);
+                            sender.send_modify(|times| *times += 1);
+                        }
+                        Event::Disconnected => {
+                            lost.send_modify(|since| {
+                                since.get_or_insert_with(Instant::now);
+                            });
+                            tracing::warn!("connection to NATS lost");
+                        }
                         other => tracing::debug!(event = %other, "event on the connection to NATS"),
                     }
                 }
@@ -153,6 +176,8 @@ impl Nats {
             system,
             signer: Arc::new(signer),
             connected,
+            lost,
+            accounts: Connections::default(),
         })
     }
 
@@ -202,6 +227,21 @@ impl Nats {
         check_answer("the deletion of the account", &answer.payload)
     }
 
+    /// The connection as a provisioner of an account; the same for all who ask for it.
+    pub async fn connect_account(&self, keys: &AccountKeys) -> Result<Client, NatsError> {
+        self.wait().await?;
+        let connect = async {
+            let credentials = keys.provisioner_credentials(Timestamp::now().as_second())?;
+            self.connect_user(&credentials).await
+        };
+        self.accounts.get(keys.provisioner_key(), connect).await
+    }
+
+    /// Closes the connections of accounts that nobody uses.
+    pub fn close_idle(&self) {
+        self.accounts.close_idle();
+    }
+
     /// Connects as a user with the given credentials and inboxes.
     pub async fn connect_user(&self, credentials: &str) -> Result<Client, NatsError> {
         ConnectOptions::with_credentials(credentials)
@@ -222,10 +262,25 @@ impl Nats {
     }
 
     async fn request(&self, subject: String, payload: String) -> Result<async_nats::Message, NatsError> {
+        self.wait().await?;
         self.system
             .request(subject.clone(), payload.into())
             .await
             .map_err(|source| NatsError::Request { subject, source })
+    }
+
+    /// Waits until the connection is up, as long as that may take moments only.
+    async fn wait(&self) -> Result<(), NatsError> {
+        let mut lost = self.lost.clone();
+        loop {
+            let Some(since) = lost.borrow_and_update().map(|since| since.elapsed()) else {
+                return Ok(());
+            };
+            let change = tokio::time::timeout(PATIENCE.saturating_sub(since), lost.changed());
+            if !matches!(change.await, Ok(Ok(()))) {
+                return Err(NatsError::Lost);
+            }
+        }
     }
 }
 

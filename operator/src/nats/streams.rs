@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::ClusterId;
 
+use super::account::AccountKeys;
 use super::limits;
 use super::server::{Nats, NatsError};
 
@@ -94,9 +95,9 @@ fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
 }
 
 impl Provisioner {
-    /// Connects with a provisioner's credentials.
-    pub async fn connect(nats: &Nats, credentials: &str) -> Result<Self, NatsError> {
-        let client = nats.connect_user(credentials).await?;
+    /// By the connection of an account.
+    pub async fn connect(nats: &Nats, keys: &AccountKeys) -> Result<Self, NatsError> {
+        let client = nats.connect_account(keys).await?;
         Ok(Self {
             context: jetstream::new(client),
         })

@@ -15,7 +15,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::apply::Applier;
-use yoke_operator::config::Config;
+use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::context::Context;
 use yoke_operator::events::Events;
 use yoke_operator::metrics::OperatorMetrics;
@@ -89,7 +89,7 @@ impl Host {
         let (api, client) = start_api(dir.path()).await;
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
-        let (context, supervisor) = connect(&client, &nats).await;
+        let (context, supervisor) = connect(&client, nats.config()).await;
         let host = Self {
             client,
             context,
@@ -119,7 +119,16 @@ impl Host {
 
     /// An operator that has just started on the same host: what is kept in memory only is gone.
     pub(crate) async fn restart_operator(&mut self) {
-        (self.context, self._supervisor) = connect(&self.client, &self.nats).await;
+        (self.context, self._supervisor) = connect(&self.client, self.nats.config()).await;
+    }
+
+    /// The same, where nobody listens at the address of NATS.
+    pub(crate) async fn restart_operator_without_nats(&mut self) {
+        let config = NatsConfig {
+            urls: vec!["tls://127.0.0.1:9".into()],
+            ..self.nats.config()
+        };
+        (self.context, self._supervisor) = connect(&self.client, config).await;
     }
 
     pub(crate) fn api<K>(&self, namespace: &str) -> Api<K>
@@ -372,8 +381,7 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
         replicas: 1,
     };
     let now = k8s_openapi::jiff::Timestamp::now().as_second();
-    let provisioner = keys.provisioner_credentials(now).unwrap();
-    Provisioner::connect(&nats, &provisioner)
+    Provisioner::connect(&nats, &keys)
         .await
         .unwrap()
         .ensure(&plan)
@@ -491,9 +499,9 @@ async fn prepare(client: &Client) {
     }
 }
 
-async fn connect(client: &Client, server: &Server) -> (Arc<Context>, Supervisor) {
+async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, Supervisor) {
     let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
-    config.nats = server.config();
+    config.nats = nats;
     config.ingress.probe = false;
     let nats = Nats::connect(&config.nats).await.unwrap();
     let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt")).unwrap();

@@ -1,5 +1,7 @@
 //! What is kept and gets lost by a hand.
 
+use std::time::{Duration, Instant};
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -132,4 +134,36 @@ async fn account_goes_on_without_its_first_keys() {
     .await;
     assert!(host.secret("yoke-system", account).await.is_some());
     assert!(!host.has_stream(id.as_str()).await);
+}
+
+/// NATS that is lost keeps no certificate from its control plane, and takes the operator's time from nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn clusters_are_kept_alive_while_nats_is_lost() {
+    let mut host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let began = Instant::now();
+    host.restart_operator_without_nats().await;
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    host.lose_secret(PKI, &format!("{id}-apiserver")).await;
+    host.issuer.issue(&host.client).await;
+    let wanted = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
+    host.bring("a", "the renewed certificate is copied", async || {
+        host.text(&hosted, "kube-apiserver", "tls.crt").await == wanted
+    })
+    .await;
+    assert_eq!(
+        condition(&host.cluster("a").await, "StoreReady"),
+        "False/StoreUnavailable"
+    );
+    let began = Instant::now();
+    for _ in 0..5 {
+        host.reconcile("a").await.unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    host.restart_operator().await;
+    host.bring("a", "the store is found again", async || {
+        condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
+    })
+    .await;
 }

@@ -47,6 +47,26 @@ impl Server {
             .max_reconnects(1)
     }
 
+    /// A client in the system account.
+    pub(crate) async fn system(&self) -> async_nats::Client {
+        let credentials = std::fs::read_to_string(self.dir.path().join("system.creds")).unwrap();
+        self.connect_options(&credentials).connect(self.url()).await.unwrap()
+    }
+
+    /// Ends the server.
+    pub(crate) fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again after its end, at the same port and with what it had.
+    pub(crate) fn start_again(&mut self) {
+        let path = self.dir.path().join("nats.conf");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("127.0.0.1:-1", &format!("127.0.0.1:{}", self.port))).unwrap();
+        self.child = spawn(&path);
+    }
+
     /// The server's URL.
     pub(crate) fn url(&self) -> String {
         format!("tls://127.0.0.1:{}", self.port)
