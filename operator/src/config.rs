@@ -56,6 +56,9 @@ pub struct Config {
     /// Version for Clusters that name none; may be left out if the catalogue has one entry or marks one as `default`.
     #[serde(default)]
     pub default_version: Option<String>,
+    /// Where control planes may go whose Clusters have an OIDC provider.
+    #[serde(default)]
+    pub oidc: OidcConfig,
     /// Image of kine-nats.
     pub kine_nats_image: String,
     /// Pull policy of every image in a control plane.
@@ -119,6 +122,32 @@ pub struct NatsConfig {
     pub port: u16,
     /// Folder with `operator-signing.nk`, `system.creds` and `ca.crt`.
     pub secret_dir: PathBuf,
+}
+
+/// Where a control plane may go to ask the OIDC provider of its Cluster for keys: port 443 of these ranges, and DNS.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OidcConfig {
+    /// Address ranges. What is private in them is left out, since the host's own networks are there; a private range that
+    /// is named by itself is not.
+    #[serde(default = "default_oidc_cidrs")]
+    pub cidrs: Vec<String>,
+    /// Ranges to leave out too: networks of the host's machines, Pods and Services that are not private.
+    #[serde(default)]
+    pub except: Vec<String>,
+    /// DNS servers. Without any, the host's cluster DNS is asked, found as the pods `k8s-app: kube-dns` of `kube-system`.
+    #[serde(default)]
+    pub nameservers: Vec<IpAddr>,
+}
+
+impl Default for OidcConfig {
+    fn default() -> Self {
+        Self {
+            cidrs: default_oidc_cidrs(),
+            except: Vec::new(),
+            nameservers: Vec::new(),
+        }
+    }
 }
 
 /// One Kubernetes version that the host offers.
@@ -210,6 +239,10 @@ fn default_ingress_port() -> u16 {
 }
 fn default_true() -> bool {
     true
+}
+/// No IPv6: its Pods often have public addresses.
+fn default_oidc_cidrs() -> Vec<String> {
+    vec!["0.0.0.0/0".into()]
 }
 fn default_nats_port() -> u16 {
     4222

@@ -3,6 +3,28 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+/// Ranges that are nobody's on the Internet: private, shared, link-local, loopback, for tests, for many, and reserved; by the
+/// registries of IANA for special purposes, as of 2026.
+pub const PRIVATE: [&str; 16] = [
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    // Of IPv6 what is not global unicast, and what leads to addresses of IPv4.
+    "::/3",
+    "2002::/16",
+    "4000::/2",
+    "8000::/1",
+    "2001::/32",
+];
+
 /// A text was not an address range.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not an address range such as 10.96.0.0/16, with no bits set after the prefix")]
@@ -29,6 +51,11 @@ impl Cidr {
         let prefix = self.prefix.min(other.prefix);
         self.address.is_ipv4() == other.address.is_ipv4()
             && network_of(self.address, prefix) == network_of(other.address, prefix)
+    }
+
+    /// Whether every address of it is one of the other, which has more.
+    pub fn is_part_of(self, other: Self) -> bool {
+        self.prefix > other.prefix && self.overlaps(other)
     }
 
     /// Number of bits left for hosts.
@@ -91,6 +118,36 @@ mod tests {
             ("name/16", false),
         ] {
             assert_eq!(text.parse::<Cidr>().is_ok(), good, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_are_smaller_than_the_whole() {
+        let cidr = |text: &str| text.parse::<Cidr>().unwrap();
+        for (part, whole, expected) in [
+            ("10.0.0.0/8", "0.0.0.0/0", true),
+            ("10.1.0.0/16", "10.0.0.0/8", true),
+            ("10.0.0.0/8", "10.0.0.0/8", false),
+            ("10.0.0.0/8", "10.1.0.0/16", false),
+            ("11.0.0.0/16", "10.0.0.0/8", false),
+            ("fd00::/8", "0.0.0.0/0", false),
+        ] {
+            assert_eq!(cidr(part).is_part_of(cidr(whole)), expected, "{part} of {whole}");
+        }
+        assert!(PRIVATE.iter().all(|range| range.parse::<Cidr>().is_ok()));
+        let inside = |text: &str| PRIVATE.iter().any(|range| cidr(range).overlaps(cidr(text)));
+        for own in [
+            "10.96.0.1/32",
+            "169.254.169.254/32",
+            "100.64.0.2/32",
+            "fd00::1/128",
+            "fe80::1/128",
+            "::ffff:a00:1/128",
+        ] {
+            assert!(inside(own), "{own}");
+        }
+        for public in ["192.0.2.1/32", "8.8.8.8/32", "2606:4700::1111/128"] {
+            assert!(!inside(public), "{public}");
         }
     }
 

@@ -6,7 +6,7 @@ use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
 use yoke_api::{Cluster, Reason};
 
-use super::build::{Blueprint, Materials, hosted, stateful_set};
+use super::build::{Blueprint, Materials, doors, hosted, stateful_set};
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
@@ -112,18 +112,18 @@ async fn apply_surroundings(
     ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
     let files = hosted::build_api_server_files(blueprint);
     tokio::try_join!(
-        apply_doors(context, blueprint.identity),
+        apply_doors(context, blueprint.identity, blueprint.has_provider()),
         context.clusters.apply(&context.caches.config_maps, &files),
     )?;
     Ok(())
 }
 
-/// The way to the control plane, and who may go it.
-pub(super) async fn apply_doors(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
+/// The way to the control plane, who may go it, and where the control plane itself may go.
+pub(super) async fn apply_doors(context: &Context, identity: &Identity, has_provider: bool) -> Result<(), ApplyError> {
     let caches = &context.caches;
     let (service, policy) = (
         hosted::build_service(identity),
-        hosted::build_network_policy(identity, &context.config),
+        doors::build_network_policy(identity, &context.config, has_provider),
     );
     tokio::try_join!(
         context.clusters.apply(&caches.services, &service),

@@ -9,6 +9,7 @@
 
 pub mod arguments;
 pub mod authentication;
+pub mod doors;
 pub mod hosted;
 pub mod secrets;
 pub mod stateful_set;
@@ -31,6 +32,13 @@ pub struct Blueprint<'a> {
     pub spec: &'a yoke_api::ClusterSpec,
     /// The host's configuration.
     pub config: &'a Config,
+}
+
+impl Blueprint<'_> {
+    /// Whether the API server asks an OIDC provider for its keys.
+    pub fn has_provider(&self) -> bool {
+        authentication::has_provider(&self.spec.extra_args.api_server)
+    }
 }
 
 #[cfg(test)]

@@ -26,7 +26,8 @@ pub(super) async fn keep(
 ) -> Result<Applied, ReconcileError> {
     let mut applied = Applied::new(find_store(cluster), observed);
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
-    apply_doors(context, identity).await?;
+    let has_provider = observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns);
+    apply_doors(context, identity, has_provider).await?;
     let keys = store::find_account(context, &identity.tenant)?;
     let (service_account, credentials) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),

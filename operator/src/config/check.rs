@@ -13,6 +13,7 @@ impl Config {
         check_domain("baseDomain", &self.base_domain)?;
         self.check_ingress()?;
         self.check_nats()?;
+        self.check_oidc()?;
         self.check_versions()?;
         self.check_classes()?;
         check_filled("kineNatsImage", &self.kine_nats_image)?;
@@ -76,6 +77,15 @@ impl Config {
         check(!nats.cidrs.is_empty(), "nats.cidrs", || "at least one is needed".into())?;
         for (index, cidr) in nats.cidrs.iter().enumerate() {
             check_cidr(&format!("nats.cidrs[{index}]"), cidr)?;
+        }
+        Ok(())
+    }
+
+    fn check_oidc(&self) -> Result<(), ConfigError> {
+        for (field, cidrs) in [("oidc.cidrs", &self.oidc.cidrs), ("oidc.except", &self.oidc.except)] {
+            for (index, cidr) in cidrs.iter().enumerate() {
+                check_cidr(&format!("{field}[{index}]"), cidr)?;
+            }
         }
         Ok(())
     }

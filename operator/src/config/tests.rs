@@ -29,6 +29,11 @@ fn refusals_name_the_field() {
         ("defaultClass: single", "defaultClass: gold", "defaultClass"),
         ("name: replicated", "name: single", "classes[1].name"),
         ("10.96.0.0/16", "10.96.0.1/16", "serviceCIDRs[0]"),
+        (
+            "runAsUser: 65532",
+            "oidc: {cidrs: [0.0.0.0/0, 10.0.0.1/8]}\nrunAsUser: 65532",
+            "oidc.cidrs[1]",
+        ),
         ("runAsUser: 65532", "runAsUser: 0", "runAsUser"),
         ("app.kubernetes.io/name: envoy", "", "ingress.pods[0].labels"),
     ] {

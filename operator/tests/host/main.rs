@@ -5,6 +5,7 @@
 
 mod answers;
 mod deletion;
+mod doors;
 mod harness;
 mod issuer;
 mod lost;

@@ -78,6 +78,11 @@ pub(super) fn to_file(arguments: &[ExtraArg]) -> String {
     serde_json::to_string_pretty(&configuration).expect("fields are strings and lists")
 }
 
+/// Whether arguments name an OIDC provider, which the API server then asks for its keys.
+pub(super) fn has_provider(arguments: &[ExtraArg]) -> bool {
+    translate_oidc(arguments).is_some()
+}
+
 /// The OIDC arguments of kube-apiserver, with the meaning that they have there.
 fn translate_oidc(arguments: &[ExtraArg]) -> Option<Jwt<'_>> {
     let value = |name: &str| {

@@ -1,11 +1,6 @@
-//! What surrounds a control plane in its namespace: the namespace itself, the way in, the doors, the words for the ingress.
+//! What surrounds a control plane in its namespace: the namespace itself, the way in, the words for the ingress.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServicePort, ServiceSpec};
-use k8s_openapi::api::networking::v1::{
-    IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
-    NetworkPolicySpec,
-};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::cluster::DeletionPolicy;
@@ -15,7 +10,6 @@ use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP};
 
 use super::{Blueprint, Materials, arguments, authentication};
 use crate::cluster::identity::Identity;
-use crate::config::Config;
 
 /// Name of the ConfigMap with kube-apiserver's files.
 pub(super) const API_SERVER_FILES: &str = "kube-apiserver";
@@ -73,51 +67,6 @@ pub(super) fn selector(identity: &Identity) -> std::collections::BTreeMap<String
         (labels::COMPONENT.to_owned(), component::CONTROL_PLANE.to_owned()),
     ]
     .into()
-}
-
-/// Doors of the namespace: in from the ingress and the operator, out to NATS. No DNS: an API server opens connections to
-/// addresses that its users choose.
-pub fn build_network_policy(identity: &Identity, config: &Config) -> NetworkPolicy {
-    let port = |port: u16| {
-        Some(vec![NetworkPolicyPort {
-            port: Some(IntOrString::Int(port.into())),
-            protocol: Some("TCP".into()),
-            end_port: None,
-        }])
-    };
-    let from = config.ingress.pods.iter().map(|pods| NetworkPolicyPeer {
-        namespace_selector: Some(LabelSelector {
-            match_labels: Some([("kubernetes.io/metadata.name".to_owned(), pods.namespace.clone())].into()),
-            ..LabelSelector::default()
-        }),
-        pod_selector: Some(LabelSelector {
-            match_labels: Some(pods.labels.clone()),
-            ..LabelSelector::default()
-        }),
-        ip_block: None,
-    });
-    let to = config.nats.cidrs.iter().map(|cidr| NetworkPolicyPeer {
-        ip_block: Some(IPBlock {
-            cidr: cidr.clone(),
-            except: None,
-        }),
-        ..NetworkPolicyPeer::default()
-    });
-    NetworkPolicy {
-        metadata: identity.hosted_meta("control-plane", component::CONTROL_PLANE),
-        spec: Some(NetworkPolicySpec {
-            pod_selector: Some(LabelSelector::default()),
-            policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
-            ingress: Some(vec![NetworkPolicyIngressRule {
-                from: Some(from.collect()),
-                ports: port(API_PORT),
-            }]),
-            egress: Some(vec![NetworkPolicyEgressRule {
-                to: Some(to.collect()),
-                ports: port(config.nats.port),
-            }]),
-        }),
-    }
 }
 
 /// Files of kube-apiserver that are no secret.

@@ -4,8 +4,8 @@ use data_encoding::HEXLOWER;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction,
-    HostAlias, PodDNSConfig, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile,
-    SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+    HostAlias, PodDNSConfig, PodDNSConfigOption, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -30,6 +30,8 @@ const GRACE_SECONDS: i64 = 20;
 /// Files that a group may read: the pod's own.
 const SECRET_MODE: i32 = 0o440;
 const SOCKET: &str = "socket";
+/// Where there is no way to a DNS server, so that a name that is asked for fails at once.
+const NO_DNS: &str = "127.0.0.1";
 /// The collector's pace. Half of Go's default: 32 MiB less at rest, and little to collect there.
 const COLLECTOR: &str = "50";
 
@@ -132,6 +134,7 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
         ip: ip.to_string(),
         hostnames: Some(vec![name.clone()]),
     };
+    let (dns_policy, dns_config) = build_dns(blueprint);
     let aliases: Vec<_> = config.nats.host_aliases.iter().map(alias).collect();
     PodSpec {
         automount_service_account_token: Some(false),
@@ -140,12 +143,8 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
         node_selector: Some(class.node_selector.clone()).filter(|selector| !selector.is_empty()),
         tolerations: Some(class.tolerations.clone()).filter(|tolerations| !tolerations.is_empty()),
         priority_class_name: class.priority_class_name.clone(),
-        // There is no way to a DNS server; a name that is asked for should fail at once.
-        dns_policy: Some("None".into()),
-        dns_config: Some(PodDNSConfig {
-            nameservers: Some(vec!["127.0.0.1".into()]),
-            ..PodDNSConfig::default()
-        }),
+        dns_policy: Some(dns_policy.into()),
+        dns_config: Some(dns_config),
         host_aliases: Some(aliases).filter(|aliases| !aliases.is_empty()),
         security_context: Some(PodSecurityContext {
             run_as_non_root: Some(true),
@@ -167,6 +166,38 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
         volumes: Some(build_volumes()),
         ..PodSpec::default()
     }
+}
+
+/// DNS for the name of an OIDC provider, if there is one.
+fn build_dns(blueprint: &Blueprint<'_>) -> (&'static str, PodDNSConfig) {
+    let servers = |servers: Vec<String>| PodDNSConfig {
+        nameservers: Some(servers),
+        ..PodDNSConfig::default()
+    };
+    let given = &blueprint.config.oidc.nameservers;
+    match (blueprint.has_provider(), given.is_empty()) {
+        (false, _) => ("None", servers(vec![NO_DNS.into()])),
+        (true, false) => ("None", servers(given.iter().map(ToString::to_string).collect())),
+        // A provider's name is a whole one: it is asked for as it is first.
+        (true, true) => {
+            let option = PodDNSConfigOption {
+                name: Some("ndots".into()),
+                value: Some("1".into()),
+            };
+            let config = PodDNSConfig {
+                options: Some(vec![option]),
+                ..PodDNSConfig::default()
+            };
+            ("ClusterFirst", config)
+        }
+    }
+}
+
+/// Whether a control plane has DNS, and so asks an OIDC provider.
+pub fn has_dns(set: &StatefulSet) -> bool {
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let servers = pod.and_then(|pod| pod.dns_config.as_ref()?.nameservers.as_deref());
+    pod.is_some() && servers.is_none_or(|servers| *servers != [NO_DNS])
 }
 
 /// kine-nats as a native sidecar: it starts before the API server and goes down after it has ended. The API server need not

@@ -66,6 +66,7 @@ fn objects_are_those_of_the_golden_files() {
         let expected = stateful_set::build_stateful_set(&blueprint, &later);
         assert_eq!(restarted.spec, expected.spec, "{}", case.display());
         assert_eq!(stateful_set::read_digest(&set), Some(&start.digest));
+        assert_eq!(stateful_set::has_dns(&set), blueprint.has_provider());
         compare(
             &case,
             "statefulset",
@@ -74,7 +75,7 @@ fn objects_are_those_of_the_golden_files() {
         compare(
             &case,
             "networkpolicy",
-            &hosted::build_network_policy(&identity, &config),
+            &doors::build_network_policy(&identity, &config, blueprint.has_provider()),
         );
         compare(&case, "service", &hosted::build_service(&identity));
         compare(

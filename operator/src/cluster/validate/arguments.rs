@@ -51,6 +51,13 @@ fn check_oidc(arguments: &[ExtraArg]) -> Result<(), Refusal> {
             "Argument --oidc-issuer-url is needed, and is an https URL without query, fragment and user.",
         );
     }
+    let port = issuer.parse::<http::Uri>().ok().and_then(|url| url.port_u16());
+    if port.is_some_and(|port| port != 443) {
+        return refuse(
+            Reason::ArgumentNotAllowed,
+            "Argument --oidc-issuer-url names a port; control planes reach a provider on port 443 only.",
+        );
+    }
     if value("oidc-client-id").unwrap_or_default().is_empty() {
         return refuse(Reason::ArgumentNotAllowed, "Argument --oidc-client-id is needed.");
     }

@@ -152,6 +152,14 @@ fn arguments_are_those_of_the_list() {
             false,
         ),
         (
+            "OIDC on another port",
+            vec![
+                argument("oidc-issuer-url", "https://id.example:8443/realm"),
+                argument("oidc-client-id", "a"),
+            ],
+            false,
+        ),
+        (
             "OIDC",
             vec![
                 argument("oidc-issuer-url", "https://id.example"),

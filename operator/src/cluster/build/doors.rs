@@ -1,0 +1,154 @@
+//! The doors of a hosted namespace: in from the ingress and the operator, out to NATS, and to an OIDC provider if the Cluster
+//! has one.
+//!
+//! An API server opens connections to addresses that its users choose. So it may reach no network of the host, and no DNS,
+//! but for the provider's name.
+
+use k8s_openapi::api::networking::v1::{
+    IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use yoke_api::labels::component;
+use yoke_api::names::API_PORT;
+
+use crate::cluster::identity::Identity;
+use crate::config::{Config, OidcConfig};
+use crate::network::{Cidr, PRIVATE};
+
+/// The one port on which a provider is asked.
+const PROVIDER_PORT: u16 = 443;
+const DNS_PORT: u16 = 53;
+
+/// The NetworkPolicy. `has_provider`: the way to an OIDC provider is open.
+pub fn build_network_policy(identity: &Identity, config: &Config, has_provider: bool) -> NetworkPolicy {
+    let from = config
+        .ingress
+        .pods
+        .iter()
+        .map(|pods| build_pods(&pods.namespace, pods.labels.clone()));
+    let mut egress = vec![NetworkPolicyEgressRule {
+        to: Some(config.nats.cidrs.iter().map(|cidr| build_block(cidr, &[])).collect()),
+        ports: Some(vec![build_port("TCP", config.nats.port)]),
+    }];
+    if has_provider {
+        egress.push(build_provider(&config.oidc));
+        egress.push(build_dns(&config.oidc));
+    }
+    NetworkPolicy {
+        metadata: identity.hosted_meta("control-plane", component::CONTROL_PLANE),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(LabelSelector::default()),
+            policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
+            ingress: Some(vec![NetworkPolicyIngressRule {
+                from: Some(from.collect()),
+                ports: Some(vec![build_port("TCP", API_PORT)]),
+            }]),
+            egress: Some(egress),
+        }),
+    }
+}
+
+fn build_provider(oidc: &OidcConfig) -> NetworkPolicyEgressRule {
+    let except: Vec<&str> = PRIVATE
+        .into_iter()
+        .chain(oidc.except.iter().map(String::as_str))
+        .collect();
+    NetworkPolicyEgressRule {
+        to: Some(oidc.cidrs.iter().map(|cidr| build_block(cidr, &except)).collect()),
+        ports: Some(vec![build_port("TCP", PROVIDER_PORT)]),
+    }
+}
+
+fn build_dns(oidc: &OidcConfig) -> NetworkPolicyEgressRule {
+    let servers = oidc.nameservers.iter().map(|server| {
+        let bits = if server.is_ipv4() { 32 } else { 128 };
+        build_block(&format!("{server}/{bits}"), &[])
+    });
+    let to = match oidc.nameservers.is_empty() {
+        true => vec![build_pods(
+            "kube-system",
+            [("k8s-app".to_owned(), "kube-dns".to_owned())].into(),
+        )],
+        false => servers.collect(),
+    };
+    NetworkPolicyEgressRule {
+        to: Some(to),
+        ports: Some(vec![build_port("UDP", DNS_PORT), build_port("TCP", DNS_PORT)]),
+    }
+}
+
+/// A range but for what is left out of it. Of that, what is no part of the range is none of its exceptions: the API server
+/// refuses such.
+fn build_block(cidr: &str, except: &[&str]) -> NetworkPolicyPeer {
+    let parsed = |text: &str| text.parse::<Cidr>();
+    let is_part =
+        |part: &&&str| matches!((parsed(part), parsed(cidr)), (Ok(part), Ok(whole)) if part.is_part_of(whole));
+    let except: Vec<_> = except.iter().filter(is_part).map(|part| (*part).to_owned()).collect();
+    NetworkPolicyPeer {
+        ip_block: Some(IPBlock {
+            cidr: cidr.to_owned(),
+            except: Some(except).filter(|except| !except.is_empty()),
+        }),
+        ..NetworkPolicyPeer::default()
+    }
+}
+
+fn build_pods(namespace: &str, labels: std::collections::BTreeMap<String, String>) -> NetworkPolicyPeer {
+    NetworkPolicyPeer {
+        namespace_selector: Some(LabelSelector {
+            match_labels: Some([("kubernetes.io/metadata.name".to_owned(), namespace.to_owned())].into()),
+            ..LabelSelector::default()
+        }),
+        pod_selector: Some(LabelSelector {
+            match_labels: Some(labels),
+            ..LabelSelector::default()
+        }),
+        ip_block: None,
+    }
+}
+
+fn build_port(protocol: &str, port: u16) -> NetworkPolicyPort {
+    NetworkPolicyPort {
+        port: Some(IntOrString::Int(port.into())),
+        protocol: Some(protocol.to_owned()),
+        end_port: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(rule: NetworkPolicyEgressRule) -> Vec<(String, Vec<String>)> {
+        let blocks = rule.to.into_iter().flatten().filter_map(|peer| peer.ip_block);
+        blocks
+            .map(|block| (block.cidr, block.except.unwrap_or_default()))
+            .collect()
+    }
+
+    #[test]
+    fn networks_of_the_host_are_left_out_of_each_range() {
+        let oidc = OidcConfig {
+            cidrs: vec!["0.0.0.0/0".into(), "10.20.0.0/16".into(), "2000::/3".into()],
+            except: vec!["203.0.113.0/24".into(), "2001:db8::/32".into(), "10.20.30.0/24".into()],
+            nameservers: vec![],
+        };
+        let ranges = ranges(build_provider(&oidc));
+        let except = |index: usize| ranges[index].1.iter().map(String::as_str).collect::<Vec<_>>();
+        assert!(except(0).contains(&"10.0.0.0/8") && except(0).contains(&"203.0.113.0/24"));
+        assert!(!except(0).iter().any(|range| range.contains(':')));
+        assert_eq!(except(1), ["10.20.30.0/24"], "a private range that is named is meant");
+        assert_eq!(except(2), ["2002::/16", "2001::/32", "2001:db8::/32"]);
+    }
+
+    #[test]
+    fn nameservers_take_the_place_of_the_hosts_own() {
+        let mut oidc = OidcConfig::default();
+        assert!(ranges(build_dns(&oidc)).is_empty());
+        oidc.nameservers = vec!["192.0.2.53".parse().unwrap(), "2001:db8::53".parse().unwrap()];
+        let servers: Vec<_> = ranges(build_dns(&oidc)).into_iter().map(|(cidr, _)| cidr).collect();
+        assert_eq!(servers, ["192.0.2.53/32", "2001:db8::53/128"]);
+    }
+}

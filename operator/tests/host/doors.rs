@@ -1,0 +1,63 @@
+//! Whom a control plane may reach.
+
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::PostParams;
+use yoke_api::Cluster;
+use yoke_api::cluster::ExtraArg;
+
+use crate::harness::{Host, condition};
+
+/// Ports that the host API knows as open outward.
+async fn open(host: &Host, hosted: &str) -> Vec<String> {
+    let policy = host.api::<NetworkPolicy>(hosted).get("control-plane").await.unwrap();
+    let rules = policy.spec.unwrap().egress.unwrap();
+    assert!(
+        rules
+            .iter()
+            .all(|rule| rule.to.as_ref().is_some_and(|to| !to.is_empty()))
+    );
+    let ports = rules.into_iter().flat_map(|rule| rule.ports.unwrap());
+    ports.map(|port| format!("{:?}", port.port.unwrap())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn provider_of_identities_can_be_reached_as_long_as_there_is_one() {
+    let host = Host::start().await;
+    let argument = |name: &str, value: &str| ExtraArg {
+        name: name.into(),
+        value: value.into(),
+    };
+    let mut cluster = Cluster::new("a", Default::default());
+    cluster.spec.extra_args.api_server = vec![
+        argument("oidc-issuer-url", "https://id.example.org"),
+        argument("oidc-client-id", "yoke"),
+    ];
+    host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
+    host.bring("a", "it runs", async || {
+        host.stateful_set(&host.hosted("a").await).await.is_some()
+    })
+    .await;
+    let hosted = host.hosted("a").await;
+    let nats = open(&host, &hosted).await[0].clone();
+    let all = [nats.as_str(), "Int(443)", "Int(53)", "Int(53)"];
+    assert_eq!(open(&host, &hosted).await, all);
+    // Of one that is refused the doors are those of what runs.
+    let without = serde_json::json!({"spec": {"extraArgs": {"apiServer": []}}});
+    host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 0}}}))
+        .await;
+    host.bring("a", "it is refused", async || {
+        condition(&host.cluster("a").await, "Accepted") == "False/QuotaExceeded"
+    })
+    .await;
+    host.patch_cluster("a", without).await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+        assert_eq!(open(&host, &hosted).await, all);
+    }
+    host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 3}}}))
+        .await;
+    host.bring("a", "the way is closed", async || {
+        open(&host, &hosted).await == [nats.as_str()]
+    })
+    .await;
+}
