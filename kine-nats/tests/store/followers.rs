@@ -166,7 +166,7 @@ async fn a_stopped_writer_hands_over_at_once_and_watches_of_the_follower_go_on()
     let head = new.revision().await;
     let mut next = 2;
     hear(&mut watching, &mut next, head).await;
-    assert!(acknowledged.len() > 200, "{}", acknowledged.len());
+    assert!(acknowledged.len() > 20, "{}", acknowledged.len());
     check(&mut new, &acknowledged).await;
     let begun = Instant::now();
     follower.terminate();
@@ -310,6 +310,8 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
     let follower = Kine::start(&nats, "alone", &["--follow", "--incarnation=7"]).await;
     let mut client = follower.client().await;
     client.put("/a", b"1").await.unwrap();
+    // An answer to a write is the writer's; after a read the follower has it, too.
+    assert!(client.get("/a").await.is_some());
     first.kill();
     nats.kill();
     let mut request = tonic::Request::new(tokio_stream::pending());
