@@ -413,3 +413,63 @@ async fn requests_are_not_smuggled() {
     );
     assert_eq!(stage.requests()[1], 0);
 }
+
+/// Requests that are begun and given up cost more than they cost who sends them.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_gives_up_again_and_again_is_cut_off() {
+    let stage = Stage::new().await;
+    let bearer = stage.bearer(0);
+    let mut other = stage.client(Http::Two).await;
+    let mut stream = watch(&mut other, &bearer).await;
+    let mut client = stage.client(Http::Two).await;
+    let mut given_up = 0;
+    let cut = loop {
+        let asked = client.send(request("10.96.0.1", WATCH, &[("authorization", &bearer)]));
+        match tokio::time::timeout(Duration::from_micros(200), asked).await {
+            Ok(Err(error)) => break error,
+            Ok(Ok(_)) | Err(_) => given_up += 1,
+        }
+        assert!(given_up < 20_000, "nobody stops it");
+    };
+    println!("cut off after {given_up}: {cut}");
+    assert_alive("others do not notice", &mut stream).await;
+    assert_eq!(stage.status(&bearer).await, StatusCode::OK);
+}
+
+/// Who sends a head slowly, or none, holds a connection for some seconds only.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_heads_are_cut_off() {
+    let stage = Stage::new().await;
+    let config = stage.root.client(None);
+    let mut slow = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
+    slow.write_all(b"GET /api HTTP/1.1\r\nHost: 10.96.0.1\r\nX-A: ")
+        .await
+        .unwrap();
+    let mut silent = tokio::net::TcpStream::connect(stage.envoy.ingress).await.unwrap();
+    let start = Instant::now();
+    let mut heard = Vec::new();
+    // A byte a second.
+    let answer = tokio::time::timeout(PATIENCE, async {
+        loop {
+            match tokio::time::timeout(Duration::from_secs(1), slow.read_buf(&mut heard)).await {
+                // A reset is an end, too.
+                Ok(Ok(0) | Err(_)) => return String::from_utf8_lossy(&heard).into_owned(),
+                Ok(Ok(_)) => {}
+                // An error shows in the next read.
+                Err(_) => drop(slow.write_all(b"a").await),
+            }
+        }
+    });
+    let answer = answer.await.expect("the connection ends");
+    println!("ended after {:?}", start.elapsed());
+    assert!(
+        answer.starts_with("HTTP/1.1 408 ") && answer.contains("\"kind\":\"Status\""),
+        "{answer}"
+    );
+    let mut nothing = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut nothing)).await;
+    // With or without a reset.
+    let _ = ended.expect("who says nothing is closed");
+    assert!(nothing.is_empty());
+    assert_eq!(stage.requests(), [0, 0]);
+}
