@@ -162,7 +162,8 @@ fn look_around<'c, T>(
     })
 }
 
-/// The host names that a Cluster has and may have; `None` if what has its identity is not known to be its own.
+/// The host names that a Cluster has and may have; `None` if it has none beside its public one, or if what has its identity
+/// is not known to be its own.
 fn find_names(
     context: &Context,
     cluster: &Cluster,
@@ -174,9 +175,11 @@ fn find_names(
     if observed.namespace.is_none() || observed.is_foreign || is_anothers {
         return None;
     }
-    look_around(context, cluster, identity, |around| {
-        Some(withdraw::find(context, cluster, identity, around))
-    })
+    let had = withdraw::find(context, identity)?;
+    let names = look_around(context, cluster, identity, |around| {
+        withdraw::plan(had, cluster, identity, around)
+    });
+    Some(names)
 }
 
 fn judge<'a>(

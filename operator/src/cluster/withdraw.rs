@@ -3,6 +3,8 @@
 //!
 //! It waits for nothing else, neither for certificates nor for the end of a pause: the name may be another Cluster's by now.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
@@ -28,21 +30,41 @@ pub(super) struct Names {
     certificate: Option<Certificate>,
 }
 
-/// Compares the names that a Cluster has with those that it may have.
-pub(super) fn find(context: &Context, cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Names {
-    let may_have = |name: &String| validate::may_have(cluster, name, around);
+/// Where a Cluster has host names beside its public one.
+#[derive(Debug)]
+pub(super) struct Had {
+    config: Option<IngressConfig>,
+    certificate: Option<Arc<Certificate>>,
+}
+
+/// Where a Cluster has such names; `None` if nowhere, which is so of most.
+pub(super) fn find(context: &Context, identity: &Identity) -> Option<Had> {
     let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
     let map = context.caches.config_maps.get(&key);
     let text = map.as_deref().and_then(|map| map.data.as_ref()?.get(CONFIG_KEY));
     let config = text.and_then(|text| serde_json::from_str::<IngressConfig>(text).ok());
-    let left = config.as_ref().and_then(|config| without_names(config, may_have));
     let leaf = LeafRole::ApiServer.object_name(&identity.id);
     let leaf = ObjectRef::<Certificate>::new(&leaf).within(PKI_NAMESPACE);
-    let certificate = context.caches.certificates.get(&leaf);
+    let had = Had {
+        config: config.filter(|config| !config.extra_names.is_empty()),
+        certificate: context
+            .caches
+            .certificates
+            .get(&leaf)
+            .filter(|certificate| without_dns_names(certificate, identity, |_| false).is_some()),
+    };
+    (had.config.is_some() || had.certificate.is_some()).then_some(had)
+}
+
+/// Compares the names that a Cluster has with those that it may have.
+pub(super) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Names {
+    let may_have = |name: &String| validate::may_have(cluster, name, around);
+    let left = had.config.as_ref().and_then(|config| without_names(config, may_have));
+    let certificate = had.certificate.as_deref();
     Names {
+        certificate: certificate.and_then(|certificate| without_dns_names(certificate, identity, may_have)),
         ingress: left.as_ref().map(|left| hosted::build_ingress_map(identity, left)),
-        told: left.or(config).map(|config| config.extra_names).unwrap_or_default(),
-        certificate: certificate.and_then(|certificate| without_dns_names(&certificate, identity, may_have)),
+        told: left.or(had.config).map(|config| config.extra_names).unwrap_or_default(),
     }
 }
 
