@@ -37,6 +37,8 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
     };
     let sorted = order == SortOrder::Descend || target != SortTarget::Key;
     let filtered = is_filtered(request);
+    // etcd reads one item more than it answers, to know whether there is more. Where no order is named it sorts these only.
+    let most = (limit > 0 && !filtered && request.sort_order() == SortOrder::None).then(|| limit.saturating_add(1));
 
     let mut items: Vec<&Item> = Vec::new();
     let mut seen = 0i64;
@@ -46,7 +48,7 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
         if filtered && !passes(request, item) {
             return true;
         }
-        if !sorted && !filtered && limit > 0 && items.len() == limit {
+        if most == Some(items.len()) {
             cut = true;
             return false;
         }
@@ -57,7 +59,7 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
     if sorted {
         sort(&mut items, target, order);
     }
-    let more = cut || (limit > 0 && items.len() > limit);
+    let more = limit > 0 && items.len() > limit;
     if limit > 0 {
         items.truncate(limit);
     }
@@ -93,16 +95,18 @@ fn passes(request: &RangeRequest, item: &Item) -> bool {
         && within(request.min_create_revision, request.max_create_revision, item.created)
 }
 
+/// Items that are equal stay in the order of their keys, whichever way the others are sorted.
 fn sort(items: &mut [&Item], target: SortTarget, order: SortOrder) {
-    match target {
-        SortTarget::Key => {}
-        SortTarget::Version => items.sort_by_key(|item| item.version),
-        SortTarget::Create => items.sort_by_key(|item| item.created),
-        SortTarget::Mod => items.sort_by_key(|item| item.modified),
-        SortTarget::Value => items.sort_by(|a, b| a.value().cmp(b.value())),
-    }
-    if order == SortOrder::Descend {
-        items.reverse();
+    let compare = |a: &Item, b: &Item| match target {
+        SortTarget::Key => a.key().cmp(b.key()),
+        SortTarget::Version => a.version.cmp(&b.version),
+        SortTarget::Create => a.created.cmp(&b.created),
+        SortTarget::Mod => a.modified.cmp(&b.modified),
+        SortTarget::Value => a.value().cmp(b.value()),
+    };
+    match order {
+        SortOrder::Descend => items.sort_by(|a, b| compare(b, a)),
+        SortOrder::None | SortOrder::Ascend => items.sort_by(|a, b| compare(a, b)),
     }
 }
 
@@ -206,6 +210,24 @@ mod tests {
                     ..all()
                 },
                 ("bca", false, 3),
+            ),
+            (
+                "a limit cuts before it is sorted without an order",
+                RangeRequest {
+                    sort_target: SortTarget::Value as i32,
+                    limit: 1,
+                    ..all()
+                },
+                ("a", true, 3),
+            ),
+            (
+                "by version, equals by key",
+                RangeRequest {
+                    sort_order: descend,
+                    sort_target: SortTarget::Version as i32,
+                    ..all()
+                },
+                ("abc", false, 3),
             ),
             (
                 "filter, full count",
