@@ -74,11 +74,13 @@ impl Step<'_, '_> {
         }
     }
 
+    /// The first to end comes first.
     pub(super) fn leases(&self) -> pb::LeaseLeasesResponse {
-        let leases = self.evaluation.state.leases.iter();
+        let mut leases: Vec<_> = self.evaluation.state.leases.iter().collect();
+        leases.sort_by_key(|(_, lease)| lease.ends);
         pb::LeaseLeasesResponse {
             header: self.header(),
-            leases: leases.map(|(id, _)| pb::LeaseStatus { id }).collect(),
+            leases: leases.into_iter().map(|(id, _)| pb::LeaseStatus { id }).collect(),
         }
     }
 }
