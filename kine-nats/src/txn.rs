@@ -10,11 +10,11 @@ use crate::proto::etcdserverpb as pb;
 use crate::range;
 use crate::refusal::Refusal;
 use crate::state::State;
-use bytes::Bytes;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::response_op::Response;
 use prost::Message;
+use std::cmp::Ordering;
 use std::time::Duration;
 
 /// A request that goes through the writer.
@@ -93,7 +93,8 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
     };
     match command {
         Command::Put(request) => {
-            step.check_put(request)?;
+            step.check_lease(request)?;
+            step.check_key(request)?;
             step.check_size(step.put_size(request))?;
             step.check_space()?;
             Ok(Answer::Put(step.put(request)))
@@ -173,13 +174,17 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check_put(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
-        let state = &self.evaluation.state;
-        if request.lease != 0 && state.leases.get(request.lease).is_none() {
-            return Err(Refusal::LeaseNotFound);
-        }
-        if (request.ignore_value || request.ignore_lease) && state.mvcc.latest(&request.key).is_none() {
+    fn check_key(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+        let keeps = request.ignore_value || request.ignore_lease;
+        if keeps && self.evaluation.state.mvcc.latest(&request.key).is_none() {
             return Err(Refusal::KeyNotFound);
+        }
+        Ok(())
+    }
+
+    fn check_lease(&self, request: &pb::PutRequest) -> Result<(), Refusal> {
+        if request.lease != 0 && self.evaluation.state.leases.get(request.lease).is_none() {
+            return Err(Refusal::LeaseNotFound);
         }
         Ok(())
     }
@@ -260,16 +265,25 @@ impl Step<'_, '_> {
         if any {
             all
         } else {
-            compare.target() != CompareTarget::Value && item_holds(compare, None)
+            compare.target != CompareTarget::Value as i32 && item_holds(compare, None)
         }
     }
 
     fn check(&self, path: &Path<'_>) -> Result<(), Refusal> {
         for step in &path.steps {
             match step {
-                PathStep::Single(Request::RequestPut(request)) => self.check_put(request)?,
+                // The other way round than a put of its own, as etcd does.
+                PathStep::Single(Request::RequestPut(request)) => {
+                    self.check_key(request)?;
+                    self.check_lease(request)?;
+                }
                 PathStep::Single(Request::RequestRange(request)) => {
-                    range::check_revision(request.revision, self.begin, self.evaluation.state.compacting)?;
+                    // Outside of a transaction this reads the newest revision.
+                    let compacting = self.evaluation.state.compacting;
+                    if request.revision < compacting.min(0) {
+                        return Err(Refusal::Compacted);
+                    }
+                    range::check_revision(request.revision, self.begin, compacting)?;
                 }
                 PathStep::Single(_) => {}
                 PathStep::Nested(path) => self.check(path)?,
@@ -326,56 +340,40 @@ impl Step<'_, '_> {
 }
 
 fn item_holds(compare: &pb::Compare, item: Option<&Item>) -> bool {
-    let union = compare.target_union.as_ref();
-    let number = |number: i64, wanted: i64| number.cmp(&wanted);
-    let order = match compare.target() {
-        CompareTarget::Version => {
-            let wanted = if let Some(TargetUnion::Version(wanted)) = union {
-                *wanted
-            } else {
-                0
-            };
-            number(item.map_or(0, |item| item.version), wanted)
-        }
-        CompareTarget::Create => {
-            let wanted = if let Some(TargetUnion::CreateRevision(wanted)) = union {
-                *wanted
-            } else {
-                0
-            };
-            number(item.map_or(0, |item| item.created), wanted)
-        }
-        CompareTarget::Mod => {
-            let wanted = if let Some(TargetUnion::ModRevision(wanted)) = union {
-                *wanted
-            } else {
-                0
-            };
-            number(item.map_or(0, |item| item.modified), wanted)
-        }
-        CompareTarget::Lease => {
-            let wanted = if let Some(TargetUnion::Lease(wanted)) = union {
-                *wanted
-            } else {
-                0
-            };
-            number(item.map_or(0, |item| item.lease), wanted)
-        }
-        CompareTarget::Value => {
-            let none = Bytes::new();
-            let wanted = if let Some(TargetUnion::Value(wanted)) = union {
-                wanted
-            } else {
-                &none
-            };
-            item.map(Item::value).unwrap_or_default().cmp(wanted.as_ref())
-        }
+    let (target, union) = (CompareTarget::try_from(compare.target), compare.target_union.as_ref());
+    if target == Ok(CompareTarget::Value) {
+        let wanted = match union {
+            Some(TargetUnion::Value(wanted)) => wanted.as_ref(),
+            _ => &[],
+        };
+        return result_holds(compare, item.map(Item::value).unwrap_or_default().cmp(wanted));
+    }
+    let number = item.map_or(0, |item| match target {
+        Ok(CompareTarget::Version) => item.version,
+        Ok(CompareTarget::Create) => item.created,
+        Ok(CompareTarget::Mod) => item.modified,
+        Ok(CompareTarget::Lease) => item.lease,
+        Ok(CompareTarget::Value) | Err(_) => 0,
+    });
+    // A number for another target counts as none.
+    let wanted = match (target, union) {
+        (Ok(CompareTarget::Version), Some(TargetUnion::Version(wanted)))
+        | (Ok(CompareTarget::Create), Some(TargetUnion::CreateRevision(wanted)))
+        | (Ok(CompareTarget::Mod), Some(TargetUnion::ModRevision(wanted)))
+        | (Ok(CompareTarget::Lease), Some(TargetUnion::Lease(wanted))) => *wanted,
+        _ => 0,
     };
-    match compare.result() {
-        CompareResult::Equal => order.is_eq(),
-        CompareResult::NotEqual => order.is_ne(),
-        CompareResult::Greater => order.is_gt(),
-        CompareResult::Less => order.is_lt(),
+    result_holds(compare, number.cmp(&wanted))
+}
+
+fn result_holds(compare: &pb::Compare, order: Ordering) -> bool {
+    match CompareResult::try_from(compare.result) {
+        Ok(CompareResult::Equal) => order.is_eq(),
+        Ok(CompareResult::NotEqual) => order.is_ne(),
+        Ok(CompareResult::Greater) => order.is_gt(),
+        Ok(CompareResult::Less) => order.is_lt(),
+        // etcd's own answer to what it does not know.
+        Err(_) => true,
     }
 }
 

@@ -5,6 +5,7 @@ mod limits;
 use super::*;
 use crate::lease::LONGEST;
 use crate::mvcc::Mvcc;
+use bytes::Bytes;
 
 struct Bench {
     state: State,
