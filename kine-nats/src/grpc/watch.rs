@@ -10,7 +10,7 @@ use crate::store::Store;
 use bytes::Bytes;
 use pb::watch_request::RequestUnion;
 use pb::watch_server::Watch;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -46,6 +46,7 @@ impl Watch for Node {
             answers,
             notify: Arc::new(Notify::new()),
             watches: BTreeMap::new(),
+            ended: BTreeSet::new(),
             next_id: 0,
             needs_leader,
         };
@@ -88,6 +89,8 @@ struct Stream {
     answers: Answers,
     notify: Arc<Notify>,
     watches: BTreeMap<i64, OpenWatch>,
+    /// Watches that ended by themselves, whose numbers the client has not given back.
+    ended: BTreeSet<i64>,
     next_id: i64,
     needs_leader: bool,
 }
@@ -168,11 +171,11 @@ impl Stream {
             request.key.clone()
         };
         let end = request.range_end.clone();
-        let refused = if !end.is_empty() && end.as_ref() != [0] && end <= start {
-            Some("mvcc: watcher range is empty")
-        } else if request.start_revision < 0 {
+        let refused = if request.start_revision < 0 {
             Some("etcdserver: mvcc: required revision has been compacted")
-        } else if request.watch_id != 0 && self.watches.contains_key(&request.watch_id) {
+        } else if !end.is_empty() && end.as_ref() != [0] && end <= start {
+            Some("mvcc: watcher range is empty")
+        } else if request.watch_id != 0 && self.is_taken(request.watch_id) {
             Some("mvcc: duplicate watch ID provided on the WatchStream")
         } else {
             None
@@ -230,7 +233,7 @@ impl Stream {
             if let Some(watch) = self.watches.remove(&id) {
                 self.store.hub.unregister(&watch.registration);
             }
-            return self.send_compacted(id, visible, compacted).await;
+            return self.send_compacted(id, compacted).await;
         }
         Ok(())
     }
@@ -247,20 +250,26 @@ impl Stream {
         Ok(self.answers.send(Ok(answer)).await?)
     }
 
-    async fn send_compacted(&mut self, id: i64, revision: i64, compacted: i64) -> Result<(), Gone> {
+    /// Ends a watch that asks for what is gone. As etcd does, it gives no reason besides the revision, and remembers the
+    /// watch until the client cancels it too.
+    async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Gone> {
+        self.ended.insert(id);
         let answer = pb::WatchResponse {
-            header: Some(self.store.header(revision)),
+            header: Some(self.store.header(0)),
             watch_id: id,
             canceled: true,
             compact_revision: compacted,
-            cancel_reason: Refusal::Compacted.to_string(),
             ..Default::default()
         };
         Ok(self.answers.send(Ok(answer)).await?)
     }
 
+    fn is_taken(&self, id: i64) -> bool {
+        self.watches.contains_key(&id) || self.ended.contains(&id)
+    }
+
     fn free_id(&mut self) -> i64 {
-        while self.watches.contains_key(&self.next_id) {
+        while self.is_taken(self.next_id) {
             self.next_id += 1;
         }
         let id = self.next_id;
@@ -269,10 +278,11 @@ impl Stream {
     }
 
     async fn cancel(&mut self, id: i64) -> Result<(), Gone> {
-        let Some(watch) = self.watches.remove(&id) else {
+        if let Some(watch) = self.watches.remove(&id) {
+            self.store.hub.unregister(&watch.registration);
+        } else if !self.ended.remove(&id) {
             return Ok(());
-        };
-        self.store.hub.unregister(&watch.registration);
+        }
         let header = Some(self.store.header(self.store.revision()));
         Ok(self
             .answers
@@ -324,7 +334,7 @@ impl Stream {
                     if let Some(watch) = gone {
                         self.store.hub.unregister(&watch.registration);
                     }
-                    return self.send_compacted(id, visible, compacted).await;
+                    return self.send_compacted(id, compacted).await;
                 }
                 if found.through >= from {
                     from = found.through + 1;
@@ -400,6 +410,7 @@ impl OpenWatch {
             more: false,
         };
         let (mut size, mut looked, mut revision) = (0, 0, from - 1);
+        let mut puts: Vec<&Change> = Vec::new();
         for change in changes {
             if change.revision > visible {
                 break;
@@ -411,11 +422,17 @@ impl OpenWatch {
                     return found;
                 }
                 revision = change.revision;
+                puts.clear();
             }
             looked += 1;
+            // What was there before the revision, also for a key that it wrote and removed again.
+            let put = puts.iter().find(|put: &&&Change| put.key() == change.key());
+            let previous = put.map_or(&change.previous, |put| &put.previous);
+            if self.previous && !change.delete {
+                puts.push(change);
+            }
             if self.wants(change) {
-                let previous = change
-                    .previous
+                let previous = previous
                     .as_deref()
                     .filter(|_| self.previous && change.revision > self.compacted);
                 let event = encode_event(change.delete, &change.kv, previous);

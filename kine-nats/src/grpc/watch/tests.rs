@@ -37,6 +37,7 @@ fn stream(store: &Arc<Store>) -> (Stream, mpsc::Receiver<Result<pb::WatchRespons
         answers,
         notify: Arc::new(Notify::new()),
         watches: BTreeMap::new(),
+        ended: BTreeSet::new(),
         next_id: 0,
         needs_leader: false,
     };
