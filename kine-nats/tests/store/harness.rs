@@ -23,7 +23,7 @@ pub(crate) struct Nats {
     config: String,
 }
 
-fn find(program: &str) -> PathBuf {
+pub(crate) fn find(program: &str) -> PathBuf {
     let places = std::env::var_os("YOKE_BIN").into_iter().chain(std::env::var_os("PATH"));
     let found = places
         .flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>())
@@ -327,7 +327,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    fn new(channel: Channel) -> Self {
+    pub(crate) fn new(channel: Channel) -> Self {
         Self {
             kv: KvClient::new(channel.clone()).max_decoding_message_size(64 << 20),
             watch: WatchClient::new(channel.clone()).max_decoding_message_size(64 << 20),

@@ -6,6 +6,7 @@ mod credentials;
 mod faults;
 mod followers;
 mod harness;
+mod oracle;
 mod repair;
 mod semantics;
 mod tls;

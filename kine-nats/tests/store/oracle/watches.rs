@@ -1,0 +1,337 @@
+//! The watch streams of both servers, read side by side.
+//!
+//! How events are cut into answers depends on when a server reads them, so each watch's events are compared as one list,
+//! and the revision of an answer only has to be no lower than its events. A stream that hears everything says how many
+//! events there have to be.
+
+use super::plain::Answer;
+use super::requests::{Place, STREAMS};
+use crate::harness::{Client, WAIT, events};
+use pb::watch_request::RequestUnion;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use yoke_kine_nats::proto::{etcdserverpb as pb, mvccpb};
+
+/// etcd answers no progress request while a watch is behind: it is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// One stream of one server, and what it has told.
+struct Side {
+    requests: mpsc::Sender<pb::WatchRequest>,
+    answers: mpsc::Receiver<pb::WatchResponse>,
+    /// By watch.
+    events: BTreeMap<i64, Vec<mvccpb::Event>>,
+    /// The last answer goes on.
+    fragment: bool,
+    /// Answers to requests.
+    told: Vec<pb::WatchResponse>,
+    progress: Vec<i64>,
+}
+
+/// An open watch.
+struct Open {
+    asked: pb::WatchCreateRequest,
+    begin: i64,
+    /// Events that were compared.
+    compared: usize,
+}
+
+/// One stream of both servers.
+struct Pair {
+    sides: [Side; 2],
+    open: BTreeMap<i64, Open>,
+}
+
+/// All streams, and what has happened so far.
+pub(super) struct Watches {
+    pairs: Vec<Pair>,
+    all: Pair,
+    history: Vec<mvccpb::Event>,
+}
+
+fn revision_of(event: &mvccpb::Event) -> i64 {
+    event.kv.as_ref().unwrap().mod_revision
+}
+
+impl Side {
+    fn open(client: &Client) -> Self {
+        let (requests, receiver) = mpsc::channel(16);
+        let (sender, answers) = mpsc::channel(16);
+        let mut client = client.watch.clone();
+        // etcd begins a stream with its first answer.
+        tokio::spawn(async move {
+            let Ok(answers) = client.watch(ReceiverStream::new(receiver)).await else {
+                return;
+            };
+            let mut answers = answers.into_inner();
+            while let Ok(Some(answer)) = answers.message().await {
+                let _ = sender.send(answer).await;
+            }
+        });
+        Self {
+            requests,
+            answers,
+            events: BTreeMap::new(),
+            fragment: false,
+            told: Vec::new(),
+            progress: Vec::new(),
+        }
+    }
+
+    async fn send(&self, request: RequestUnion) {
+        let request_union = Some(request);
+        self.requests.send(pb::WatchRequest { request_union }).await.unwrap();
+    }
+
+    /// Reads one answer; `false` when there is none in time.
+    async fn read(&mut self, limit: Duration) -> bool {
+        let Ok(answer) = timeout(limit, self.answers.recv()).await else {
+            return false;
+        };
+        self.take(answer.expect("the stream goes on"));
+        true
+    }
+
+    async fn read_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        while !done(self) {
+            assert!(
+                self.read(WAIT).await,
+                "{what}: nothing more is heard; told: {:?}",
+                self.told
+            );
+        }
+    }
+
+    fn take(&mut self, mut answer: pb::WatchResponse) {
+        let (revision, events) = (answer.revision(), events(&answer));
+        let Some((first, last)) = events.first().zip(events.last()) else {
+            if answer.created || answer.canceled {
+                self.told.push(answer.plain());
+            } else {
+                self.progress.push(revision);
+            }
+            return;
+        };
+        assert!(
+            !answer.created && !answer.canceled && revision_of(last) <= revision,
+            "{answer:?}"
+        );
+        let heard = self.events.entry(answer.watch_id).or_default();
+        if let Some(before) = heard.last().filter(|_| !self.fragment) {
+            assert!(
+                revision_of(before) < revision_of(first),
+                "split: {before:?}, {answer:?}"
+            );
+        }
+        self.fragment = answer.fragment;
+        heard.extend(events);
+    }
+
+    fn heard(&self, watch: i64) -> &[mvccpb::Event] {
+        self.events.get(&watch).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Open {
+    fn new(asked: pb::WatchCreateRequest, revision: i64) -> Self {
+        let begin = match asked.start_revision {
+            0 => revision + 1,
+            begin => begin,
+        };
+        Self {
+            asked,
+            begin,
+            compared: 0,
+        }
+    }
+
+    fn wants(&self, event: &mvccpb::Event) -> bool {
+        let key = &event.kv.as_ref().unwrap().key;
+        let start: &[u8] = if self.asked.key.is_empty() {
+            &[0]
+        } else {
+            &self.asked.key
+        };
+        let within = match self.asked.range_end.as_ref() {
+            [] => key.as_ref() == start,
+            [0] => key.as_ref() >= start,
+            end => key.as_ref() >= start && key.as_ref() < end,
+        };
+        within && revision_of(event) >= self.begin && !self.asked.filters.contains(&event.r#type)
+    }
+}
+
+impl Pair {
+    fn open(clients: &[Client; 2]) -> Self {
+        Self {
+            sides: [Side::open(&clients[0]), Side::open(&clients[1])],
+            open: BTreeMap::new(),
+        }
+    }
+
+    async fn send(&self, request: RequestUnion) {
+        for side in &self.sides {
+            side.send(request.clone()).await;
+        }
+    }
+
+    /// The next answer to a request, which must be the same.
+    async fn told(&mut self, what: &str) -> pb::WatchResponse {
+        for side in &mut self.sides {
+            side.read_until(what, |side| !side.told.is_empty()).await;
+        }
+        let [etcd, ours] = &mut self.sides;
+        let (etcd, ours) = (etcd.told.remove(0), ours.told.remove(0));
+        assert_eq!(etcd, ours, "{what}: etcd's answer, and ours");
+        etcd
+    }
+
+    fn forget(&mut self, watch: i64) {
+        self.open.remove(&watch);
+        for side in &mut self.sides {
+            side.events.remove(&watch);
+        }
+    }
+
+    async fn create(&mut self, what: &str, asked: pb::WatchCreateRequest, place: Place) -> Option<i64> {
+        self.send(RequestUnion::CreateRequest(asked.clone())).await;
+        let created = self.told(what).await;
+        if created.canceled {
+            return None;
+        }
+        let watch = created.watch_id;
+        let open = Open::new(asked, place.revision);
+        if open.begin < place.compacted {
+            let ended = self.told(what).await;
+            assert!(
+                ended.canceled && ended.compact_revision == place.compacted,
+                "{what}: {ended:?}"
+            );
+            // As etcd's client does; until then etcd keeps the watch's number and tells no progress.
+            self.cancel(what, watch, true).await;
+            return None;
+        }
+        let begun = open.begin <= place.revision;
+        self.open.insert(watch, open);
+        if begun {
+            // A compaction would end the watch as long as etcd has not read what it begins with.
+            self.progress(what, place.revision).await;
+        }
+        Some(watch)
+    }
+
+    async fn cancel(&mut self, what: &str, watch: i64, open: bool) {
+        let request = pb::WatchCancelRequest { watch_id: watch };
+        self.send(RequestUnion::CancelRequest(request)).await;
+        if open {
+            self.told(what).await;
+        }
+        self.forget(watch);
+    }
+
+    /// Whoever asks for progress hears of the newest revision. etcd says nothing before every watch has begun, or when
+    /// there is none.
+    async fn progress(&mut self, what: &str, revision: i64) {
+        if self.open.is_empty() || self.open.values().any(|open| open.asked.start_revision > revision) {
+            return;
+        }
+        let open: Vec<_> = self.open.values().map(|open| &open.asked).collect();
+        for (name, side) in ["etcd", "kine-nats"].into_iter().zip(&mut self.sides) {
+            let begun = tokio::time::Instant::now();
+            while !side.progress.contains(&revision) {
+                assert!(begun.elapsed() < WAIT, "{what}: {name} tells no progress of {open:?}");
+                let ask = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
+                side.send(ask).await;
+                side.read(ASK_AGAIN).await;
+            }
+            assert!(
+                side.progress.iter().all(|told| *told <= revision),
+                "{what}: {:?}",
+                side.progress
+            );
+            side.progress.clear();
+        }
+    }
+
+    /// Reads and compares what every watch has to hear.
+    async fn settle(&mut self, what: &str, history: &[mvccpb::Event]) {
+        for (watch, open) in &mut self.open {
+            let wanted = history.iter().filter(|event| open.wants(event)).count();
+            for side in &mut self.sides {
+                side.read_until(what, |side| side.heard(*watch).len() >= wanted).await;
+            }
+            let [etcd, ours] = &self.sides;
+            let (etcd, ours) = (
+                &etcd.heard(*watch)[open.compared..],
+                &ours.heard(*watch)[open.compared..],
+            );
+            assert_eq!(
+                etcd, ours,
+                "{what}: etcd's events of watch {watch} ({:?}), and ours",
+                open.asked
+            );
+            assert_eq!(
+                open.compared + etcd.len(),
+                wanted,
+                "{what}: watch {watch} hears too much: {etcd:?}"
+            );
+            open.compared = wanted;
+        }
+    }
+}
+
+impl Watches {
+    /// The streams, and one watch of everything from `begin` on.
+    pub(super) async fn open(clients: &[Client; 2], begin: i64, place: Place) -> Self {
+        let mut all = Pair::open(clients);
+        let everything = pb::WatchCreateRequest {
+            key: [0].to_vec().into(),
+            range_end: [0].to_vec().into(),
+            start_revision: begin,
+            prev_kv: true,
+            ..Default::default()
+        };
+        all.create("the watch of everything", everything, place).await.unwrap();
+        Self {
+            pairs: (0..STREAMS).map(|_| Pair::open(clients)).collect(),
+            all,
+            history: Vec::new(),
+        }
+    }
+
+    pub(super) async fn create(&mut self, what: &str, stream: usize, asked: pb::WatchCreateRequest, place: Place) {
+        self.pairs[stream].create(what, asked, place).await;
+    }
+
+    pub(super) async fn cancel(&mut self, what: &str, stream: usize, watch: i64) {
+        let open = self.pairs[stream].open.contains_key(&watch);
+        self.pairs[stream].cancel(what, watch, open).await;
+    }
+
+    pub(super) async fn progress(&mut self, what: &str, stream: usize, revision: i64) {
+        self.pairs[stream].progress(what, revision).await;
+    }
+
+    /// Reads and compares all events up to a revision.
+    pub(super) async fn settle(&mut self, what: &str, revision: i64) {
+        let Pair { sides, .. } = &mut self.all;
+        for side in sides.iter_mut() {
+            let last = |side: &Side| side.heard(0).last().map_or(1, revision_of);
+            side.read_until(what, |side| last(side) >= revision).await;
+        }
+        let [etcd, ours] = sides;
+        let new = self.history.len();
+        assert_eq!(
+            etcd.heard(0)[new..],
+            ours.heard(0)[new..],
+            "{what}: etcd's events, and ours"
+        );
+        self.history = etcd.heard(0).to_vec();
+        for pair in &mut self.pairs {
+            pair.settle(what, &self.history).await;
+        }
+    }
+}
