@@ -234,9 +234,9 @@ async fn keep_alive(
     Ok(Response::new(answers.message().await?.expect("an answer")))
 }
 
-async fn run(nats: &Nats, seed: u64) {
-    let etcd = Etcd::start().await;
-    let mut kine = Kine::start(nats, &format!("oracle{seed}"), &[]).await;
+async fn run(seed: u64) {
+    let (nats, etcd) = (Nats::start().await, Etcd::start().await);
+    let mut kine = Kine::start(&nats, "oracle", &[]).await;
     let mut oracle = Oracle::new([etcd.client(), kine.client().await]).await;
     let mut requests = Requests::new(seed);
     for number in 0..STEPS {
@@ -254,7 +254,6 @@ async fn run(nats: &Nats, seed: u64) {
 #[tokio::test]
 async fn clients_are_told_what_etcd_tells() {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
-    let nats = Nats::start().await;
     let seeds: Vec<u64> = match number("SEED") {
         Some(seed) => vec![seed],
         None => {
@@ -264,6 +263,6 @@ async fn clients_are_told_what_etcd_tells() {
         }
     };
     for seed in seeds {
-        run(&nats, seed).await;
+        run(seed).await;
     }
 }
