@@ -6,9 +6,12 @@
 //!                     └─▶ network namespaces      to look from a pod, from the node, from outside
 //! ```
 //!
+//! Warnings and errors that Yoke's processes log meanwhile fail a test, unless they are listed ([`logs`]).
+//!
 //! A test waits for a state and never for a time; every wait has a limit and says what it last saw.
 
 pub mod command;
+pub mod logs;
 pub mod network;
 pub mod process;
 pub mod stack;
@@ -16,6 +19,7 @@ pub mod tenant;
 pub mod wait;
 
 pub use command::{Output, run};
+pub use logs::Expected;
 pub use stack::Stack;
 pub use tenant::TenantFixture;
 pub use wait::{wait_for, wait_until};

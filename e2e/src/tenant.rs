@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use yoke_api::{Cluster, ClusterSpec, ConditionType, Tenant, TenantSpec, names};
 
+use crate::logs::{Expected, Journal};
 use crate::stack::Stack;
 use crate::wait::{wait_for, wait_until};
 
@@ -22,6 +23,8 @@ pub struct TenantFixture {
     /// Its name, which is also its namespace.
     pub name: String,
     files: tempfile::TempDir,
+    journal: Journal,
+    expected: Vec<Expected>,
 }
 
 impl TenantFixture {
@@ -37,8 +40,10 @@ impl TenantFixture {
             stack: stack.clone(),
             name,
             files: tempfile::tempdir().context("making a folder")?,
+            journal: Journal::begin(stack),
+            expected: Vec::new(),
         };
-        fixture.remove().await.context("removing what an earlier run left")?;
+        fixture.clear().await.context("removing what an earlier run left")?;
         let tenants: Api<Tenant> = Api::all(stack.host.clone());
         tenants
             .create(&PostParams::default(), &Tenant::new(&fixture.name, spec))
@@ -52,6 +57,12 @@ impl TenantFixture {
         })
         .await?;
         Ok(fixture)
+    }
+
+    /// Expects that Yoke's processes log this while the test runs.
+    pub fn expecting(mut self, expected: &[Expected]) -> Self {
+        self.expected.extend_from_slice(expected);
+        self
     }
 
     /// The Tenant's Clusters.
@@ -151,8 +162,30 @@ impl TenantFixture {
         .await
     }
 
-    /// Removes the Tenant with all its Clusters and waits until they are gone.
+    /// Ends the test: removes the Tenant with all its Clusters, waits until they are gone, and looks at what was logged
+    /// meanwhile.
     pub async fn remove(&self) -> Result<()> {
+        let mut unlisted = Vec::new();
+        for cluster in self.clusters().list(&Default::default()).await?.items {
+            if let Some(id) = cluster.id() {
+                let hosted = id.hosted_namespace().to_string();
+                let store = self
+                    .journal
+                    .unlisted_in_control_plane(&self.stack, &hosted, &self.expected);
+                unlisted.extend(store.await?);
+            }
+        }
+        self.clear().await?;
+        unlisted.extend(self.journal.unlisted_in_system(&self.stack, &self.expected).await?);
+        ensure!(
+            unlisted.is_empty(),
+            "Yoke logged what no test expects:\n{}",
+            unlisted.join("\n")
+        );
+        Ok(())
+    }
+
+    async fn clear(&self) -> Result<()> {
         let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
         let clusters = self.clusters();
         for cluster in clusters.list(&Default::default()).await?.items {

@@ -13,9 +13,32 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use tokio::process::Command;
-use yoke_e2e::{Stack, TenantFixture, network, run, wait_for};
+use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
+
+/// What Yoke's processes say of those that were killed.
+const LOSSES: [Expected; 12] = {
+    const NATS: &str = "nats-server was killed";
+    const HOST: &str = "the host's API server, or its store, was killed";
+    const fn expected(says: &'static str, because: &'static str) -> Expected {
+        Expected { says, because }
+    }
+    [
+        expected("Disconnected from NATS", NATS),
+        expected("connection to NATS lost", NATS),
+        expected("event on the connection to NATS", NATS),
+        expected("Waiting for NATS", NATS),
+        expected("The log does not answer", NATS),
+        expected("The log did not answer in time", NATS),
+        expected("eof in poll", HOST),
+        expected("watch of the host API failed", HOST),
+        expected("watch failed", HOST),
+        expected("reconciliation of a", HOST),
+        expected("status cannot be written", HOST),
+        expected("event cannot be written", HOST),
+    ]
+};
 
 /// Something that can be killed.
 enum Victim {
@@ -83,7 +106,7 @@ async fn write_all_the_time(kubeconfig: &Path, prefix: &str, stop: Arc<AtomicBoo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
     let stack = Stack::connect().await?;
-    let tenant = TenantFixture::create(&stack, "healing").await?;
+    let tenant = TenantFixture::create(&stack, "healing").await?.expecting(&LOSSES);
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
     let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
     let control_plane = |container| Victim::Container(hosted.clone(), "yoke.drzzl.io/cluster=a", container);
