@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use tokio::process::Command;
@@ -11,14 +11,18 @@ use crate::command::run;
 use crate::stack::Stack;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// How timeout(1) ends when it ended the command.
+const TIMED_OUT: i32 = 124;
 
-/// What a TCP connection attempt met.
+/// What a TCP connection attempt met. That it could not be made at all (no process to look from, no route) is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// The connection was accepted.
     Open,
-    /// It was refused or nothing answered.
-    Closed,
+    /// The answer was a refusal.
+    Refused,
+    /// Nothing answered.
+    Silent,
 }
 
 /// A place to look from.
@@ -26,8 +30,6 @@ pub enum Door {
 pub enum From {
     /// The network namespace of a process.
     Process(u32),
-    /// A named network namespace.
-    Namespace(String),
     /// The namespace that the test itself runs in.
     Here,
 }
@@ -35,23 +37,22 @@ pub enum From {
 /// Tries a TCP connection to `address` (`IP`, port) from a place.
 pub async fn knock(from: &From, address: &str, port: u16) -> Result<Door> {
     let script = format!("exec 3<>/dev/tcp/{address}/{port}");
-    let mut command = enter(from);
-    command.args(["timeout", &CONNECT_LIMIT.as_secs().to_string(), "bash", "-c", &script]);
+    let limit = CONNECT_LIMIT.as_secs().to_string();
+    let mut command = Command::new("env");
+    if let From::Process(pid) = from {
+        command.args(["nsenter", "--target", &pid.to_string(), "--net", "--"]);
+    }
+    command.args(["timeout", &limit, "bash", "-c", &script]);
     let output = run(command, CONNECT_LIMIT * 3).await?;
-    Ok(if output.success() { Door::Open } else { Door::Closed })
-}
-
-fn enter(from: &From) -> Command {
-    let mut command = Command::new("nsenter");
-    match from {
-        From::Process(pid) => command.args(["--target", &pid.to_string(), "--net", "--"]),
-        From::Namespace(name) => command.args([&format!("--net=/run/netns/{name}"), "--"]),
-        From::Here => {
-            command = Command::new("env");
-            &mut command
-        }
-    };
-    command
+    match output.code {
+        Some(0) => Ok(Door::Open),
+        Some(TIMED_OUT) => Ok(Door::Silent),
+        _ if output.stderr.contains("Connection refused") => Ok(Door::Refused),
+        _ => bail!(
+            "no connection to {address}:{port} could be tried from {from:?}: {}",
+            output.stderr.trim()
+        ),
+    }
 }
 
 /// The first running pod that a label selector finds.

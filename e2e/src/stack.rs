@@ -36,6 +36,13 @@ impl Stack {
         Ok(Self { dir, host, env })
     }
 
+    /// A client of the host's API that the administrator uses as another user.
+    pub async fn host_as(&self, user: &str) -> Result<Client> {
+        let mut config = configuration(&self.dir.join("host.kubeconfig")).await?;
+        config.auth_info.impersonate = Some(user.to_owned());
+        Client::try_from(config).context("making a client")
+    }
+
     /// A variable of `.dev/env`.
     pub fn var(&self, name: &str) -> Result<&str> {
         self.env
@@ -101,11 +108,14 @@ impl Stack {
 
 /// A client from a kubeconfig file.
 pub async fn client(kubeconfig: &Path) -> Result<Client> {
+    Client::try_from(configuration(kubeconfig).await?).context("making a client")
+}
+
+async fn configuration(kubeconfig: &Path) -> Result<kube::Config> {
     let config = Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
+    kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
         .await
-        .with_context(|| format!("using {}", kubeconfig.display()))?;
-    Client::try_from(config).context("making a client")
+        .with_context(|| format!("using {}", kubeconfig.display()))
 }
 
 fn parse_env(text: &str) -> BTreeMap<String, String> {

@@ -11,12 +11,12 @@ use yoke_e2e::{Stack, TenantFixture, wait_until};
 #[tokio::test]
 async fn clusters_of_one_name_in_two_tenants_never_meet() -> Result<()> {
     let stack = Stack::connect().await?;
-    let (one, two) = (
-        TenantFixture::create(&stack, "one").await?,
-        TenantFixture::create(&stack, "two").await?,
-    );
-    let (first, first_config) = one.ready_cluster("same").await?;
-    let (second, second_config) = two.ready_cluster("same").await?;
+    let (one, two) = tokio::try_join!(
+        TenantFixture::create(&stack, "one"),
+        TenantFixture::create(&stack, "two")
+    )?;
+    let ((first, first_config), (second, second_config)) =
+        tokio::try_join!(one.ready_cluster("same"), two.ready_cluster("same"))?;
     ensure!(
         first.spec.id != second.spec.id,
         "both have the identity {:?}",
@@ -39,8 +39,8 @@ async fn clusters_of_one_name_in_two_tenants_never_meet() -> Result<()> {
 
     one.delete_cluster("same").await?;
     stack.kubectl(&second_config, &["get", "namespaces"]).await?.ok()?;
-    one.remove().await?;
-    two.remove().await
+    tokio::try_join!(one.remove(), two.remove())?;
+    Ok(())
 }
 
 #[tokio::test]

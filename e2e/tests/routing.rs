@@ -4,9 +4,23 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::Api;
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
-use yoke_e2e::{Stack, TenantFixture, run, wait_until};
+use yoke_api::cluster::DesiredState;
+use yoke_api::tenant::TenantQuota;
+use yoke_api::{ClusterSpec, TenantSpec};
+use yoke_e2e::tenant::READY_LIMIT;
+use yoke_e2e::{Stack, TenantFixture, network, run, wait_until};
+
+/// How many Clusters come and go beside an open watch, and how many of them at a time.
+const NEIGHBOURS: usize = 50;
+const AT_ONCE: usize = 10;
+const DOMAIN: &str = "watch.example";
 
 /// Asks for a TLS session at the ingress with a server name, or with none; true when a certificate came back.
 async fn tls_answers(stack: &Stack, server_name: Option<&str>) -> Result<bool> {
@@ -54,7 +68,7 @@ async fn only_known_names_are_routed() -> Result<()> {
     let clusters = tenant.clusters();
     clusters.delete("a", &Default::default()).await?;
     let asked = Instant::now();
-    wait_until("the name to be refused", Duration::from_secs(5), || async {
+    wait_until("the name to be refused", Duration::from_secs(1), || async {
         Ok(!tls_answers(&stack, Some(&name)).await?)
     })
     .await?;
@@ -66,10 +80,62 @@ async fn only_known_names_are_routed() -> Result<()> {
     tenant.remove().await
 }
 
+/// Sum of a counter of ingress-xds over its labels.
+async fn xds_counter(stack: &Stack, name: &str) -> Result<u64> {
+    let pod = network::pod(stack, "yoke-system", "app.kubernetes.io/name=yoke-ingress-xds").await?;
+    let pod = pod.metadata.name.context("a pod without a name")?;
+    let path = format!("/api/v1/namespaces/yoke-system/pods/{pod}:9090/proxy/metrics");
+    let text = stack.host_kubectl(&["get", "--raw", &path]).await?.ok()?;
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with(name)).collect();
+    ensure!(!lines.is_empty(), "no metric {name} in {text}");
+    let values = lines
+        .iter()
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    Ok(values.sum())
+}
+
+/// What the operator tells the ingress of a Cluster.
+async fn told(tenant: &TenantFixture, name: &str) -> Result<String> {
+    let id = tenant.clusters().get(name).await?.id().context("no identity")?;
+    let configs: Api<ConfigMap> = Api::namespaced(tenant.stack.host.clone(), &id.hosted_namespace().to_string());
+    let data = configs.get("yoke-ingress").await?.data.unwrap_or_default();
+    Ok(data.into_values().collect())
+}
+
+/// A Cluster is made, changed and deleted, and the ingress hears of each. It sleeps: a control plane would only take time.
+async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
+    let spec = ClusterSpec {
+        state: DesiredState::Asleep,
+        ..ClusterSpec::default()
+    };
+    tenant.create_cluster(name, spec).await?;
+    wait_until(&format!("{name} to be published"), READY_LIMIT, || async {
+        Ok(told(tenant, name).await?.contains(name))
+    })
+    .await?;
+    let host = format!("{name}.{DOMAIN}");
+    let endpoint = json!({"spec": {"endpoint": {"extraSANs": [host]}}});
+    tenant.patch_cluster(name, endpoint).await?;
+    wait_until(&format!("{host} to be published"), READY_LIMIT, || async {
+        Ok(told(tenant, name).await?.contains(&host))
+    })
+    .await?;
+    tenant.delete_cluster(name).await
+}
+
 #[tokio::test]
 async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let stack = Stack::connect().await?;
-    let tenant = TenantFixture::create(&stack, "watch").await?;
+    let quota = TenantQuota {
+        clusters: i32::try_from(AT_ONCE)? + 2,
+        storage: Quantity("12Gi".into()),
+    };
+    let spec = TenantSpec {
+        quota,
+        allowed_domains: vec![DOMAIN.into()],
+        ..TenantSpec::default()
+    };
+    let tenant = TenantFixture::create_with(&stack, "watch", spec).await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let mut watch = stack.program("kubectl");
     watch.arg("--kubeconfig").arg(&kubeconfig).args([
@@ -87,32 +153,44 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
         .kill_on_drop(true)
         .spawn()?;
     let mut lines = BufReader::new(watch.stdout.take().context("no stdout")?).lines();
+    let responses = xds_counter(&stack, "yoke_ingress_xds_responses_total").await?;
 
-    for round in 0..3 {
-        let name = format!("b{round}");
-        let (_, neighbour) = tenant.ready_cluster(&name).await?;
+    // One runs, as many as it takes come and go beside it.
+    let running = async {
+        let (_, neighbour) = tenant.ready_cluster("b").await?;
         stack.kubectl(&neighbour, &["get", "namespaces"]).await?.ok()?;
-        tenant
-            .patch_cluster(&name, serde_json::json!({"spec": {"state": "Asleep"}}))
-            .await?;
-        tenant.delete_cluster(&name).await?;
-        let marker = format!("marker-{round}");
-        stack
-            .kubectl(&kubeconfig, &["create", "configmap", &marker])
-            .await?
-            .ok()?;
-        let expected = format!("configmap/{marker}");
-        tokio::time::timeout(Duration::from_secs(10), async {
-            loop {
-                let line = lines.next_line().await?.context("the watch ended")?;
-                if line == expected {
-                    return Ok::<(), anyhow::Error>(());
+        tenant.delete_cluster("b").await
+    };
+    let others = async {
+        for begin in (0..NEIGHBOURS).step_by(AT_ONCE) {
+            let names: Vec<_> = (begin..begin + AT_ONCE).map(|number| format!("n{number}")).collect();
+            try_join_all(names.iter().map(|name| come_and_go(&tenant, name))).await?;
+            let marker = format!("marker-{begin}");
+            stack
+                .kubectl(&kubeconfig, &["create", "configmap", &marker])
+                .await?
+                .ok()?;
+            let expected = format!("configmap/{marker}");
+            tokio::time::timeout(Duration::from_secs(10), async {
+                loop {
+                    let line = lines.next_line().await?.context("the watch ended")?;
+                    if line == expected {
+                        return Ok::<(), anyhow::Error>(());
+                    }
                 }
-            }
-        })
-        .await
-        .with_context(|| format!("the watch does not show {marker}"))??;
-    }
+            })
+            .await
+            .with_context(|| format!("the watch does not show {marker}"))??;
+        }
+        Ok(())
+    };
+    tokio::try_join!(running, others)?;
     ensure!(watch.try_wait()?.is_none(), "the watch ended");
+    let responses = xds_counter(&stack, "yoke_ingress_xds_responses_total").await? - responses;
+    println!("{NEIGHBOURS} neighbours came and went in {responses} responses of xDS");
+    ensure!(
+        responses >= NEIGHBOURS as u64,
+        "Envoy was told of {responses} changes only"
+    );
     tenant.remove().await
 }

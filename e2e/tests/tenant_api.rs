@@ -24,7 +24,7 @@ async fn stock_kubectl_works_through_the_ingress() -> Result<()> {
 
     // A cluster that is Ready has what its first pod needs: nothing is waited for here.
     let objects = stack
-        .kubectl(&kubeconfig, &["get", "ns,sa", "-o", "name"])
+        .kubectl(&kubeconfig, &["get", "ns,sa", "-A", "-o", "name"])
         .await?
         .ok()?;
     for expected in ["namespace/default", "namespace/kube-system", "serviceaccount/default"] {

@@ -1,0 +1,143 @@
+//! What the network lets through to a control plane, and out of one.
+//!
+//! A closed door shows something only where a door to elsewhere is open to the same place: each place is looked from twice.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use yoke_e2e::network::{self, Door, From, knock};
+use yoke_e2e::{Stack, TenantFixture, wait_for};
+
+const API: u16 = 6443;
+const ENVOY: u16 = 8443;
+const ECHO: u16 = 8080;
+const KUBELET: u16 = 10250;
+const STRANGERS: &str = "e2e-fence-strangers";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A pod that listens, in a namespace that is nobody's.
+async fn make_stranger(stack: &Stack) -> Result<Pod> {
+    remove_strangers(stack, "true").await?;
+    stack.host_kubectl(&["create", "namespace", STRANGERS]).await?.ok()?;
+    let run = [
+        "run",
+        "stranger",
+        "-n",
+        STRANGERS,
+        "--image=docker.io/yoke/echo:dev",
+        "--image-pull-policy=IfNotPresent",
+    ];
+    // A new namespace has no service account yet.
+    wait_for("the stranger to be made", LIMIT, || async {
+        stack.host_kubectl(&run).await?.ok().map(Some)
+    })
+    .await?;
+    wait_for("the stranger to run", LIMIT, || async {
+        network::pod(stack, STRANGERS, "run=stranger").await.map(Some)
+    })
+    .await
+}
+
+async fn remove_strangers(stack: &Stack, wait: &str) -> Result<()> {
+    let wait = format!("--wait={wait}");
+    let delete = [
+        "delete",
+        "namespace",
+        STRANGERS,
+        "--ignore-not-found",
+        &wait,
+        "--timeout=50s",
+    ];
+    stack.host_kubectl(&delete).await?.ok()?;
+    Ok(())
+}
+
+async fn control_plane(tenant: &TenantFixture, name: &str) -> Result<(Pod, From)> {
+    let (cluster, _) = tenant.ready_cluster(name).await?;
+    let hosted = cluster.id().context("no identity")?.hosted_namespace().to_string();
+    let pod = network::pod(&tenant.stack, &hosted, &format!("yoke.drzzl.io/cluster={name}")).await?;
+    let inside = From::Process(network::container_pid(&tenant.stack, &pod, "kube-apiserver").await?);
+    Ok((pod, inside))
+}
+
+/// The host's own API, as its administrator dials it.
+async fn host_api_port(stack: &Stack) -> Result<u16> {
+    let server = [
+        "config",
+        "view",
+        "--minify",
+        "-o",
+        "jsonpath={.clusters[0].cluster.server}",
+    ];
+    let server = stack.host_kubectl(&server).await?.ok()?;
+    Ok(server
+        .rsplit(':')
+        .next()
+        .context("no port in the host's URL")?
+        .parse()?)
+}
+
+#[tokio::test]
+async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "netpol").await?;
+    let ((pod, inside), (_, neighbour)) = tokio::try_join!(control_plane(&tenant, "a"), control_plane(&tenant, "b"))?;
+    let address = network::pod_ip(&pod)?;
+    let envoy_pod = network::pod(&stack, "yoke-system", "app.kubernetes.io/name=envoy").await?;
+    let envoy_address = network::pod_ip(&envoy_pod)?;
+    let envoy = From::Process(network::container_pid(&stack, &envoy_pod, "envoy").await?);
+    let stranger_pod = make_stranger(&stack).await?;
+    let stranger_address = network::pod_ip(&stranger_pod)?;
+    let stranger = From::Process(network::container_pid(&stack, &stranger_pod, "stranger").await?);
+    let nats = stack.var("NATS_URL")?;
+    let (nats_host, nats_port) = nats
+        .rsplit('/')
+        .next()
+        .and_then(|rest| rest.split_once(':'))
+        .context("NATS_URL")?;
+    let nats_port = nats_port.parse()?;
+
+    // In.
+    ensure!(knock(&envoy, &address, API).await? == Door::Open, "closed to Envoy");
+    for (who, from, elsewhere, port) in [
+        ("a pod of another namespace", &stranger, envoy_address.as_str(), ENVOY),
+        (
+            "another network namespace",
+            &From::Here,
+            stranger_address.as_str(),
+            ECHO,
+        ),
+        ("the control plane of a neighbour", &neighbour, nats_host, nats_port),
+    ] {
+        let control = knock(from, elsewhere, port).await?;
+        ensure!(
+            control == Door::Open,
+            "{who} reaches nothing: {elsewhere}:{port} is {control:?}"
+        );
+        ensure!(knock(from, &address, API).await? != Door::Open, "open to {who}");
+    }
+
+    // Out.
+    ensure!(
+        knock(&inside, nats_host, nats_port).await? == Door::Open,
+        "a control plane cannot reach NATS"
+    );
+    let node = stack.var("YOKE_NODE_IP")?;
+    for (what, address, port) in [
+        ("the host's API", node, host_api_port(&stack).await?),
+        ("the kubelet", node, KUBELET),
+        ("Envoy", envoy_address.as_str(), ENVOY),
+        ("a pod of another namespace", stranger_address.as_str(), ECHO),
+    ] {
+        let control = knock(&From::Here, address, port).await?;
+        ensure!(
+            control == Door::Open,
+            "{what} is not there: {address}:{port} is {control:?}"
+        );
+        let door = knock(&inside, address, port).await?;
+        ensure!(door != Door::Open, "a control plane reaches {what}");
+    }
+    remove_strangers(&stack, "false").await?;
+    tenant.remove().await
+}
