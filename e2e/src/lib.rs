@@ -14,6 +14,7 @@ pub mod command;
 pub mod logs;
 pub mod network;
 pub mod process;
+pub mod readme;
 pub mod stack;
 pub mod tenant;
 pub mod wait;

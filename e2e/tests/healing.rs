@@ -18,7 +18,7 @@ use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
 
 /// What Yoke's processes say of those that were killed.
-const LOSSES: [Expected; 12] = {
+const LOSSES: [Expected; 14] = {
     const NATS: &str = "nats-server was killed";
     const HOST: &str = "the host's API server, or its store, was killed";
     const fn expected(says: &'static str, because: &'static str) -> Expected {
@@ -31,6 +31,12 @@ const LOSSES: [Expected; 12] = {
         expected("Waiting for NATS", NATS),
         expected("The log does not answer", NATS),
         expected("The log did not answer in time", NATS),
+        expected("The log refuses", NATS),
+        expected("A snapshot could not be stored", NATS),
+        expected(
+            "This process was replaced",
+            "the host's store was killed and met its former self's connection",
+        ),
         expected("eof in poll", HOST),
         expected("watch of the host API failed", HOST),
         expected("watch failed", HOST),

@@ -1,82 +1,122 @@
 //! Every command of the README is run, in its order, as a newcomer would.
 //!
-//! Blocks marked `console` are run here in one shell. Blocks marked `console make` are what brings this test about
-//! (`make up`, `make test`) or ends it (`make down`): their targets must exist.
+//! Blocks marked `console` are run here in one shell. Those of `console make` stand for what brings this test about
+//! (`make up`, `make test`), are run here (`make status`), or would end it (`make down`, which `dev/` tests).
+//! Those about Helm are run by `install.rs`.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
+use yoke_e2e::logs::Journal;
+use yoke_e2e::readme::{commands, kinds, root, type_in};
 use yoke_e2e::{Stack, run};
 
-fn commands(readme: &str, kind: &str) -> Vec<String> {
-    let fence = format!("```{kind}");
-    let mut within = false;
-    let mut found = Vec::new();
-    for line in readme.lines() {
-        if line == fence {
-            within = true;
-        } else if line.starts_with("```") {
-            within = false;
-        } else if within && let Some(command) = line.strip_prefix("$ ") {
-            found.push(command.to_owned());
-        }
-    }
-    found
+const KINDS: [&str; 7] = [
+    "text",
+    "console",
+    "console make",
+    "console root",
+    "console install",
+    "console uninstall",
+    "console forget",
+];
+/// Removes what the README makes: a run that was broken off, or a person, may have followed it before.
+async fn clean(stack: &Stack) -> Result<()> {
+    let host = ["delete", "clusters", "-n", "first", "--all", "--timeout=60s"];
+    stack.host_kubectl(&host).await?.ok()?;
+    let host = ["delete", "tenant", "first", "--ignore-not-found", "--timeout=60s"];
+    stack.host_kubectl(&host).await?.ok()?;
+    let demo = ["delete", "configmap", "hello", "--ignore-not-found"];
+    stack.kubectl(&stack.dir.join("demo.kubeconfig"), &demo).await?.ok()?;
+    Ok(())
 }
 
 #[tokio::test]
 async fn every_command_works() -> Result<()> {
     let stack = Stack::connect().await?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let readme = std::fs::read_to_string(root.join("README.md"))?;
-    let commands = commands(&readme, "console");
+    let commands = commands("console")?;
+    ensure!(commands.len() > 10, "only {} commands found", commands.len());
+    clean(&stack).await?;
+    let journal = Journal::begin(&stack);
+    type_in(&root(), &[], &commands).await?;
+    clean(&stack).await?;
+    let unlisted = journal.unlisted_in_system(&stack, &[]).await?;
     ensure!(
-        commands.len() > 10,
-        "only {} commands found: the README's form has changed",
-        commands.len()
+        unlisted.is_empty(),
+        "Yoke logged what no test expects:\n{}",
+        unlisted.join("\n")
     );
-
-    // A run that was broken off may have left the README's tenant.
-    stack
-        .host_kubectl(&["delete", "clusters", "-n", "first", "--all", "--timeout=60s"])
-        .await?;
-    stack
-        .host_kubectl(&["delete", "tenant", "first", "--ignore-not-found", "--timeout=60s"])
-        .await?
-        .ok()?;
-
-    let script = commands.join("\n");
-    let mut shell = Command::new("bash");
-    shell
-        .args(["-e", "-x", "-o", "pipefail", "-c", &script])
-        .current_dir(&root)
-        .env_remove("KUBECONFIG");
-    run(shell, Duration::from_secs(600))
-        .await?
-        .ok()
-        .context("the last command shown failed")?;
     Ok(())
 }
 
+/// A block of a kind that no test knows would be one that none runs.
 #[test]
-fn make_targets_exist() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let readme = std::fs::read_to_string(root.join("README.md"))?;
-    let makefile = std::fs::read_to_string(root.join("Makefile"))?;
-    let commands = commands(&readme, "console make");
-    ensure!(
-        !commands.is_empty(),
-        "no make command found: the README's form has changed"
-    );
-    for command in commands {
-        let target = command
-            .strip_prefix("make ")
-            .with_context(|| format!("{command} is not a make command"))?;
+fn every_block_has_a_test() -> Result<()> {
+    for kind in kinds()? {
         ensure!(
-            makefile.lines().any(|line| line.starts_with(&format!("{target}:"))),
-            "the Makefile has no target {target}"
+            KINDS.contains(&kind.as_str()),
+            "no test knows the README's blocks of {kind:?}"
+        );
+    }
+    let pictures = commands("text");
+    ensure!(pictures.is_err(), "a block of text has commands: {pictures:?}");
+    Ok(())
+}
+
+/// The packages are installed already, or there would be no stack; that they can be is shown by a simulation.
+#[tokio::test]
+async fn packages_are_known_to_the_distribution() -> Result<()> {
+    for command in commands("console root")? {
+        let packages = command
+            .strip_prefix("apt-get install ")
+            .with_context(|| command.clone())?;
+        let mut simulation = Command::new("apt-get");
+        simulation.args(["install", "--simulate"]).args(packages.split(' '));
+        run(simulation, Duration::from_secs(60)).await?.ok().context(command)?;
+    }
+    Ok(())
+}
+
+async fn make(target: &str, limit: Duration) -> Result<String> {
+    let mut make = Command::new("make");
+    // As from a shell, not as from the `cargo` and the `make` that run this test.
+    for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
+        make.env_remove(variable);
+    }
+    make.arg("--no-print-directory").arg(target).current_dir(root());
+    run(make, limit).await?.ok()
+}
+
+#[tokio::test]
+async fn make_status_shows_every_component() -> Result<()> {
+    Stack::connect().await?;
+    let status = make("status", Duration::from_secs(60)).await?;
+    for component in [
+        "nats-server",
+        "kine-nats",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "containerd",
+        "kubelet",
+        "kube-proxy",
+        "kube-router",
+        "cert-manager",
+        "yoke-operator",
+        "yoke-ingress-xds",
+        "envoy",
+    ] {
+        ensure!(
+            status.contains(component),
+            "`make status` does not show {component}: {status}"
+        );
+    }
+    for command in commands("console make")? {
+        let target = command.strip_prefix("make ").with_context(|| command.clone())?;
+        ensure!(
+            ["up", "test", "status", "down"].contains(&target),
+            "nobody runs {command}"
         );
     }
     Ok(())

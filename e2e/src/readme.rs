@@ -1,0 +1,73 @@
+//! The commands of `README.md`, so that tests can run them as a reader would.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::process::Command;
+
+use crate::command::run;
+
+/// How long the commands of one kind of block may take together.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The checkout.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The commands in all blocks that begin with "```" and `kind`, in their order. None is an error: the README's form has
+/// changed.
+pub fn commands(kind: &str) -> Result<Vec<String>> {
+    let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
+    let found = parse(&readme, kind);
+    ensure!(!found.is_empty(), "the README has no command in a block of {kind:?}");
+    Ok(found)
+}
+
+/// Every kind of block that the README has.
+pub fn kinds() -> Result<Vec<String>> {
+    let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
+    let fences = readme.lines().filter_map(|line| line.strip_prefix("```"));
+    Ok(fences.filter(|kind| !kind.is_empty()).map(str::to_owned).collect())
+}
+
+/// Runs commands in one shell, as a reader would type them; the first that fails ends it. Returns what they printed.
+pub async fn type_in(directory: &Path, environment: &[(&str, &Path)], commands: &[String]) -> Result<String> {
+    let script = commands.join("\n");
+    let mut shell = Command::new("bash");
+    shell
+        .args(["-e", "-x", "-o", "pipefail", "-c", &script])
+        .current_dir(directory)
+        .env_remove("KUBECONFIG")
+        .envs(environment.iter().copied());
+    run(shell, LIMIT).await?.ok().context("the last command shown failed")
+}
+
+fn parse(readme: &str, kind: &str) -> Vec<String> {
+    let fence = format!("```{kind}");
+    let mut within = false;
+    let mut found = Vec::new();
+    for line in readme.lines() {
+        if line == fence {
+            within = true;
+        } else if line.starts_with("```") {
+            within = false;
+        } else if within && let Some(command) = line.strip_prefix("$ ") {
+            found.push(command.to_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_those_of_the_kind() {
+        let text = "```a\n$ one\nprinted\n```\n$ none\n```a b\n$ two\n```\n```a\n$ three\n```\n";
+        assert_eq!(parse(text, "a"), ["one", "three"]);
+        assert_eq!(parse(text, "a b"), ["two"]);
+    }
+}
