@@ -33,10 +33,6 @@ const LOSSES: [Expected; 14] = {
         expected("The log did not answer in time", NATS),
         expected("The log refuses", NATS),
         expected("A snapshot could not be stored", NATS),
-        expected(
-            "This process was replaced",
-            "the host's store was killed and met its former self's connection",
-        ),
         expected("eof in poll", HOST),
         expected("watch of the host API failed", HOST),
         expected("watch failed", HOST),
