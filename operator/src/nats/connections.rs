@@ -16,10 +16,17 @@ const LONGEST_USE: Duration = Duration::from_secs(PROVISIONER_SECONDS.unsigned_a
 /// A connection that nobody asked for so long is closed. Streams of a Cluster are looked at more often.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// The connections, by account.
+/// The connections.
 #[derive(Clone, Default)]
 pub(super) struct Connections {
-    known: Arc<Mutex<HashMap<String, Arc<Slot>>>>,
+    known: Arc<Mutex<HashMap<Key, Arc<Slot>>>>,
+}
+
+/// What a connection is in, and by what it was let in: public keys.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) account: String,
+    pub(super) provisioner: String,
 }
 
 /// A connection that somebody makes while others wait for it.
@@ -33,7 +40,7 @@ impl Connections {
     /// The connection of that key; made if there is none, or none that is up.
     pub(super) async fn get(
         &self,
-        key: String,
+        key: Key,
         connect: impl Future<Output = Result<Client, NatsError>>,
     ) -> Result<Client, NatsError> {
         let slot = self.find(key);
@@ -45,7 +52,20 @@ impl Connections {
         lock(&self.known).retain(|_, slot| lock(&slot.used).elapsed() < IDLE);
     }
 
-    fn find(&self, key: String) -> Arc<Slot> {
+    /// Closes those in an account that is about to end: the server would throw them out, and they would try again.
+    pub(super) async fn close(&self, account: &str) {
+        let slots: Vec<_> = lock(&self.known)
+            .extract_if(|key, _| key.account == account)
+            .map(|(_, slot)| slot)
+            .collect();
+        for client in slots.iter().filter_map(|slot| slot.client.get()) {
+            // Errors are of a connection that has ended. What is flushed after the end tells that it came.
+            let _ = client.drain().await;
+            let _ = client.flush().await;
+        }
+    }
+
+    fn find(&self, key: Key) -> Arc<Slot> {
         let mut known = lock(&self.known);
         let slot = match known.get(&key).filter(|slot| slot.is_good()) {
             Some(slot) => Arc::clone(slot),

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::account::AccountKeys;
 use super::claims::{self, ClaimsError, DeleteClaims, Envelope};
-use super::connections::Connections;
+use super::connections::{Connections, Key};
 use super::permissions::PROVISIONER_INBOX;
 use crate::config::NatsConfig;
 
@@ -223,6 +223,7 @@ impl Nats {
             expires: None,
         };
         let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
+        self.accounts.close(account).await;
         let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
         check_answer("the deletion of the account", &answer.payload)
     }
@@ -234,7 +235,11 @@ impl Nats {
             let credentials = keys.provisioner_credentials(Timestamp::now().as_second())?;
             self.connect_user(&credentials).await
         };
-        self.accounts.get(keys.provisioner_key(), connect).await
+        let key = Key {
+            account: keys.public_key(),
+            provisioner: keys.provisioner_key(),
+        };
+        self.accounts.get(key, connect).await
     }
 
     /// Closes the connections of accounts that nobody uses.
