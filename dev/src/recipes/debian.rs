@@ -17,8 +17,9 @@ const PACKAGES: &[(&str, &str)] = &[
     ("nsenter", "util-linux"),
     ("mount", "mount"),
     ("python3", "python3"),
-    // For the tests: a TLS client that shows what it was given, and kill(1).
+    // For the tests: a TLS client that shows what it was given, a client of HTTP, and kill(1).
     ("openssl", "openssl"),
+    ("curl", "curl"),
     ("kill", "procps"),
 ];
 
