@@ -260,7 +260,7 @@ impl Nats {
             .custom_inbox_prefix(PROVISIONER_INBOX)
             .connection_timeout(CONNECT_LIMIT)
             .request_timeout(Some(REQUEST_LIMIT))
-            .max_reconnects(1)
+            .reconnect_delay_callback(reconnect_delay)
             .connect(self.urls.as_slice())
             .await
             .map_err(NatsError::Connect)
@@ -289,8 +289,12 @@ impl Nats {
     }
 }
 
+/// The first attempt of all is counted too.
 fn reconnect_delay(attempts: usize) -> Duration {
-    Duration::from_millis(100 << attempts.min(4))
+    match attempts {
+        0 | 1 => Duration::ZERO,
+        more => Duration::from_millis(100 << more.min(4)),
+    }
 }
 
 fn trust(pem: &str) -> Result<rustls::ClientConfig, NatsError> {
