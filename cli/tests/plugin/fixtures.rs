@@ -26,6 +26,11 @@ pub(crate) fn cluster(name: &str, conditions: &[Value]) -> Value {
     })
 }
 
+/// The Cluster at [`DEMO`] with one condition.
+pub(crate) fn demo(name: &str, status: &str, reason: &str, message: &str) -> Value {
+    cluster("demo", &[condition(name, status, reason, message)])
+}
+
 pub(crate) fn ready() -> Value {
     condition("Ready", "True", "AsExpected", "The API answers.")
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
 
-use crate::fixtures::{DEMO, cluster, condition, ready};
+use crate::fixtures::{DEMO, cluster, condition, demo, ready};
 use crate::host::Host;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -12,13 +12,7 @@ async fn wait_tells_what_it_waits_for() {
     let host = Host::start().await;
     let running = host.begin("create cluster demo --wait --timeout 20s");
     host.until_watched().await;
-    host.set(
-        DEMO,
-        cluster(
-            "demo",
-            &[condition("Ready", "False", "PodPending", "Waiting for the pod.")],
-        ),
-    );
+    host.set(DEMO, demo("Ready", "False", "PodPending", "Waiting for the pod."));
     host.set(DEMO, cluster("demo", &[ready()]));
     let said = running.end().await;
     assert_eq!(
@@ -43,13 +37,7 @@ async fn wait_tells_what_it_waits_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn wait_ends_at_a_refusal_and_at_its_limit() {
     let host = Host::start().await;
-    host.set(
-        DEMO,
-        cluster(
-            "demo",
-            &[condition("Accepted", "False", "UnknownVersion", "v9 is not offered.")],
-        ),
-    );
+    host.set(DEMO, demo("Accepted", "False", "UnknownVersion", "v9 is not offered."));
     let said = host.run("kubeconfig demo --wait --timeout 20s").await;
     assert_eq!(said.code, 1);
     assert!(
@@ -59,13 +47,7 @@ async fn wait_ends_at_a_refusal_and_at_its_limit() {
         said.err
     );
 
-    host.set(
-        DEMO,
-        cluster(
-            "demo",
-            &[condition("Ready", "False", "PodPending", "Waiting for the pod.")],
-        ),
-    );
+    host.set(DEMO, demo("Ready", "False", "PodPending", "Waiting for the pod."));
     let said = host.run("kubeconfig demo --wait=true --timeout=1s").await;
     assert_eq!(said.code, 3);
     assert!(
@@ -84,13 +66,7 @@ async fn tenant_that_is_not_known_yet_is_waited_through() {
     let running = host.begin("kubeconfig demo --wait --timeout 20s");
     running.until_err("There is no Tenant t.").await;
     host.until_watched().await;
-    host.set(
-        DEMO,
-        cluster(
-            "demo",
-            &[condition("Ready", "False", "PodPending", "Waiting for the pod.")],
-        ),
-    );
+    host.set(DEMO, demo("Ready", "False", "PodPending", "Waiting for the pod."));
     running.until_err("Waiting for the pod.").await;
     host.set(DEMO, cluster("demo", &[missing()]));
     // Nothing changes any more: what does not pass is an error, long before the wait's own limit.
@@ -128,13 +104,7 @@ async fn wait_for_a_host_that_is_away_says_so_and_goes_on() {
     let trouble = format!("   0s  cannot reach the host's API at {}/: ", host.url());
     running.until_err(&trouble).await;
     running.until_err("; trying again\n").await;
-    host.set(
-        DEMO,
-        cluster(
-            "demo",
-            &[condition("Ready", "False", "PodPending", "Waiting for the pod.")],
-        ),
-    );
+    host.set(DEMO, demo("Ready", "False", "PodPending", "Waiting for the pod."));
     host.serve(TcpListener::bind(address).await.unwrap());
     running.until_err("s  the host's API answers\n").await;
     running.until_err("Waiting for the pod.").await;
@@ -163,13 +133,7 @@ async fn wait_for_what_is_not_there_says_so() {
     let running = host.begin("kubeconfig demo --wait --timeout 20s");
     running.until_err("   0s  there is no Cluster demo yet\n").await;
     host.until_watched().await;
-    host.set(
-        DEMO,
-        cluster(
-            "demo",
-            &[condition("Ready", "False", "PodPending", "Waiting for the pod.")],
-        ),
-    );
+    host.set(DEMO, demo("Ready", "False", "PodPending", "Waiting for the pod."));
     running.until_err("Waiting for the pod.").await;
     host.remove(DEMO);
     let said = running.end().await;
