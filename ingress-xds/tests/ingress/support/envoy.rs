@@ -126,9 +126,11 @@ impl Envoy {
         std::fs::read_to_string(self.directory.path().join("envoy.log")).unwrap()
     }
 
+    /// The lines that are whole: Envoy may be in the middle of the last one.
     pub fn access_log(&self) -> Vec<serde_json::Value> {
         let text = std::fs::read_to_string(self.directory.path().join("access.log")).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     pub fn process_id(&self) -> u32 {
