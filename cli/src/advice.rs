@@ -2,9 +2,8 @@
 
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, Reason};
-
-use crate::render::find;
-use crate::verdict::{Verdict, judge};
+use yoke_view::render::find;
+use yoke_view::verdict::{Verdict, judge};
 
 /// Sentences or commands, most useful first.
 pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<String> {

@@ -10,9 +10,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
+use yoke_view::input::{parse_duration, parse_quantity};
 
 pub(crate) use crate::arguments::connection::HostOptions;
-use crate::duration::parse_duration;
 
 const EXIT_CODES: &str = "Exit codes:
   0  done
@@ -311,21 +311,6 @@ pub(crate) struct VersionOptions {
     pub(crate) output: Option<DataFormat>,
 }
 
-/// A quantity as Kubernetes writes them: digits and a suffix. The host checks the rest.
-fn parse_quantity(text: &str) -> Result<Quantity, String> {
-    let digits = text
-        .bytes()
-        .take_while(|byte| byte.is_ascii_digit() || *byte == b'.')
-        .count();
-    let suffix = &text[digits..];
-    let known = ["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"];
-    if digits > 0 && known.contains(&suffix) {
-        Ok(Quantity(text.to_owned()))
-    } else {
-        Err("expected a number with an optional suffix, such as 256Mi or 1Gi".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -335,20 +320,5 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn quantities_are_checked() {
-        for (text, good) in [
-            ("256Mi", true),
-            ("1.5Gi", true),
-            ("1000", true),
-            ("", false),
-            ("Mi", false),
-            ("1MB", false),
-            ("-1Mi", false),
-        ] {
-            assert_eq!(parse_quantity(text).is_ok(), good, "{text:?}");
-        }
     }
 }

@@ -8,11 +8,11 @@ use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{Cluster, Tenant};
+use yoke_view::render::{Columns, cluster_row, cluster_table, tenant_row, tenant_table};
+use yoke_view::table::Table;
 
 use crate::arguments::{GetOptions, Kind, ListFormat};
-use crate::render::{Columns, cluster_row, cluster_table, tenant_row, tenant_table};
 use crate::session::Session;
-use crate::table::Table;
 use crate::{Error, output, wait};
 
 /// Shows the objects once, and every change after it if asked to.

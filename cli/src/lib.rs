@@ -3,7 +3,7 @@
 //! ```text
 //!  arguments ─▶ command (create get kubeconfig delete status version) ─▶ session ─▶ host API
 //!                 │
-//!                 └─▶ verdict, render, report, table, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
+//!                 └─▶ yoke-view, report, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
 //! ```
 //!
 //! Data goes to standard output and nothing else does, so that it can be piped; progress, questions and errors go to
@@ -14,7 +14,6 @@ mod arguments;
 mod complete;
 mod create;
 mod delete;
-mod duration;
 mod error;
 mod get;
 mod kubeconfig;
@@ -22,13 +21,10 @@ mod kubeconfig_file;
 mod merge;
 mod output;
 mod overrides;
-mod render;
 mod report;
 mod session;
 mod status;
-mod table;
 mod trace;
-mod verdict;
 mod version;
 mod wait;
 

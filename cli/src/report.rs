@@ -7,9 +7,9 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 use yoke_api::Cluster;
 use yoke_api::cluster::{DesiredState, EndpointStatus, Phase};
+use yoke_view::verdict::{Verdict, judge};
 
 use crate::advice::advise;
-use crate::verdict::{Verdict, judge};
 
 /// How one Cluster is, why, and what to do next.
 #[derive(Serialize)]

@@ -7,9 +7,9 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
+use yoke_view::input::limit;
 
 use crate::arguments::HostOptions;
-use crate::duration::limit;
 use crate::{Error, overrides, trace};
 
 /// A client for the host, with the namespace to work in.

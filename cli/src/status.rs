@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use yoke_api::Cluster;
+use yoke_view::render::{Columns, age_of, cluster_row, cluster_table, condition_table, phase_text, span};
+use yoke_view::table::Table;
+use yoke_view::verdict::{Verdict, judge};
 
 use crate::advice::advise;
 use crate::arguments::{ObjectFormat, StatusFormat, StatusOptions};
-use crate::render::{Columns, age_of, cluster_row, cluster_table, condition_table, phase_text, span};
 use crate::report::{Reports, report, time_of};
 use crate::session::Session;
-use crate::table::Table;
-use crate::verdict::{Verdict, judge};
 use crate::{Error, output};
 
 const EVENTS_SHOWN: usize = 10;

@@ -11,10 +11,10 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use yoke_api::{Cluster, Tenant};
+use yoke_view::input::limit;
+use yoke_view::verdict::{Verdict, judge, judge_tenant, may_pass};
 
-use crate::duration::limit;
 use crate::session::Session;
-use crate::verdict::{Verdict, judge, judge_tenant, may_pass};
 use crate::{Error, output};
 
 /// How long a refusal that may pass by itself is waited through.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::duration::parse_duration;
+use yoke_view::input::parse_duration;
 
 /// kubectl's own options, in its words and with its meaning.
 #[derive(Args, Debug, Clone, Default)]

@@ -8,22 +8,27 @@ use crate::render::find;
 
 /// What somebody who waits may make of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// It is as asked for.
     Done,
     /// It will not become so.
-    Refused { reason: String, message: String },
+    Refused {
+        /// The condition's reason.
+        reason: String,
+        /// The condition's message.
+        message: String,
+    },
     /// It may yet, and this is what it waits for.
     Waiting(Option<String>),
 }
 
 /// Whether a refusal may pass without anybody's doing: the Tenant of a Cluster may have been made a moment ago.
-pub(crate) fn may_pass(reason: &str) -> bool {
+pub fn may_pass(reason: &str) -> bool {
     reason == Reason::TenantMissing.as_str()
 }
 
 /// Judges a Cluster.
-pub(crate) fn judge(cluster: &Cluster) -> Verdict {
+pub fn judge(cluster: &Cluster) -> Verdict {
     let done = match cluster.spec.state {
         DesiredState::Running => ConditionType::Ready,
         DesiredState::Asleep => ConditionType::Asleep,
@@ -37,7 +42,7 @@ pub(crate) fn judge(cluster: &Cluster) -> Verdict {
 }
 
 /// Judges a Tenant.
-pub(crate) fn judge_tenant(tenant: &Tenant) -> Verdict {
+pub fn judge_tenant(tenant: &Tenant) -> Verdict {
     let status = tenant.status.as_ref();
     judge_conditions(
         status.map(|status| status.conditions.as_slice()).unwrap_or_default(),

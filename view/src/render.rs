@@ -10,13 +10,15 @@ use crate::table::Table;
 
 /// Which columns to show.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Columns {
-    pub(crate) namespace: bool,
-    pub(crate) wide: bool,
+pub struct Columns {
+    /// The namespace, first.
+    pub namespace: bool,
+    /// What is of interest at times.
+    pub wide: bool,
 }
 
 /// An empty table of Clusters.
-pub(crate) fn cluster_table(columns: Columns) -> Table {
+pub fn cluster_table(columns: Columns) -> Table {
     head(
         columns,
         &["NAME", "VERSION", "PHASE", "READY", "ENDPOINT", "NODES", "AGE"],
@@ -25,7 +27,7 @@ pub(crate) fn cluster_table(columns: Columns) -> Table {
 }
 
 /// One Cluster's row.
-pub(crate) fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -> Vec<String> {
+pub fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -> Vec<String> {
     let status = cluster.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, ConditionType::Ready);
     let mut row = leading(cluster.namespace(), columns);
@@ -56,7 +58,7 @@ pub(crate) fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -
 }
 
 /// An empty table of Tenants.
-pub(crate) fn tenant_table(columns: Columns) -> Table {
+pub fn tenant_table(columns: Columns) -> Table {
     head(
         Columns {
             namespace: false,
@@ -68,7 +70,7 @@ pub(crate) fn tenant_table(columns: Columns) -> Table {
 }
 
 /// One Tenant's row.
-pub(crate) fn tenant_row(tenant: &Tenant, columns: Columns, now: Timestamp) -> Vec<String> {
+pub fn tenant_row(tenant: &Tenant, columns: Columns, now: Timestamp) -> Vec<String> {
     let status = tenant.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, ConditionType::Ready);
     let mut row = vec![
@@ -93,7 +95,7 @@ pub(crate) fn tenant_row(tenant: &Tenant, columns: Columns, now: Timestamp) -> V
 }
 
 /// The conditions, the one that sums them up first.
-pub(crate) fn condition_table(conditions: &[Condition], now: Timestamp) -> Table {
+pub fn condition_table(conditions: &[Condition], now: Timestamp) -> Table {
     let mut table = Table::new(["CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"]);
     let mut ordered: Vec<_> = conditions.iter().collect();
     ordered.sort_by_key(|condition| {
@@ -115,12 +117,12 @@ pub(crate) fn condition_table(conditions: &[Condition], now: Timestamp) -> Table
 }
 
 /// The condition of one type.
-pub(crate) fn find(conditions: &[Condition], wanted: ConditionType) -> Option<&Condition> {
+pub fn find(conditions: &[Condition], wanted: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == wanted.as_str())
 }
 
 /// The phase's name in the API.
-pub(crate) fn phase_text(phase: Phase) -> &'static str {
+pub fn phase_text(phase: Phase) -> &'static str {
     match phase {
         Phase::Refused => "Refused",
         Phase::Provisioning => "Provisioning",
@@ -133,12 +135,12 @@ pub(crate) fn phase_text(phase: Phase) -> &'static str {
 }
 
 /// Time since `then`, in kubectl's rough form; nothing if there is no `then`.
-pub(crate) fn age_of(then: Option<Time>, now: Timestamp) -> String {
+pub fn age_of(then: Option<Time>, now: Timestamp) -> String {
     then.map(|Time(then)| span(then, now)).unwrap_or_default()
 }
 
 /// The time from one instant to another as kubectl writes an age: two units while the first is small, then one.
-pub(crate) fn span(from: Timestamp, to: Timestamp) -> String {
+pub fn span(from: Timestamp, to: Timestamp) -> String {
     let seconds = to.as_second().saturating_sub(from.as_second());
     if seconds < 0 {
         return "passed".to_owned();

@@ -4,7 +4,7 @@ const GAP: usize = 3;
 
 /// A head and rows of equal length.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Table {
+pub struct Table {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
     widths: Vec<usize>,
@@ -12,12 +12,12 @@ pub(crate) struct Table {
 
 impl Table {
     /// A table without rows.
-    pub(crate) fn new<const N: usize>(head: [&str; N]) -> Self {
+    pub fn new<const N: usize>(head: [&str; N]) -> Self {
         Self::from_head(head.map(str::to_owned).into())
     }
 
     /// A table without rows, whose columns were put together.
-    pub(crate) fn from_head(head: Vec<String>) -> Self {
+    pub fn from_head(head: Vec<String>) -> Self {
         let widths = head.iter().map(|cell| width(cell)).collect();
         Self {
             head,
@@ -27,7 +27,7 @@ impl Table {
     }
 
     /// Adds a row. An empty cell shows as `<none>`, so that columns can be told apart by machines too.
-    pub(crate) fn push(&mut self, cells: Vec<String>) {
+    pub fn push(&mut self, cells: Vec<String>) {
         let cells: Vec<_> = cells.into_iter().map(filled).collect();
         for (wide, cell) in self.widths.iter_mut().zip(&cells) {
             *wide = (*wide).max(width(cell));
@@ -36,19 +36,19 @@ impl Table {
     }
 
     /// Removes the rows and keeps the widths, so that rows of a watch line up with those before.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.rows.clear();
     }
 
     /// The head and all rows.
-    pub(crate) fn to_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         let mut text = self.line(&self.head);
         text.push_str(&self.rows_to_text());
         text
     }
 
     /// All rows, without the head.
-    pub(crate) fn rows_to_text(&self) -> String {
+    pub fn rows_to_text(&self) -> String {
         self.rows.iter().map(|row| self.line(row)).collect()
     }
 

@@ -1,0 +1,72 @@
+//! Times and quantities as people write them on a command line. Pure.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// Reads `90s`, `5m`, `1h30m`; a bare number is seconds, as with kubectl.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let wrong = || "expected a time such as 30s, 5m or 1h30m".to_owned();
+    let duration: SignedDuration = text.parse().map_err(|_| wrong())?;
+    Duration::try_from(duration).map_err(|_| wrong())
+}
+
+/// Zero means without a limit.
+pub fn limit(duration: Duration) -> Option<Duration> {
+    (!duration.is_zero()).then_some(duration)
+}
+
+/// A quantity as Kubernetes writes them: digits and a suffix. The host checks the rest.
+pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
+    let digits = text
+        .bytes()
+        .take_while(|byte| byte.is_ascii_digit() || *byte == b'.')
+        .count();
+    let suffix = &text[digits..];
+    let known = ["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"];
+    if digits > 0 && known.contains(&suffix) {
+        Ok(Quantity(text.to_owned()))
+    } else {
+        Err("expected a number with an optional suffix, such as 256Mi or 1Gi".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_kubectl_does() {
+        for (text, seconds) in [
+            ("0", Some(0)),
+            ("45", Some(45)),
+            ("30s", Some(30)),
+            ("5m", Some(300)),
+            ("1h30m", Some(5400)),
+            ("", None),
+            ("5 parsecs", None),
+            ("-5m", None),
+        ] {
+            assert_eq!(parse_duration(text).ok(), seconds.map(Duration::from_secs), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_checked() {
+        for (text, good) in [
+            ("256Mi", true),
+            ("1.5Gi", true),
+            ("1000", true),
+            ("", false),
+            ("Mi", false),
+            ("1MB", false),
+            ("-1Mi", false),
+        ] {
+            assert_eq!(parse_quantity(text).is_ok(), good, "{text:?}");
+        }
+    }
+}
