@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
+use yoke_runtime::budget::Rate;
 
-use crate::gate::{Limits, Rate};
+use crate::gate::Limits;
 use crate::translate;
 
 /// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.

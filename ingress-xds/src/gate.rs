@@ -8,25 +8,13 @@
 
 pub mod request;
 
-use std::collections::HashMap;
-use std::hash::Hash;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use yoke_runtime::budget::{Budgets, Rate, source_key};
 
 use crate::snapshot::{Snapshot, connection_name};
-
-/// Budgets of one kind that are kept at most.
-const CAPACITY: usize = 65_536;
-
-/// How often something may happen.
-#[derive(Clone, Copy, Debug)]
-pub struct Rate {
-    /// Lasting, in one second.
-    pub per_second: u32,
-    /// At once, after a rest.
-    pub burst: u32,
-}
 
 /// New connections that are let through, by this process.
 #[derive(Clone, Copy, Debug)]
@@ -124,71 +112,6 @@ impl Gate {
             return Verdict::Refuse(Refusal::NameRate);
         }
         Verdict::Allow
-    }
-}
-
-/// Token buckets by key, in two generations, so that forgetting costs nothing.
-///
-/// A bucket that was left alone for as long as it takes to fill is full, which is what a bucket is that was never seen. So
-/// the older generation is dropped after that time. It is also dropped when the younger one is full: then more than
-/// [`CAPACITY`] / 2 keys came within that time, and the older ones start anew.
-#[derive(Debug)]
-struct Budgets<K> {
-    rate: Rate,
-    young: HashMap<K, Bucket>,
-    old: HashMap<K, Bucket>,
-    turned: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    tokens: f64,
-    at: Instant,
-}
-
-impl<K: Eq + Hash> Budgets<K> {
-    fn new(rate: Rate, now: Instant) -> Self {
-        Self {
-            rate,
-            young: HashMap::new(),
-            old: HashMap::new(),
-            turned: now,
-        }
-    }
-
-    fn take(&mut self, key: K, now: Instant) -> bool {
-        self.turn(now);
-        let burst = f64::from(self.rate.burst);
-        let before = self.young.remove(&key).or_else(|| self.old.remove(&key));
-        let mut bucket = before.unwrap_or(Bucket { tokens: burst, at: now });
-        let rested = now.saturating_duration_since(bucket.at).as_secs_f64();
-        bucket.tokens = burst.min(bucket.tokens + rested * f64::from(self.rate.per_second));
-        bucket.at = now;
-        let allowed = bucket.tokens >= 1.0;
-        if allowed {
-            bucket.tokens -= 1.0;
-        }
-        self.young.insert(key, bucket);
-        allowed
-    }
-
-    fn turn(&mut self, now: Instant) {
-        let fill = Duration::from_secs_f64(f64::from(self.rate.burst) / f64::from(self.rate.per_second.max(1)));
-        if self.young.len() >= CAPACITY / 2 || now.saturating_duration_since(self.turned) > fill {
-            self.old = std::mem::take(&mut self.young);
-            self.turned = now;
-        }
-    }
-}
-
-fn source_key(source: Option<IpAddr>) -> IpAddr {
-    match source {
-        None => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        Some(IpAddr::V6(address)) => match address.to_ipv4_mapped() {
-            Some(v4) => IpAddr::V4(v4),
-            None => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
-        },
-        Some(v4) => v4,
     }
 }
 

@@ -8,8 +8,10 @@
 //! ```
 //!
 //! Called by the `main` of each process. In come a name, an address and futures; out come log lines on standard error,
-//! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS.
+//! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS, and [`budget`]:
+//! limits on how often strangers may knock.
 
+pub mod budget;
 pub mod crypto;
 pub mod drain;
 pub mod logging;

@@ -1,3 +1,7 @@
+use std::time::Duration;
+
+use yoke_runtime::budget::CAPACITY;
+
 use super::*;
 use crate::snapshot::entries::entry;
 
@@ -134,12 +138,8 @@ fn a_spray_grows_nothing() {
         let source = Some(IpAddr::V4(number.into()));
         gate.check(start, Some(&snapshot), &format!("{number}.yoke.test"), source);
     }
-    assert!(gate.sources.young.len() + gate.sources.old.len() <= CAPACITY);
-    assert_eq!(
-        gate.names.young.len() + gate.names.old.len(),
-        0,
-        "unknown names are not kept"
-    );
+    assert!(gate.sources.kept() <= CAPACITY);
+    assert_eq!(gate.names.kept(), 0, "unknown names are not kept");
     // One turn drops what nobody used since, and it needs two.
     for seconds in [10, 20] {
         gate.check(
@@ -149,5 +149,5 @@ fn a_spray_grows_nothing() {
             ip("192.0.2.1"),
         );
     }
-    assert_eq!(gate.sources.young.len() + gate.sources.old.len(), 1);
+    assert_eq!(gate.sources.kept(), 1);
 }

@@ -9,7 +9,6 @@ use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_ingress_xds::gate;
-use yoke_ingress_xds::gate::Rate;
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
 use yoke_ingress_xds::routing::{Routing, Snapshots};
@@ -18,6 +17,7 @@ use yoke_ingress_xds::snapshot::Snapshot;
 use yoke_ingress_xds::tls::files_in;
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
+use yoke_runtime::budget::Rate;
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 

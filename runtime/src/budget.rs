@@ -1,0 +1,138 @@
+//! How often somebody may do something: token buckets, one for each key. Pure: time comes in as an argument.
+//!
+//! Called where strangers knock: the ingress's gate and the SSH server. What is kept has a fixed size, so that a spray of
+//! addresses grows nothing.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+/// Budgets of one kind that are kept at most.
+pub const CAPACITY: usize = 65_536;
+
+/// How often something may happen.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Lasting, in one second.
+    pub per_second: u32,
+    /// At once, after a rest.
+    pub burst: u32,
+}
+
+/// Token buckets by key, in two generations, so that forgetting costs nothing.
+///
+/// A bucket that was left alone for as long as it takes to fill is full, which is what a bucket is that was never seen. So
+/// the older generation is dropped after that time. It is also dropped when the younger one is full: then more than
+/// [`CAPACITY`] / 2 keys came within that time, and the older ones start anew.
+#[derive(Debug)]
+pub struct Budgets<K> {
+    rate: Rate,
+    young: HashMap<K, Bucket>,
+    old: HashMap<K, Bucket>,
+    turned: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl<K: Eq + Hash> Budgets<K> {
+    /// Everybody's budget is full.
+    pub fn new(rate: Rate, now: Instant) -> Self {
+        Self {
+            rate,
+            young: HashMap::new(),
+            old: HashMap::new(),
+            turned: now,
+        }
+    }
+
+    /// Spends one of the budget of `key`; false if there is none left.
+    pub fn take(&mut self, key: K, now: Instant) -> bool {
+        self.turn(now);
+        let burst = f64::from(self.rate.burst);
+        let before = self.young.remove(&key).or_else(|| self.old.remove(&key));
+        let mut bucket = before.unwrap_or(Bucket { tokens: burst, at: now });
+        let rested = now.saturating_duration_since(bucket.at).as_secs_f64();
+        bucket.tokens = burst.min(bucket.tokens + rested * f64::from(self.rate.per_second));
+        bucket.at = now;
+        let allowed = bucket.tokens >= 1.0;
+        if allowed {
+            bucket.tokens -= 1.0;
+        }
+        self.young.insert(key, bucket);
+        allowed
+    }
+
+    /// Budgets that are kept: never more than [`CAPACITY`].
+    pub fn kept(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+
+    fn turn(&mut self, now: Instant) {
+        let fill = Duration::from_secs_f64(f64::from(self.rate.burst) / f64::from(self.rate.per_second.max(1)));
+        if self.young.len() >= CAPACITY / 2 || now.saturating_duration_since(self.turned) > fill {
+            self.old = std::mem::take(&mut self.young);
+            self.turned = now;
+        }
+    }
+}
+
+/// What stands for a source in [`Budgets`]: of IPv6 its /64, which one customer has; one for all that are not known.
+pub fn source_key(source: Option<IpAddr>) -> IpAddr {
+    match source {
+        None => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        Some(IpAddr::V6(address)) => match address.to_ipv4_mapped() {
+            Some(v4) => IpAddr::V4(v4),
+            None => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+        },
+        Some(v4) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate {
+        per_second: 10,
+        burst: 20,
+    };
+
+    #[test]
+    fn a_budget_is_spent_and_fills_again() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATE, start);
+        let mut spend = |key, after| (0..100).filter(|_| budgets.take(key, start + after)).count();
+        assert_eq!(spend("a", Duration::ZERO), 20);
+        assert_eq!(spend("b", Duration::ZERO), 20, "each key has its own");
+        assert_eq!(spend("a", Duration::from_millis(500)), 5);
+        assert_eq!(spend("a", Duration::from_secs(60)), 20);
+    }
+
+    #[test]
+    fn what_is_kept_has_a_size() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATE, start);
+        for key in 0..200_000 {
+            budgets.take(key, start);
+        }
+        assert!(budgets.kept() <= CAPACITY);
+        // One turn drops what nobody used since, and it needs two.
+        for seconds in [10, 20] {
+            budgets.take(0, start + Duration::from_secs(seconds));
+        }
+        assert_eq!(budgets.kept(), 1);
+    }
+
+    #[test]
+    fn addresses_of_one_site_are_one_source() {
+        let key = |text: &str| source_key(Some(text.parse().unwrap()));
+        assert_eq!(key("2001:db8::1"), key("2001:db8::ffff"));
+        assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+        assert_eq!(key("192.0.2.1"), key("::ffff:192.0.2.1"));
+    }
+}
