@@ -1,6 +1,9 @@
 //! The Helm chart: linted, rendered with every set of values in `charts/yoke/ci/`, and what comes out looked at.
 //!
 //! helm does the rendering; the checks over the rendered objects are pure.
+//!
+//! The operator's configuration in each of them is kept in `operator/testdata/chart/`, which the operator's tests read: so a
+//! value that the chart renders is one that the operator understands.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,6 +15,7 @@ use crate::{Complaints, crds};
 
 const CHART: &str = "charts/yoke";
 const NAMESPACE: &str = "yoke-system";
+const CONFIGS: &str = "operator/testdata/chart";
 
 /// Looks for helm in the folder `YOKE_BIN`, in `.dev/bin` and in PATH.
 pub(crate) fn find_helm(root: &Path) -> Option<PathBuf> {
@@ -69,15 +73,29 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
             } else if step == "template" {
                 let objects: Vec<Value> = serde_saphyr::from_multiple(&stdout)
                     .with_context(|| format!("{case}: what helm rendered is not YAML"))?;
-                complaints.extend(
-                    inspect(&objects)
-                        .into_iter()
-                        .map(|complaint| format!("{case}: {complaint}")),
-                );
+                let mut found = inspect(&objects);
+                found.extend(check_config(
+                    &objects,
+                    &root.join(CONFIGS).join(format!("{case}.yaml")),
+                )?);
+                complaints.extend(found.into_iter().map(|complaint| format!("{case}: {complaint}")));
             }
         }
     }
     Ok(complaints)
+}
+
+/// Compares the operator's configuration with the one that its tests read, or with `UPDATE=1` writes that.
+fn check_config(objects: &[Value], kept: &Path) -> Result<Option<String>> {
+    let is_config = |object: &&Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "yoke-operator";
+    let config = objects.iter().find(is_config);
+    let rendered = config.map_or("", |config| text(&config["data"]["config.yaml"]));
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(kept, rendered).with_context(|| format!("cannot write {}", kept.display()))?;
+    }
+    let is_same = std::fs::read_to_string(kept).is_ok_and(|known| known == rendered);
+    let command = "UPDATE=1 cargo xtask check-chart";
+    Ok((!is_same).then(|| format!("the operator's configuration is not as in {CONFIGS}: run `{command}`")))
 }
 
 fn inspect(objects: &[Value]) -> Complaints {

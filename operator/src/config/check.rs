@@ -87,6 +87,22 @@ impl Config {
                 check_cidr(&format!("{field}[{index}]"), cidr)?;
             }
         }
+        // Kubernetes reads a rule without peers as one to everywhere, the host's own networks among them.
+        check(!self.oidc.cidrs.is_empty(), "oidc.cidrs", || {
+            "at least one is needed".into()
+        })?;
+        for (index, except) in self.oidc.except.iter().enumerate() {
+            let parsed = |text: &str| text.parse::<Cidr>().ok();
+            let is_swallowed = |cidr: &&String| match (parsed(cidr), parsed(except)) {
+                (Some(cidr), Some(except)) => cidr == except || cidr.is_part_of(except),
+                _ => false,
+            };
+            let swallowed = self.oidc.cidrs.iter().find(is_swallowed);
+            check(swallowed.is_none(), &format!("oidc.except[{index}]"), || {
+                let cidr = swallowed.map_or("", String::as_str);
+                format!("nothing is left of {cidr}: take that out of oidc.cidrs instead")
+            })?;
+        }
         Ok(())
     }
 

@@ -34,6 +34,12 @@ fn refusals_name_the_field() {
             "oidc: {cidrs: [0.0.0.0/0, 10.0.0.1/8]}\nrunAsUser: 65532",
             "oidc.cidrs[1]",
         ),
+        ("runAsUser: 65532", "oidc: {cidrs: []}\nrunAsUser: 65532", "oidc.cidrs"),
+        (
+            "runAsUser: 65532",
+            "oidc: {cidrs: [0.0.0.0/0, 203.0.113.0/25], except: [203.0.113.0/24]}\nrunAsUser: 65532",
+            "oidc.except[0]",
+        ),
         ("runAsUser: 65532", "runAsUser: 0", "runAsUser"),
         ("app.kubernetes.io/name: envoy", "", "ingress.pods[0].labels"),
     ] {
@@ -54,4 +60,37 @@ fn refusals_name_the_field() {
 fn unknown_field_is_refused() {
     let text = format!("{GOOD}\nbaseDomian: x\n");
     assert!(matches!(Config::parse(&text), Err(ConfigError::Parse(_))));
+}
+
+/// What the chart renders, with all values and with few: `UPDATE=1 cargo xtask check-chart` writes the files.
+#[test]
+fn what_the_chart_renders_is_understood() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chart");
+    let read = |case: &str| {
+        let text = std::fs::read_to_string(folder.join(case).with_extension("yaml")).unwrap();
+        Config::parse(&text).unwrap_or_else(|error| panic!("{case}: {error:?}"))
+    };
+    for (case, cidrs, except, nameservers) in [
+        ("minimal", &["0.0.0.0/0"][..], &[][..], &[][..]),
+        ("development", &["0.0.0.0/0"], &[], &[]),
+        (
+            "everything",
+            &["0.0.0.0/0", "10.20.0.0/16", "2000::/3"],
+            &["203.0.113.0/24", "2001:db8::/32"],
+            &["192.0.2.53", "2001:db8::53"],
+        ),
+    ] {
+        let oidc = read(case).oidc;
+        let found: Vec<_> = oidc.nameservers.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            (oidc.cidrs, oidc.except),
+            (to_strings(cidrs), to_strings(except)),
+            "{case}"
+        );
+        assert_eq!(found, nameservers, "{case}");
+    }
+}
+
+fn to_strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
 }
