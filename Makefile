@@ -77,15 +77,16 @@ lint: tools ## Check the format, the lints and what no compiler checks
 	$(call timed,lints,RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspace --all-targets --all-features)
 	$(call timed,xtask,$(CARGO) xtask check)
 
-# The end-to-end tests change one machine, so they run one after the other. A test that fails keeps none of the others
-# from running: the count at the end is of all of them, and says by its status how they were.
+# The tests of tenants run side by side, those that disturb the machine one after the other. A test that fails keeps none
+# of the others from running: the count at the end is of all of them, and says by its status how they were.
 .PHONY: test
 test: lint ## Run every test, on the running stack too
 	$(call timed,binaries,$(DEV) up --until workspace)
 	@: > $(REPORT)
 	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,stack,$(MAKE) --no-print-directory up)
-	$(call timed,end-to-end tests,$(CARGO) test --package yoke-e2e --no-fail-fast -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
+	$(call timed,end-to-end tests of tenants,$(CARGO) test --package yoke-e2e --no-fail-fast --lib --bins --test tenants -- --test-threads=4 2>&1 | tee -a $(REPORT) || $(FAILED))
+	$(call timed,end-to-end tests of the machine,$(CARGO) test --package yoke-e2e --no-fail-fast --test machine -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
 	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} /^== failed$$/ {bad = 1} \
 		END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i; exit bad}' $(REPORT)
 

@@ -23,4 +23,4 @@ pub use command::{Output, run};
 pub use logs::Expected;
 pub use stack::Stack;
 pub use tenant::TenantFixture;
-pub use wait::{wait_for, wait_until};
+pub use wait::{wait_for, wait_until, watch_for};

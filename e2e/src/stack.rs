@@ -68,6 +68,16 @@ impl Stack {
         command
     }
 
+    /// The pid of a process that the stack's supervisor keeps.
+    pub async fn supervised_pid(&self, name: &str) -> Result<u32> {
+        let mut command = self.program("yoke-dev");
+        command.args(["pid", name]);
+        let text = run(command, Duration::from_secs(10)).await?.ok()?;
+        text.trim()
+            .parse()
+            .with_context(|| format!("the supervisor's pid of {name} is {text:?}"))
+    }
+
     /// Runs kubectl with the given kubeconfig.
     pub async fn kubectl(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
         let mut command = self.program("kubectl");

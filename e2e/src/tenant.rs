@@ -1,16 +1,18 @@
 //! A Tenant of a test's own, with the Clusters made in it; all is removed at the test's end.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, ClusterSpec, ConditionType, Tenant, TenantSpec, names};
 
 use crate::logs::{Expected, Journal};
 use crate::stack::Stack;
-use crate::wait::{wait_for, wait_until};
+use crate::wait::watch_for;
 
 /// How long a Cluster may take to be `Ready` on a busy machine; the usual time is in `docs/benchmarks.md`.
 pub const READY_LIMIT: Duration = Duration::from_secs(180);
@@ -49,11 +51,11 @@ impl TenantFixture {
             .create(&PostParams::default(), &Tenant::new(&fixture.name, spec))
             .await
             .context("creating a Tenant")?;
-        wait_until(&format!("Tenant {} to be Ready", fixture.name), READY_LIMIT, || async {
-            let tenant = tenants.get(&fixture.name).await?;
-            Ok(tenant
-                .status
-                .is_some_and(|status| is_true(&status.conditions, ConditionType::Ready)))
+        let what = format!("Tenant {} to be Ready", fixture.name);
+        watch_for(&what, READY_LIMIT, tenants, &fixture.name, |tenant: Option<Tenant>| {
+            let status = tenant.and_then(|tenant| tenant.status);
+            let ready = status.is_some_and(|status| is_true(&status.conditions, ConditionType::Ready));
+            Ok(ready.then_some(()))
         })
         .await?;
         Ok(fixture)
@@ -112,32 +114,28 @@ impl TenantFixture {
         status: &str,
         limit: Duration,
     ) -> Result<Cluster> {
-        let clusters = self.clusters();
-        wait_for(
-            &format!("Cluster {name} to have {condition}={status}"),
-            limit,
-            || async {
-                let cluster = clusters.get(name).await?;
-                let conditions = cluster
-                    .status
-                    .as_ref()
-                    .map(|status| status.conditions.as_slice())
-                    .unwrap_or_default();
-                let met = conditions.iter().any(|found| {
-                    found.type_ == condition.as_str()
-                        && found.status == status
-                        && found.observed_generation == cluster.metadata.generation
-                });
-                if met {
-                    return Ok(Some(cluster));
-                }
-                let seen: Vec<_> = conditions
-                    .iter()
-                    .map(|c| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message))
-                    .collect();
-                anyhow::bail!("{seen:?}")
-            },
-        )
+        let what = format!("Cluster {name} to have {condition}={status}");
+        watch_for(&what, limit, self.clusters(), name, |cluster: Option<Cluster>| {
+            let cluster = cluster.context("no such Cluster")?;
+            let conditions = cluster
+                .status
+                .as_ref()
+                .map(|status| status.conditions.as_slice())
+                .unwrap_or_default();
+            let met = conditions.iter().any(|found| {
+                found.type_ == condition.as_str()
+                    && found.status == status
+                    && found.observed_generation == cluster.metadata.generation
+            });
+            if met {
+                return Ok(Some(cluster));
+            }
+            let seen: Vec<_> = conditions
+                .iter()
+                .map(|c| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message))
+                .collect();
+            anyhow::bail!("{seen:?}")
+        })
         .await
     }
 
@@ -156,10 +154,7 @@ impl TenantFixture {
             .delete(name, &DeleteParams::default())
             .await
             .context("deleting a Cluster")?;
-        wait_until(&format!("Cluster {name} to be gone"), DELETE_LIMIT, || async {
-            Ok(clusters.get_opt(name).await?.is_none())
-        })
-        .await
+        gone(clusters, name).await
     }
 
     /// Ends the test: removes the Tenant with all its Clusters, waits until they are gone, and looks at what was logged
@@ -196,11 +191,20 @@ impl TenantFixture {
         if tenants.get_opt(&self.name).await?.is_some() {
             tenants.delete(&self.name, &DeleteParams::default()).await?;
         }
-        wait_until(&format!("Tenant {} to be gone", self.name), DELETE_LIMIT, || async {
-            Ok(tenants.get_opt(&self.name).await?.is_none())
-        })
-        .await
+        gone(tenants, &self.name).await
     }
+}
+
+/// Waits until an object is gone.
+async fn gone<K>(api: Api<K>, name: &str) -> Result<()>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let what = format!("{} {name} to be gone", K::kind(&()));
+    watch_for(&what, DELETE_LIMIT, api, name, |object| {
+        Ok(object.is_none().then_some(()))
+    })
+    .await
 }
 
 /// Whether a condition is `True`.

@@ -1,9 +1,15 @@
 //! Waiting for a state, with a limit.
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use futures::TryStreamExt as _;
+use kube::api::Api;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
+use serde::de::DeserializeOwned;
 
 const POLL: Duration = Duration::from_millis(200);
 
@@ -38,4 +44,41 @@ where
         async move { Ok(holds.await?.then_some(())) }
     })
     .await
+}
+
+/// Watches an object of the host's API until `observe` gives `Ok(Some(_))` or `limit` is over; the error then names `what`
+/// and the last observation. `None` is an object that is not there.
+pub async fn watch_for<K, T>(
+    what: &str,
+    limit: Duration,
+    api: Api<K>,
+    name: &str,
+    mut observe: impl FnMut(Option<K>) -> Result<Option<T>>,
+) -> Result<T>
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut last = "nothing".to_owned();
+    let look = async {
+        let mut states = std::pin::pin!(watch_object(api, name).default_backoff());
+        loop {
+            // The watch begins anew after an error, and a pause.
+            let state = match states.try_next().await {
+                Ok(state) => state.context("the watch ended")?,
+                Err(error) => {
+                    last = format!("{error:#}");
+                    continue;
+                }
+            };
+            last = match observe(state) {
+                Ok(Some(value)) => return Ok(value),
+                Ok(None) => "not yet".to_owned(),
+                Err(error) => format!("{error:#}"),
+            };
+        }
+    };
+    match tokio::time::timeout(limit, look).await {
+        Ok(found) => found,
+        Err(_) => bail!("waited {limit:?} for {what}; last seen: {last}"),
+    }
 }

@@ -1,8 +1,7 @@
 //! Every command of the README is run, in its order, as a newcomer would.
 //!
-//! Blocks marked `console` are run here in one shell. Those of `console make` stand for what brings this test about
-//! (`make up`, `make test`), are run here (`make status`), or would end it (`make down`, which `dev/` tests).
-//! Those about Helm are run by `install.rs`.
+//! Blocks marked `console` are run here in one shell, those about Helm by `install.rs`, those of `console make` by the
+//! tests of the machine.
 
 use std::time::Duration;
 
@@ -74,50 +73,6 @@ async fn packages_are_known_to_the_distribution() -> Result<()> {
         let mut simulation = Command::new("apt-get");
         simulation.args(["install", "--simulate"]).args(packages.split(' '));
         run(simulation, Duration::from_secs(60)).await?.ok().context(command)?;
-    }
-    Ok(())
-}
-
-async fn make(target: &str, limit: Duration) -> Result<String> {
-    let mut make = Command::new("make");
-    // As from a shell, not as from the `cargo` and the `make` that run this test.
-    for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
-        make.env_remove(variable);
-    }
-    make.arg("--no-print-directory").arg(target).current_dir(root());
-    run(make, limit).await?.ok()
-}
-
-#[tokio::test]
-async fn make_status_shows_every_component() -> Result<()> {
-    Stack::connect().await?;
-    let status = make("status", Duration::from_secs(60)).await?;
-    for component in [
-        "nats-server",
-        "kine-nats",
-        "kube-apiserver",
-        "kube-controller-manager",
-        "kube-scheduler",
-        "containerd",
-        "kubelet",
-        "kube-proxy",
-        "kube-router",
-        "cert-manager",
-        "yoke-operator",
-        "yoke-ingress-xds",
-        "envoy",
-    ] {
-        ensure!(
-            status.contains(component),
-            "`make status` does not show {component}: {status}"
-        );
-    }
-    for command in commands("console make")? {
-        let target = command.strip_prefix("make ").with_context(|| command.clone())?;
-        ensure!(
-            ["up", "test", "status", "down"].contains(&target),
-            "nobody runs {command}"
-        );
     }
     Ok(())
 }

@@ -53,14 +53,7 @@ enum Victim {
 impl Victim {
     async fn pid(&self, stack: &Stack) -> Result<u32> {
         match self {
-            Self::Supervised(name) => {
-                let mut command = stack.program("yoke-dev");
-                command.args(["pid", name]);
-                let text = run(command, Duration::from_secs(10)).await?.ok()?;
-                text.trim()
-                    .parse()
-                    .with_context(|| format!("the supervisor's pid of {name} is {text:?}"))
-            }
+            Self::Supervised(name) => stack.supervised_pid(name).await,
             Self::Container(namespace, selector, container) => {
                 let pod = network::pod(stack, namespace, selector).await?;
                 network::container_pid(stack, &pod, container).await

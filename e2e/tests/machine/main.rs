@@ -1,0 +1,5 @@
+//! What disturbs the whole machine, or is timed: one after the other (`--test-threads=1`).
+
+mod healing;
+mod make;
+mod routing;

@@ -1,0 +1,14 @@
+//! What tenants see, each test in Tenants of its own: they run side by side, as tenants do.
+
+mod cli;
+mod fence;
+mod in_cluster;
+mod install;
+mod isolation;
+mod lifecycle;
+mod neighbours;
+mod pki;
+mod readme;
+mod refusals;
+mod rights;
+mod tenant_api;
