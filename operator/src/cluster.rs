@@ -12,6 +12,7 @@ mod delete;
 #[cfg(test)]
 mod fixtures;
 pub mod gate;
+mod guard;
 pub mod identity;
 mod incarnation;
 mod keep;
@@ -25,6 +26,7 @@ mod store;
 pub mod validate;
 mod withdraw;
 
+pub use guard::{Guard, Keeper};
 pub(crate) use kept::data_of;
 pub use probe::Answer;
 

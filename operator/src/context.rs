@@ -12,7 +12,7 @@ use yoke_pki::plan::ROOT;
 
 use crate::apply::Applier;
 use crate::cache::Caches;
-use crate::cluster::Answer;
+use crate::cluster::{Answer, Guard};
 use crate::config::Config;
 use crate::events::Events;
 use crate::metrics::OperatorMetrics;
@@ -43,6 +43,8 @@ pub struct Context {
     pub apis: TenantApis,
     /// What every tenant cluster must have.
     pub base: BaseObjects,
+    /// Who watches that it stays so.
+    pub guard: Guard,
     /// Events.
     pub events: Events,
     /// Metrics.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures::channel::mpsc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
 use kube::Client;
@@ -31,6 +32,8 @@ const GRACE: Duration = Duration::from_secs(20);
 const CLUSTERS_AT_ONCE: u16 = 32;
 /// Tenants that are reconciled at once.
 const TENANTS_AT_ONCE: u16 = 8;
+/// Clusters that were called for by a watch of their own API, and wait to be taken.
+const CALLS: usize = 64;
 /// Pace of looking whether the connection to NATS is up, for `/readyz`.
 const NATS_CHECK: Duration = Duration::from_secs(2);
 
@@ -69,10 +72,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let nats = Nats::connect(&config.nats).await?;
     let counters = OperatorMetrics::new(&metrics);
     let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
+    let (guard, keeper) = cluster::Guard::new();
     let context = Arc::new(Context {
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
         tenants: Applier::new(client.clone(), tenant::CONTROLLER),
+        guard,
         apis: TenantApis::default(),
         events: Events::new(client.clone()),
         metrics: counters,
@@ -85,7 +90,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         caches,
     });
     supervisor.spawn("nats", watch_nats(Arc::clone(&context), connected, drain.clone()));
-    supervisor.spawn("controllers", run_controllers(context, triggered, synced, drain));
+    supervisor.spawn(
+        "controllers",
+        run_controllers(context, keeper, triggered, synced, drain),
+    );
     supervisor.run().await?;
     Ok(())
 }
@@ -95,6 +103,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// The waiting is done once for both: of several that wait for one store, kube 5.0 wakes only the last.
 async fn run_controllers(
     context: Arc<Context>,
+    keeper: cluster::Keeper,
     triggered: Triggered,
     synced: Check,
     drain: Drain,
@@ -105,9 +114,12 @@ async fn run_controllers(
     };
     synced.set_ready();
     let orphans = cluster::orphans::run(Arc::clone(&context), drain.clone());
-    let clusters = run_clusters(Arc::clone(&context), triggered.clusters, drain.clone());
+    let (calls, called) = mpsc::channel(CALLS);
+    let guarded = keeper.run(Arc::clone(&context), calls, drain.clone());
+    let triggers = stream::select(triggered.clusters, called).boxed();
+    let clusters = run_clusters(Arc::clone(&context), triggers, drain.clone());
     let tenants = run_tenants(context, triggered.tenants, drain);
-    let (_, (), ()) = tokio::join!(orphans, clusters, tenants);
+    let (_, (), (), ()) = tokio::join!(orphans, guarded, clusters, tenants);
     Ok(())
 }
 

@@ -3,24 +3,28 @@
 //! It dials the control plane's Service by ClusterIP and verifies the name in the certificate, so it needs no DNS; and,
 //! for the proof that a kubeconfig works, the ingress by its address with the public name as TLS server name.
 
+mod base;
+mod connection;
+
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Node, ServiceAccount};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
-use kube::api::{ListParams, ObjectMeta, Patch, PatchParams};
-use kube::config::{AuthInfo, Config as KubeConfig};
+use futures::TryStreamExt as _;
+use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use yoke_api::ClusterId;
-use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+pub use self::base::{BaseObjects, build_base};
+use self::base::{NAMESPACE, SERVICE, is_so};
+
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
+/// A watch is asked for again this often. What it tells of is rare, and a dead peer is noticed by the kernel.
+const WATCH_SECONDS: u32 = 3600;
 
 /// A tenant's API did not do what it should.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +47,19 @@ pub enum TenantApiError {
     /// Nobody has made the ServiceAccount that pods need.
     #[error("waiting for ServiceAccount default in namespace default, which the controller manager makes")]
     NoControllers,
+    /// A watch ended.
+    #[error("watching the addresses of {NAMESPACE}/{SERVICE} in the tenant's API")]
+    Watch(#[source] Box<watcher::Error>),
     /// A request took too long.
     #[error("the tenant's API did not answer within {REQUEST_LIMIT:?}")]
     Limit,
+}
+
+impl TenantApiError {
+    /// Whether an object was refused for what it says.
+    fn is_invalid(&self) -> bool {
+        matches!(self, Self::Request { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 422))
+    }
 }
 
 /// Where and as whom to reach a tenant's API.
@@ -114,6 +128,11 @@ impl TenantApis {
         Ok(api)
     }
 
+    /// Forgets one client of a cluster, and with it a connection on which nothing is answered.
+    pub fn forget_way(&self, id: &ClusterId, way: Way) {
+        self.lock().remove(&(id.clone(), way));
+    }
+
     /// Forgets the clients of a cluster.
     pub fn forget(&self, id: &ClusterId) {
         self.lock().retain(|(known, _), _| known != id);
@@ -127,25 +146,7 @@ impl TenantApis {
 
 impl TenantApi {
     fn new(access: &Access) -> Result<Self, TenantApiError> {
-        let wrong = |error: Box<dyn std::error::Error + Send + Sync>| TenantApiError::Client(error);
-        let url: http::Uri = access
-            .url
-            .parse()
-            .map_err(|error: http::uri::InvalidUri| wrong(error.into()))?;
-        let mut config = KubeConfig::new(url);
-        let roots = yoke_pki::ParsedCertificate::from_pem(&access.authority).map_err(|error| wrong(error.into()))?;
-        config.root_cert = Some(roots.iter().map(|root| root.der().to_vec()).collect());
-        config.tls_server_name = Some(access.server_name.clone());
-        config.connect_timeout = Some(CONNECT_LIMIT);
-        config.read_timeout = Some(REQUEST_LIMIT);
-        config.disable_compression = true;
-        config.default_retry = false;
-        config.auth_info = AuthInfo {
-            client_certificate_data: Some(to_base64(&access.certificate)),
-            client_key_data: Some(to_base64(&access.key.0).into()),
-            ..AuthInfo::default()
-        };
-        let client = Client::try_from(config).map_err(|error| wrong(error.into()))?;
+        let client = connection::build_client(access).map_err(TenantApiError::Client)?;
         Ok(Self { client })
     }
 
@@ -183,7 +184,7 @@ impl TenantApi {
 
     /// Whether the controllers work: the ServiceAccount that every pod needs is there, which they make first.
     pub async fn check_controllers(&self) -> Result<(), TenantApiError> {
-        let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), "default");
+        let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), NAMESPACE);
         match limited("its ServiceAccount", accounts.get_metadata_opt("default")).await? {
             Some(_) => Ok(()),
             None => Err(TenantApiError::NoControllers),
@@ -201,12 +202,50 @@ impl TenantApi {
             let Some((slice, endpoints)) = &objects.endpoints else {
                 return Ok(());
             };
-            let slices = Api::namespaced(self.client.clone(), "default");
-            let all = Api::namespaced(self.client.clone(), "default");
+            let slices = Api::namespaced(self.client.clone(), NAMESPACE);
+            let all = Api::namespaced(self.client.clone(), NAMESPACE);
             tokio::try_join!(ensure(&slices, slice, params), ensure(&all, endpoints, params)).map(|_| ())
         };
         tokio::try_join!(futures::future::try_join_all(bindings), endpoints).map(|_| ())
     }
+
+    /// Ends when the addresses of `default/kubernetes` are not as they should be, which may be at once; or when they cannot
+    /// be watched any more.
+    pub async fn watch_base(&self, objects: &BaseObjects) -> Result<(), TenantApiError> {
+        let Some((slice, endpoints)) = &objects.endpoints else {
+            return std::future::pending().await;
+        };
+        let slices = Api::namespaced(self.client.clone(), NAMESPACE);
+        let all = Api::namespaced(self.client.clone(), NAMESPACE);
+        let first = tokio::select! {
+            ended = watch_until_other(slices, slice) => ended,
+            ended = watch_until_other(all, endpoints) => ended,
+        };
+        first.map_err(|error| TenantApiError::Watch(Box::new(error)))
+    }
+}
+
+/// Ends when the one object [`SERVICE`] is missing or says something else.
+async fn watch_until_other<K>(api: Api<K>, wanted: &K) -> Result<(), watcher::Error>
+where
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config::default()
+        .fields(&format!("metadata.name={SERVICE}"))
+        .timeout(WATCH_SECONDS)
+        .disable_bookmarks();
+    let mut events = std::pin::pin!(watcher(api, config));
+    let mut listed = false;
+    while let Some(event) = events.try_next().await? {
+        match event {
+            Event::Init => listed = false,
+            Event::InitApply(found) => listed = is_so(wanted, &found),
+            Event::InitDone if listed => {}
+            Event::Apply(found) if is_so(wanted, &found) => {}
+            Event::InitDone | Event::Apply(_) | Event::Delete(_) => break,
+        }
+    }
+    Ok(())
 }
 
 async fn ensure<K>(api: &Api<K>, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
@@ -215,124 +254,26 @@ where
 {
     let name = object.name_any();
     let found = limited("a base object", api.get_opt(&name)).await?;
-    let is_so = |found: K| match (serde_json::to_value(object), serde_json::to_value(&found)) {
-        (Ok(wanted), Ok(found)) => is_part(&wanted, &found),
-        _ => false,
-    };
-    if found.is_some_and(is_so) {
+    if found.as_ref().is_some_and(|found| is_so(object, found)) {
         return Ok(());
     }
     let patch = Patch::Apply(object);
-    limited("a base object", api.patch(&name, params, &patch))
-        .await
-        .map(|_| ())
-}
-
-/// Whether all of `wanted` is in `found`, which may say more.
-fn is_part(wanted: &Value, found: &Value) -> bool {
-    match (wanted, found) {
-        (Value::Object(wanted), Value::Object(found)) => wanted
-            .iter()
-            .all(|(key, value)| found.get(key).is_some_and(|found| is_part(value, found))),
-        (Value::Array(wanted), Value::Array(found)) => {
-            wanted.len() == found.len() && wanted.iter().zip(found).all(|(wanted, found)| is_part(wanted, found))
+    let patched = limited("a base object", api.patch(&name, params, &patch)).await;
+    match (patched, found) {
+        // Of some fields another value can only be had in another object.
+        (Err(error), Some(found)) if error.is_invalid() => {
+            let same = DeleteParams::default().preconditions(Preconditions {
+                uid: found.uid(),
+                resource_version: None,
+            });
+            limited("a base object", api.delete(&name, &same)).await?;
+            limited("a base object", api.patch(&name, params, &patch)).await?;
         }
-        _ => wanted == found,
+        (patched, _) => {
+            patched?;
+        }
     }
-}
-
-/// What every tenant cluster must have.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BaseObjects {
-    /// Bindings.
-    pub bindings: Vec<ClusterRoleBinding>,
-    /// `default/kubernetes`; absent if the ingress has a name and no address.
-    pub endpoints: Option<(EndpointSlice, Endpoints)>,
-}
-
-/// Builds [`BaseObjects`] for clusters behind an ingress.
-pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
-    BaseObjects {
-        bindings: vec![
-            build_binding("yoke:cluster-admins", ADMIN_GROUP, "cluster-admin"),
-            build_binding(
-                "yoke:kubelet-api-admins",
-                KUBELET_CLIENT_GROUP,
-                "system:kubelet-api-admin",
-            ),
-        ],
-        endpoints: ingress_address
-            .parse()
-            .ok()
-            .filter(|address: &std::net::IpAddr| !address.is_loopback())
-            .map(|address| build_endpoints(address, ingress_port)),
-    }
-}
-
-fn build_binding(name: &str, group: &str, role: &str) -> ClusterRoleBinding {
-    ClusterRoleBinding {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
-        role_ref: RoleRef {
-            api_group: "rbac.authorization.k8s.io".into(),
-            kind: "ClusterRole".into(),
-            name: role.into(),
-        },
-        subjects: Some(vec![Subject {
-            api_group: Some("rbac.authorization.k8s.io".into()),
-            kind: "Group".into(),
-            name: group.into(),
-            namespace: None,
-        }]),
-    }
-}
-
-/// The Service `default/kubernetes` has no selector; its addresses are the ingress, which workloads are sent to.
-fn build_endpoints(address: std::net::IpAddr, port: u16) -> (EndpointSlice, Endpoints) {
-    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-    let metadata = |label: (&str, &str)| ObjectMeta {
-        name: Some("kubernetes".into()),
-        namespace: Some("default".into()),
-        labels: Some([(label.0.to_owned(), label.1.to_owned())].into()),
-        ..ObjectMeta::default()
-    };
-    let slice = EndpointSlice {
-        metadata: metadata(("kubernetes.io/service-name", "kubernetes")),
-        address_type: family.into(),
-        endpoints: vec![Endpoint {
-            addresses: vec![address.to_string()],
-            conditions: Some(EndpointConditions {
-                ready: Some(true),
-                ..EndpointConditions::default()
-            }),
-            ..Endpoint::default()
-        }],
-        ports: Some(vec![SlicePort {
-            name: Some("https".into()),
-            port: Some(port.into()),
-            protocol: Some("TCP".into()),
-            ..SlicePort::default()
-        }]),
-    };
-    let endpoints = Endpoints {
-        metadata: metadata(("endpointslice.kubernetes.io/skip-mirror", "true")),
-        subsets: Some(vec![EndpointSubset {
-            addresses: Some(vec![EndpointAddress {
-                ip: address.to_string(),
-                ..EndpointAddress::default()
-            }]),
-            ports: Some(vec![EndpointPort {
-                name: Some("https".into()),
-                port: port.into(),
-                protocol: Some("TCP".into()),
-                ..EndpointPort::default()
-            }]),
-            ..EndpointSubset::default()
-        }]),
-    };
-    (slice, endpoints)
+    Ok(())
 }
 
 async fn limited<T>(
@@ -346,27 +287,5 @@ async fn limited<T>(
             source: Box::new(source),
         }),
         Err(_) => Err(TenantApiError::Limit),
-    }
-}
-
-fn to_base64(text: &str) -> String {
-    data_encoding::BASE64.encode(text.as_bytes())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base_objects_are_recognised_among_what_a_server_adds() {
-        let wanted = serde_json::to_value(build_binding("a", "group", "role")).expect("keys are strings");
-        let mut found = wanted.clone();
-        found["metadata"]["uid"] = "1".into();
-        assert!(is_part(&wanted, &found));
-        found["subjects"][0]["name"] = "other".into();
-        assert!(!is_part(&wanted, &found));
-        let mut more = wanted.clone();
-        more["subjects"] = serde_json::json!([wanted["subjects"][0], wanted["subjects"][0]]);
-        assert!(!is_part(&wanted, &more));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tokio::process::Command;
-use yoke_e2e::{Stack, TenantFixture, run};
+use yoke_e2e::{Stack, TenantFixture, run, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(15);
 /// The address at which pods find their API, and what the ingress's certificate is verified by.
@@ -118,17 +118,25 @@ async fn pods_are_sent_to_the_ingress() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "endpoints").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
-    let slice = ["get", "endpointslice", "kubernetes", "-o"];
-    let slice = [&slice[..], &["jsonpath={.endpoints[*].addresses[*]}:{.ports[*].port}"]].concat();
-    let endpoints = ["get", "endpoints", "kubernetes", "-o"];
-    let endpoints = [
-        &endpoints[..],
-        &["jsonpath={.subsets[*].addresses[*].ip}:{.subsets[*].ports[*].port}"],
-    ]
-    .concat();
-    for question in [slice, endpoints] {
-        let found = stack.kubectl(&kubeconfig, &question).await?.ok()?;
-        ensure!(found == stack.ingress()?, "{question:?} answers {found}");
-    }
+    let is_ingress = async || {
+        let slice = ["get", "endpointslice", "kubernetes", "-o"];
+        let slice = [&slice[..], &["jsonpath={.endpoints[*].addresses[*]}:{.ports[*].port}"]].concat();
+        let endpoints = ["get", "endpoints", "kubernetes", "-o"];
+        let endpoints = [
+            &endpoints[..],
+            &["jsonpath={.subsets[*].addresses[*].ip}:{.subsets[*].ports[*].port}"],
+        ]
+        .concat();
+        let ingress = stack.ingress()?;
+        let found = [
+            stack.kubectl(&kubeconfig, &slice).await?.stdout,
+            stack.kubectl(&kubeconfig, &endpoints).await?.stdout,
+        ];
+        Ok(found.iter().all(|found| found == ingress))
+    };
+    ensure!(is_ingress().await?, "default/kubernetes is not the ingress");
+    let delete = ["delete", "endpointslice,endpoints", "kubernetes"];
+    stack.kubectl(&kubeconfig, &delete).await?.ok()?;
+    wait_until("default/kubernetes to come back", LIMIT, is_ingress).await?;
     tenant.remove().await
 }

@@ -16,7 +16,7 @@ use super::status::Lack;
 use crate::context::Context;
 use crate::tenant_api::{Access, Secret, TenantApi, TenantApiError, Way};
 
-/// Base objects are applied again this often: a tenant may have removed them.
+/// Base objects are looked at again this often: a tenant may have removed them, and of them only addresses are watched.
 const BASE_EVERY: Duration = Duration::from_secs(600);
 /// How long what a predecessor found out is believed, while the operator itself reaches nothing.
 const DOORS_OPEN: Duration = Duration::from_secs(10);
@@ -169,7 +169,9 @@ async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access
     };
     let base = async {
         let applied = apply_base(context, id, pod, &api).await;
-        applied.map_err(|error| Lack::from(crate::chain(&error)))
+        applied.map_err(|error| Lack::from(crate::chain(&error)))?;
+        context.guard.keep(identity, &api);
+        Ok(())
     };
     let controllers = async {
         let checked = check_controllers(context, id, pod, &api).await;
@@ -203,8 +205,12 @@ async fn check_controllers(
 
 async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Result<TenantApi, TenantApiError> {
     let api = context.apis.client(id, way, access)?;
-    api.check_ready().await?;
-    Ok(api)
+    let ready = api.check_ready().await;
+    // It may be the connection that does not answer any more, where another would.
+    if let Err(TenantApiError::Limit) = ready {
+        context.apis.forget_way(id, way);
+    }
+    ready.map(|()| api)
 }
 
 async fn apply_base(context: &Context, id: &ClusterId, pod: &str, api: &TenantApi) -> Result<(), TenantApiError> {

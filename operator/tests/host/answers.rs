@@ -12,7 +12,7 @@ use crate::harness::{Host, TENANT, condition};
 use crate::tenant_api::TenantServer;
 
 /// A control plane's pod as the kubelet tells of it when it runs.
-async fn run_pod(host: &Host, name: &str) {
+pub(crate) async fn run_pod(host: &Host, name: &str) {
     let hosted = host.hosted(name).await;
     let id = host.cluster(name).await.id().unwrap();
     let template = host.stateful_set(&hosted).await.unwrap().spec.unwrap().template;
@@ -40,7 +40,7 @@ async fn run_pod(host: &Host, name: &str) {
         .unwrap();
 }
 
-async fn ready(host: &Host) -> String {
+pub(crate) async fn ready(host: &Host) -> String {
     condition(&host.cluster("a").await, "Ready")
 }
 

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use futures::channel::mpsc;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
@@ -44,6 +45,8 @@ pub(crate) struct Host {
     pub(crate) client: Client,
     pub(crate) context: Arc<Context>,
     pub(crate) issuer: CertManager,
+    /// Clusters that the operator's watches of tenants' own APIs call for.
+    pub(crate) called: mpsc::Receiver<ObjectRef<Cluster>>,
     _supervisor: Supervisor,
     _api: Process,
     _store: Process,
@@ -60,7 +63,8 @@ pub(crate) struct Names {
     pub(crate) is_asked_for: bool,
 }
 
-struct Process(Child);
+/// A process; dropped, it ends.
+pub(crate) struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -86,14 +90,15 @@ impl Host {
         let nats = Server::start().await;
         let dir = tempfile::tempdir().unwrap();
         let store = start_store(dir.path(), &nats).await;
-        let (api, client) = start_api(dir.path()).await;
+        let (api, client) = start_host_api(dir.path()).await;
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
-        let (context, supervisor) = connect(&client, nats.config()).await;
+        let (context, called, supervisor) = connect(&client, nats.config()).await;
         let host = Self {
             client,
             context,
             issuer,
+            called,
             _supervisor: supervisor,
             _api: api,
             _store: store,
@@ -102,6 +107,33 @@ impl Host {
         };
         host.make_tenant().await;
         host
+    }
+
+    /// Starts the real API of a Cluster, in the host's store, where the Service says and with the certificate that was
+    /// issued for it; what its controllers make first is there.
+    pub(crate) async fn start_tenant_api(&self, name: &str) -> (Process, Client) {
+        let hosted = self.hosted(name).await;
+        let service = self.api::<Service>(&hosted).get(name).await.unwrap();
+        let ip: std::net::IpAddr = service.spec.unwrap().cluster_ip.unwrap().parse().unwrap();
+        let dir = self.dir.path().join(&hosted);
+        std::fs::create_dir(&dir).unwrap();
+        let mut arguments = vec![format!("--etcd-prefix=/{hosted}")];
+        for (flag, file) in [
+            ("tls-cert-file", "tls.crt"),
+            ("tls-private-key-file", "tls.key"),
+            ("client-ca-file", "client-ca.crt"),
+        ] {
+            let path = dir.join(file);
+            std::fs::write(&path, self.text(&hosted, "kube-apiserver", file).await).unwrap();
+            arguments.push(format!("--{flag}={}", path.display()));
+        }
+        let socket = self.dir.path().join("kine.sock");
+        let (process, client) = start_api(&dir, &socket, (ip, 6443).into(), &arguments).await;
+        let account: ServiceAccount =
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "default"}})).unwrap();
+        let accounts = Api::namespaced(client.clone(), "default");
+        accounts.create(&PostParams::default(), &account).await.unwrap();
+        (process, client)
     }
 
     async fn make_tenant(&self) {
@@ -119,7 +151,7 @@ impl Host {
 
     /// An operator that has just started on the same host: what is kept in memory only is gone.
     pub(crate) async fn restart_operator(&mut self) {
-        (self.context, self._supervisor) = connect(&self.client, self.nats.config()).await;
+        (self.context, self.called, self._supervisor) = connect(&self.client, self.nats.config()).await;
     }
 
     /// The same, where nobody listens at the address of NATS.
@@ -128,7 +160,7 @@ impl Host {
             urls: vec!["tls://127.0.0.1:9".into()],
             ..self.nats.config()
         };
-        (self.context, self._supervisor) = connect(&self.client, config).await;
+        (self.context, self.called, self._supervisor) = connect(&self.client, config).await;
     }
 
     pub(crate) fn api<K>(&self, namespace: &str) -> Api<K>
@@ -403,7 +435,26 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
     )
 }
 
-async fn start_api(dir: &Path) -> (Process, Client) {
+async fn start_host_api(dir: &Path) -> (Process, Client) {
+    // kube-apiserver takes no port 0; whoever else takes this one in between fails the test.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let arguments = [
+        format!("--cert-dir={}/certificates", dir.display()),
+        // What is dialled there is this machine, where nothing listens.
+        "--service-cluster-ip-range=127.96.0.0/16".into(),
+    ];
+    start_api(dir, &dir.join("kine.sock"), address, &arguments).await
+}
+
+/// Starts a kube-apiserver on a store, with its files in `dir`, and waits until it is ready.
+pub(crate) async fn start_api(
+    dir: &Path,
+    socket: &Path,
+    address: std::net::SocketAddr,
+    more: &[String],
+) -> (Process, Client) {
     let key = yoke_pki::service_account::ServiceAccountKey::generate().unwrap();
     std::fs::write(dir.join("sa.key"), key.private_pem()).unwrap();
     std::fs::write(dir.join("sa.pub"), key.public_pem()).unwrap();
@@ -412,31 +463,22 @@ async fn start_api(dir: &Path) -> (Process, Client) {
         format!("{TOKEN},admin,admin,\"system:masters\"\n"),
     )
     .unwrap();
-    // kube-apiserver takes no port 0; whoever else takes this one in between fails the test.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
     let path = dir.display();
-    let process = spawn(
-        dir,
-        "kube-apiserver",
-        &[
-            format!("--etcd-servers=unix://{path}/kine.sock"),
-            "--bind-address=127.0.0.1".into(),
-            format!("--secure-port={port}"),
-            format!("--cert-dir={path}/certificates"),
-            format!("--token-auth-file={path}/tokens.csv"),
-            "--authorization-mode=AlwaysAllow".into(),
-            "--disable-admission-plugins=ServiceAccount,PodSecurity".into(),
-            "--endpoint-reconciler-type=none".into(),
-            "--service-account-issuer=https://host.example".into(),
-            format!("--service-account-key-file={path}/sa.pub"),
-            format!("--service-account-signing-key-file={path}/sa.key"),
-            // What is dialled there is this machine, where nothing listens.
-            "--service-cluster-ip-range=127.96.0.0/16".into(),
-        ],
-    );
-    let mut config = kube::Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
+    let mut arguments = vec![
+        format!("--etcd-servers=unix://{}", socket.display()),
+        format!("--bind-address={}", address.ip()),
+        format!("--secure-port={}", address.port()),
+        format!("--token-auth-file={path}/tokens.csv"),
+        "--authorization-mode=AlwaysAllow".into(),
+        "--disable-admission-plugins=ServiceAccount,PodSecurity".into(),
+        "--endpoint-reconciler-type=none".into(),
+        "--service-account-issuer=https://host.example".into(),
+        format!("--service-account-key-file={path}/sa.pub"),
+        format!("--service-account-signing-key-file={path}/sa.key"),
+    ];
+    arguments.extend_from_slice(more);
+    let process = spawn(dir, "kube-apiserver", &arguments);
+    let mut config = kube::Config::new(format!("https://{address}").parse().unwrap());
     config.accept_invalid_certs = true;
     config.auth_info.token = Some(TOKEN.to_owned().into());
     let client = Client::try_from(config).unwrap();
@@ -499,7 +541,7 @@ async fn prepare(client: &Client) {
     }
 }
 
-async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, Supervisor) {
+async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Receiver<ObjectRef<Cluster>>, Supervisor) {
     let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
     config.nats = nats;
     config.ingress.probe = false;
@@ -522,7 +564,9 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, Supervisor
             }
         }
     });
+    let (guard, keeper) = cluster::Guard::new();
     let context = Context {
+        guard,
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
         tenants: Applier::new(client.clone(), tenant::CONTROLLER),
@@ -537,5 +581,12 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, Supervisor
         nats,
         caches,
     };
-    (Arc::new(context), supervisor)
+    let context = Arc::new(context);
+    let (calls, called) = mpsc::channel(1);
+    let kept = keeper.run(Arc::clone(&context), calls, supervisor.drain());
+    supervisor.spawn_background("keeper", async move {
+        kept.await;
+        Ok::<_, std::io::Error>(())
+    });
+    (context, called, supervisor)
 }

@@ -1,0 +1,75 @@
+//! The addresses by which the workloads of a cluster find their API stay what they should be, on a real API of its own.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Endpoints;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use crate::answers::{ready, run_pod};
+use crate::harness::Host;
+
+/// The ingress's address and port in the tests' configuration.
+const INGRESS: (&str, i32) = ("100.64.0.2", 443);
+
+/// How long a watch may take to tell.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Addresses and ports of `default/kubernetes`, in its EndpointSlice and in its Endpoints.
+async fn found(client: &Client) -> (Value, Value) {
+    let slice = Api::<EndpointSlice>::namespaced(client.clone(), "default");
+    let endpoints = Api::<Endpoints>::namespaced(client.clone(), "default");
+    let slice = json!(slice.get_opt("kubernetes").await.unwrap());
+    let endpoints = json!(endpoints.get_opt("kubernetes").await.unwrap());
+    let ports = |ports: &Value| {
+        let pair = |port: &Value| json!([port["name"], port["port"]]);
+        ports.as_array().into_iter().flatten().map(pair).collect::<Value>()
+    };
+    let (ends, subset) = (&slice["endpoints"], &endpoints["subsets"][0]);
+    (
+        json!([slice["addressType"], ends[0]["addresses"], ports(&slice["ports"])]),
+        json!([subset["addresses"][0]["ip"], ports(&subset["ports"])]),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_that_a_tenant_changes_come_back() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    let (_process, client) = host.start_tenant_api("a").await;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    let (address, port) = INGRESS;
+    let expected = (
+        json!(["IPv4", [address], [["https", port]]]),
+        json!([address, [["https", port]]]),
+    );
+    assert_eq!(found(&client).await, expected);
+
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), "default");
+    let endpoints = Api::<Endpoints>::namespaced(client.clone(), "default");
+    for what in ["one of another family is in its place", "endpoints are edited"] {
+        if what == "endpoints are edited" {
+            let patch = json!({"subsets": [{"addresses": [{"ip": "192.0.2.1"}], "ports": [{"port": 1}]}]});
+            let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+            endpoints.patch("kubernetes", &params, &patch).await.unwrap();
+        } else {
+            slices.delete("kubernetes", &Default::default()).await.unwrap();
+            let slice = json!({"metadata": {"name": "kubernetes"}, "addressType": "IPv6",
+                "endpoints": [{"addresses": ["2001:db8::1"]}]});
+            let slice = serde_json::from_value(slice).unwrap();
+            slices.create(&PostParams::default(), &slice).await.unwrap();
+        }
+        assert_ne!(found(&client).await, expected, "{what}");
+        let called = tokio::time::timeout(LIMIT, host.called.next()).await;
+        let called = called.unwrap_or_else(|_| panic!("{what}: the Cluster is not called for"));
+        assert_eq!(called.unwrap().name, "a", "{what}");
+        host.reconcile("a").await.unwrap();
+        assert_eq!(found(&client).await, expected, "{what}");
+        assert_eq!(ready(&host).await, "True/AsExpected", "{what}");
+    }
+}
