@@ -68,6 +68,10 @@ impl Follower {
                 return Ok(sent);
             }
             let claim = session.claim(identity.incarnation, self.tail.observed + lease(session), clock::now());
+            let claim = match claim {
+                Claim::Free if session.resigned && self.store.yields() => Claim::Wait(POLL),
+                claim => claim,
+            };
             match claim {
                 Claim::Superseded => {
                     return Err(BootError::Superseded {

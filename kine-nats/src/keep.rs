@@ -138,7 +138,11 @@ pub(crate) async fn live<L: Log, M: Messages>(
     );
     stores.send_replace(Some(store));
     match writer.run(stop).await {
-        Ok(()) => Ok(Ended::Stopped),
+        Ok(()) if *halt.borrow() || halt.has_changed().is_err() => Ok(Ended::Stopped),
+        Ok(()) => {
+            tracing::info!("Another process is to write; this one follows from here on");
+            Ok(Ended::Replaced)
+        }
         Err(error @ (WriterError::Fenced { .. } | WriterError::Overtaken { .. })) if plan.peers.is_some() => {
             tracing::warn!(error = %error, "This process was replaced; it follows from here on");
             Ok(Ended::Replaced)

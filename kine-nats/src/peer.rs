@@ -50,6 +50,8 @@ pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
     fn member(&self) -> u64;
     /// Asks a process.
     fn ask(&self, member: u64, request: Bytes) -> BoxFuture<'_, Result<Bytes, Unanswered>>;
+    /// Tells all which process is to write when this one resigns, before what it sends to the log from here on is there.
+    fn name_successor(&self, member: u64) -> BoxFuture<'_, ()>;
     /// The processes that were heard of lately, this one included.
     fn members(&self) -> Vec<Member>;
 }

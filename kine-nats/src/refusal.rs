@@ -59,6 +59,15 @@ pub enum Refusal {
     /// The writer went while the request was under way: whether it was done is not known.
     #[error("etcdserver: request timed out, possibly due to previous leader failure")]
     LeaderFailed,
+    /// Another process took too long to become the writer, or yet another one did.
+    #[error("etcdserver: request timed out, leader transfer took too long")]
+    LeaderNotMoved,
+    /// Only the writer can be asked for this.
+    #[error("etcdserver: not leader")]
+    NotLeader,
+    /// The process that is to become the writer is not known.
+    #[error("etcdserver: bad leader transferee")]
+    BadTransferee,
     /// The process is stopping.
     #[error("etcdserver: server stopped")]
     Stopped,
@@ -68,7 +77,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 23] = [
         Self::Compacted,
         Self::FutureRevision,
         Self::EmptyKey,
@@ -87,6 +96,9 @@ impl Refusal {
         Self::NoLeader,
         Self::LeaderChanged,
         Self::LeaderFailed,
+        Self::LeaderNotMoved,
+        Self::NotLeader,
+        Self::BadTransferee,
         Self::Stopped,
         Self::TooManyRequests,
     ];
@@ -110,10 +122,13 @@ impl Refusal {
             | Self::TooLarge => Code::InvalidArgument,
             Self::NoSpace | Self::TooManyRequests => Code::ResourceExhausted,
             Self::LeaseNotFound => Code::NotFound,
-            Self::LeaseExists => Code::FailedPrecondition,
-            Self::Timeout | Self::NoLeader | Self::LeaderChanged | Self::LeaderFailed | Self::Stopped => {
-                Code::Unavailable
-            }
+            Self::LeaseExists | Self::NotLeader | Self::BadTransferee => Code::FailedPrecondition,
+            Self::Timeout
+            | Self::NoLeader
+            | Self::LeaderChanged
+            | Self::LeaderFailed
+            | Self::LeaderNotMoved
+            | Self::Stopped => Code::Unavailable,
         }
     }
 }

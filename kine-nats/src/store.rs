@@ -7,6 +7,8 @@
 //!                                                                                             log is, waits, reads here
 //! ```
 
+mod succession;
+
 use crate::clock;
 use crate::hub::Hub;
 use crate::metrics::Metrics;
@@ -18,8 +20,9 @@ use crate::session::Session;
 use crate::state::State;
 use crate::txn::{Answer, Command};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
+use succession::Successor;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -47,6 +50,8 @@ pub(crate) struct Store {
     cluster: AtomicU64,
     epoch: AtomicU64,
     sequence: AtomicU64,
+    /// Sequence of the newest record that this process wrote.
+    written: AtomicU64,
     revision: AtomicI64,
     lease_until: AtomicU64,
     lease_ended: AtomicBool,
@@ -58,6 +63,8 @@ pub(crate) struct Store {
     nudged: Notify,
     /// How far the log is, as others say.
     announced: AtomicU64,
+    /// The process that is to write next.
+    successor: Mutex<Successor>,
     full: AtomicBool,
     stopping: AtomicBool,
     role: watch::Sender<Role>,
@@ -87,6 +94,7 @@ impl Store {
             cluster: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             revision: AtomicI64::new(visible),
             lease_until: AtomicU64::new(0),
             lease_ended: AtomicBool::new(false),
@@ -94,6 +102,7 @@ impl Store {
             changed: Notify::new(),
             nudged: Notify::new(),
             announced: AtomicU64::new(0),
+            successor: Mutex::default(),
             full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             role: watch::channel(Role::Follower(None)).0,
@@ -130,6 +139,17 @@ impl Store {
     /// Epoch of the newest writer.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Sequence of the newest record that this process wrote.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Notes the newest record that this process wrote.
+    pub(crate) fn set_written(&self, sequence: u64, revision: i64) {
+        self.written.store(sequence, Ordering::Release);
+        self.set_stored(sequence, revision);
     }
 
     /// Notes what the newest stored record is.
@@ -216,6 +236,7 @@ impl Store {
     /// Begins to write, with a lease that this process holds until then.
     pub(crate) fn begin(&self, session: &Session, queue: mpsc::Sender<Queued>, lease_until: Duration) {
         self.note_epoch(session);
+        self.set_written(session.sequence, self.revision());
         self.lease_until.store(0, Ordering::Release);
         self.lease_ended.store(false, Ordering::Release);
         self.extend_lease(lease_until);

@@ -3,6 +3,7 @@
 use super::{Node, unsupported};
 use crate::peer::{Member, Peers};
 use crate::proto::etcdserverpb as pb;
+use crate::store::Store;
 use pb::cluster_server::Cluster;
 use tonic::{Request, Response, Status};
 
@@ -18,15 +19,9 @@ impl Cluster for Node {
         if request.get_ref().linearizable {
             store.linearize().await?;
         }
-        let own = || Member {
-            id: store.member(),
-            name: String::new(),
-            client_urls: self.client_urls.to_vec(),
-        };
-        let members = store.peers().map_or_else(|| vec![own()], Peers::members);
         Ok(Response::new(pb::MemberListResponse {
             header: Some(store.header(store.revision())),
-            members: members.into_iter().map(to_member).collect(),
+            members: self.members(&store).into_iter().map(to_member).collect(),
         }))
     }
 
@@ -56,11 +51,32 @@ impl Cluster for Node {
     }
 }
 
+impl Node {
+    /// The processes that serve a store.
+    pub(super) fn members(&self, store: &Store) -> Vec<Member> {
+        let own = || Member {
+            id: store.member(),
+            name: String::new(),
+            client_urls: self.client_urls.to_vec(),
+            full: false,
+        };
+        let mut members = store.peers().map_or_else(|| vec![own()], Peers::members);
+        for member in &mut members {
+            if member.name.is_empty() {
+                member.name = "kine-nats".to_owned();
+            }
+        }
+        members
+    }
+}
+
 fn to_member(member: Member) -> pb::Member {
-    let Member { id, name, client_urls } = member;
+    let Member {
+        id, name, client_urls, ..
+    } = member;
     pb::Member {
         id,
-        name: if name.is_empty() { "kine-nats".to_owned() } else { name },
+        name,
         // There are no such URLs; but every member of etcd has one, and tools take the first without looking.
         peer_ur_ls: client_urls.clone(),
         client_ur_ls: client_urls,

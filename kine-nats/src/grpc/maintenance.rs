@@ -1,6 +1,7 @@
 //! What tools and monitors ask for.
 
 use super::{Node, VERSION, unsupported};
+use crate::peer::Peers;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
 use crate::refusal::Refusal;
@@ -102,10 +103,22 @@ impl Maintenance for Node {
         ))
     }
 
-    async fn move_leader(&self, _: Request<pb::MoveLeaderRequest>) -> Result<Response<pb::MoveLeaderResponse>, Status> {
-        Err(unsupported(
-            "leadership is not moved by request: stop the writer, and the next process takes over",
-        ))
+    async fn move_leader(
+        &self,
+        request: Request<pb::MoveLeaderRequest>,
+    ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
+        let store = self.store(request.metadata()).await?;
+        let target = request.into_inner().target_id;
+        if !store.is_writer() {
+            return Err(Refusal::NotLeader.into());
+        }
+        if self.members(&store).iter().all(|member| member.id != target) {
+            return Err(Refusal::BadTransferee.into());
+        }
+        store.move_leader(target).await?;
+        Ok(Response::new(pb::MoveLeaderResponse {
+            header: Some(store.header(store.revision())),
+        }))
     }
 
     async fn downgrade(&self, _: Request<pb::DowngradeRequest>) -> Result<Response<pb::DowngradeResponse>, Status> {
@@ -113,11 +126,13 @@ impl Maintenance for Node {
     }
 }
 
-/// What is wrong with the store.
+/// What is wrong with the store. Every process says the same: it is the writer that puts nothing more.
 fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
-    let full = store.is_full() || store.read().mvcc.bytes() >= store.quota;
+    let told = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
+    let full = store.is_full() || store.read().mvcc.bytes() >= store.quota || store.peers().is_some_and(told);
+    let writer = Some(store.leader()).filter(|member| *member != 0);
     let alarm = pb::AlarmMember {
-        member_id: store.member(),
+        member_id: writer.unwrap_or_else(|| store.member()),
         alarm: pb::AlarmType::Nospace as i32,
     };
     full.then_some(alarm).into_iter()

@@ -26,6 +26,8 @@ pub(crate) enum Said {
     Stored(u64),
     /// A process is there.
     Here(Here),
+    /// The writer resigns, and this process is to be the next one.
+    Successor(u64),
 }
 
 /// A process, as it says itself.
@@ -40,11 +42,14 @@ pub(crate) struct Here {
     /// It ends.
     #[prost(bool, tag = "4")]
     pub(crate) leaving: bool,
+    /// It is the writer, and puts wait until there is room in the log.
+    #[prost(bool, tag = "5")]
+    pub(crate) full: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct ToAll {
-    #[prost(oneof = "ToAllKind", tags = "1, 2")]
+    #[prost(oneof = "ToAllKind", tags = "1, 2, 3")]
     kind: Option<ToAllKind>,
 }
 
@@ -54,6 +59,8 @@ enum ToAllKind {
     Stored(u64),
     #[prost(message, tag = "2")]
     Here(Here),
+    #[prost(fixed64, tag = "3")]
+    Successor(u64),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -127,6 +134,7 @@ pub(crate) fn encode_said(said: &Said) -> Bytes {
     let kind = match said {
         Said::Stored(sequence) => ToAllKind::Stored(*sequence),
         Said::Here(here) => ToAllKind::Here(here.clone()),
+        Said::Successor(member) => ToAllKind::Successor(*member),
     };
     ToAll { kind: Some(kind) }.encode_to_vec().into()
 }
@@ -135,6 +143,7 @@ pub(crate) fn decode_said(bytes: &Bytes) -> Result<Said, NotUnderstood> {
     match decode::<ToAll>(bytes)?.kind {
         Some(ToAllKind::Stored(sequence)) => Ok(Said::Stored(sequence)),
         Some(ToAllKind::Here(here)) => Ok(Said::Here(here)),
+        Some(ToAllKind::Successor(member)) => Ok(Said::Successor(member)),
         None => Err(NotUnderstood(None)),
     }
 }
@@ -278,8 +287,14 @@ mod tests {
             name: "a".into(),
             client_urls: vec!["http://a:1".into()],
             leaving: true,
+            full: true,
         };
-        for said in [Said::Stored(0), Said::Stored(u64::MAX), Said::Here(here)] {
+        for said in [
+            Said::Stored(0),
+            Said::Stored(u64::MAX),
+            Said::Here(here),
+            Said::Successor(7),
+        ] {
             assert_eq!(decode_said(&encode_said(&said)).unwrap(), said);
         }
     }

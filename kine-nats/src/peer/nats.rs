@@ -74,6 +74,7 @@ impl NatsPeers {
             name,
             client_urls,
             leaving: false,
+            full: false,
         };
         let inbox = client.new_inbox();
         let subscribe = async |subject: String| {
@@ -114,7 +115,8 @@ impl NatsPeers {
                 request = line.requests.next() => request.map(|request| self.on_request(request, &stores)),
                 said = line.all.next() => said.map(|said| self.on_said(&said, &stores)),
                 _ = tick.tick() => {
-                    self.say(&Said::Here(self.here.clone())).await;
+                    let full = stores.borrow().as_ref().is_some_and(|store| store.is_full());
+                    self.say(&Said::Here(Here { full, ..self.here.clone() })).await;
                     Some(())
                 }
             };
@@ -175,6 +177,11 @@ impl NatsPeers {
                 }
             }
             Ok(Said::Here(here)) => self.roster().hear(here, clock::now()),
+            Ok(Said::Successor(member)) => {
+                if let Some(store) = &*stores.borrow() {
+                    store.name_successor(member);
+                }
+            }
             Err(error) => tracing::debug!(error = %error, "Another process says something unknown"),
         }
     }
@@ -187,8 +194,8 @@ impl NatsPeers {
         let mut told = 0;
         loop {
             let changed = store.changed();
-            let sequence = store.sequence();
-            if sequence > told && store.is_writer() && self.roster().members(clock::now()).len() > 1 {
+            let sequence = store.written();
+            if sequence > told && self.roster().members(clock::now()).len() > 1 {
                 told = sequence;
                 self.say(&Said::Stored(sequence)).await;
                 sleep(SPACING).await;
@@ -268,6 +275,10 @@ impl Peers for NatsPeers {
             sent.await.map_err(|_| Unanswered::NotDelivered)?;
             answered.await.unwrap_or(Err(Unanswered::Unknown))
         })
+    }
+
+    fn name_successor(&self, member: u64) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.say(&Said::Successor(member)).await })
     }
 
     fn members(&self) -> Vec<Member> {

@@ -15,6 +15,8 @@ pub(crate) struct Member {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) client_urls: Vec<String>,
+    /// Its log is nearly full.
+    pub(crate) full: bool,
 }
 
 /// Who was heard of, and when last.
@@ -31,11 +33,17 @@ impl Roster {
             name,
             client_urls,
             leaving,
+            full,
         } = here;
         if leaving {
             self.seen.remove(&id);
         } else {
-            let member = Member { id, name, client_urls };
+            let member = Member {
+                id,
+                name,
+                client_urls,
+                full,
+            };
             self.seen.insert(id, (now, member));
         }
         self.seen.retain(|_, (heard, _)| now <= *heard + GONE);
@@ -59,6 +67,7 @@ mod tests {
             name: String::new(),
             client_urls: Vec::new(),
             leaving,
+            full: false,
         };
         let second = Duration::from_secs(1);
         let mut roster = Roster::default();

@@ -58,7 +58,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             before
         };
-        self.store.set_stored(sequence, batch.revision);
+        self.store.set_written(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
         self.note(&batch, before);
         // In this order: whoever has an answer and asks a watch how far it is hears of what was answered.

@@ -2,7 +2,7 @@
 //! on when one is stopped, killed or asleep.
 
 use crate::faults::{Load, check, serves};
-use crate::harness::{Kine, Nats, Watching, etcdctl, events, eventually, prefix};
+use crate::harness::{Kine, Nats, Watching, etcdctl, events, eventually, json, prefix};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tonic::Code;
@@ -17,10 +17,6 @@ async fn two(nats: &Nats, stream: &str) -> (Kine, Kine) {
     assert_eq!(first.metric("etcd_server_is_leader").await, 1.0);
     assert_eq!(second.metric("etcd_server_is_leader").await, 0.0);
     (first, second)
-}
-
-fn json(output: &str) -> serde_json::Value {
-    serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -339,4 +335,100 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
     nats.restart().await;
     serves(&client).await;
     assert_eq!(client.get("/a").await.unwrap().value.as_ref(), b"1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_moves_where_it_is_told_to_while_all_write() {
+    let nats = Nats::start().await;
+    let (first, second) = two(&nats, "move").await;
+    let third = Kine::start(&nats, "move", &FOLLOW).await;
+    let clients = [first.client().await, second.client().await, third.client().await];
+    let status =
+        |kine: &Kine| json(&etcdctl(&kine.url(), &["endpoint", "status", "-w", "json"]).unwrap())[0]["Status"].clone();
+    let member = |kine: &Kine| status(kine)["header"]["member_id"].as_u64().unwrap();
+    let all = [first.url(), second.url(), third.url()].join(",");
+    let move_to = |member: u64| etcdctl(&all, &["move-leader", &format!("{member:x}")]);
+    for kine in [&first, &second, &third] {
+        eventually("each has heard of all", || async {
+            let list = json(&etcdctl(&kine.url(), &["member", "list", "-w", "json"]).unwrap());
+            (list["members"].as_array().unwrap().len() == 3).then_some(())
+        })
+        .await;
+    }
+    let names = ["a", "b", "c"];
+    let load = clients
+        .iter()
+        .zip(names)
+        .map(|(client, name)| Load::named(client, name, 2));
+    let load: Vec<_> = load.collect();
+    for target in [&third, &second, &third, &first] {
+        let begun = Instant::now();
+        let said = move_to(member(target)).unwrap();
+        println!("moved in {:?}", begun.elapsed());
+        assert!(said.starts_with("Leadership transferred from"), "{said}");
+        assert_eq!(target.metric("etcd_server_is_leader").await, 1.0);
+        assert_eq!(status(target)["leader"], member(target));
+        serves(&clients[0]).await;
+    }
+    let mut acknowledged = BTreeMap::new();
+    for load in load {
+        acknowledged.extend(load.stop().await);
+    }
+    assert!(acknowledged.len() > 20, "{}", acknowledged.len());
+    for mut client in clients.clone() {
+        check(&mut client, &acknowledged).await;
+    }
+    assert_eq!(status(&first)["raftTerm"], 5, "nobody else came in between");
+
+    move_to(member(&first)).unwrap();
+    assert_eq!(status(&first)["raftTerm"], 5, "it leads already");
+    let error = move_to(0xfade).unwrap_err();
+    assert!(error.contains("etcdserver: bad leader transferee"), "{error}");
+    let request = pb::MoveLeaderRequest {
+        target_id: member(&third),
+    };
+    let error = second
+        .client()
+        .await
+        .maintenance
+        .move_leader(request)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::FailedPrecondition, "etcdserver: not leader")
+    );
+}
+
+#[tokio::test]
+async fn a_full_log_is_an_alarm_on_the_follower_too() {
+    let nats = Nats::start().await;
+    // No snapshot can be stored that would make room, and the quota is not used up.
+    let direct = async_nats::connect(nats.url()).await.unwrap();
+    let stream = serde_json::json!({
+        "name": "KINE_SNAP_full", "subjects": ["kine.full.snap.>"], "max_bytes": 1000, "discard": "new", "allow_direct": true,
+    });
+    let made = direct.request("$JS.API.STREAM.CREATE.KINE_SNAP_full", stream.to_string().into());
+    made.await.unwrap();
+    let small = ["--follow", "--max-bytes=300000", "--quota=10000000"];
+    let writer = Kine::start(&nats, "full", &small).await;
+    let follower = Kine::start(&nats, "full", &small).await;
+    let alarms = |kine: &Kine| etcdctl(&kine.url(), &["alarm", "list"]).unwrap();
+    assert_eq!((alarms(&writer), alarms(&follower)), (String::new(), String::new()));
+    let mut client = follower.client().await;
+    let value = vec![7; 20_000];
+    let mut number = 0;
+    let error = loop {
+        match client.put(&format!("/{number}"), &value).await {
+            Ok(_) => number += 1,
+            Err(error) => break error,
+        }
+        assert!(number < 1000, "the log is never full");
+    };
+    assert_eq!(error.message(), "etcdserver: mvcc: database space exceeded");
+    eventually("both tell the same", || async {
+        let (one, other) = (alarms(&writer), alarms(&follower));
+        (one.contains("alarm:NOSPACE") && one == other).then_some(())
+    })
+    .await;
 }

@@ -59,7 +59,7 @@ impl Nats {
     }
 
     pub(crate) async fn restart(&mut self) {
-        let store = self.dir.path().join("jetstream");
+        let store = self.store();
         let config = format!(
             "listen: 127.0.0.1:{}\nmax_payload: 8MB\njetstream {{ store_dir: {:?}, max_file_store: 100GB, sync_interval: always }}\n{}",
             self.port, store, self.config
@@ -91,6 +91,11 @@ impl Nats {
 
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("nats.log")).unwrap()
+    }
+
+    /// Where its streams are.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.dir.path().join("jetstream")
     }
 
     pub(crate) fn kill(&mut self) {
@@ -169,30 +174,22 @@ impl Kine {
     }
 
     pub(crate) async fn ready(&mut self) {
-        let metrics = self.metrics;
-        let log = self.log.clone();
-        let ready = async move || {
-            let stream = tokio::net::TcpStream::connect(("127.0.0.1", metrics)).await.ok()?;
-            http_get(stream, "/readyz")
-                .await
-                .filter(|answer| answer.starts_with("HTTP/1.1 200"))
-                .map(|_| ())
-        };
         let begun = Instant::now();
-        while ready().await.is_none() {
+        while !self.is_ready().await {
             if let Some(status) = self.exited() {
-                panic!(
-                    "kine-nats ended with {status}: {}",
-                    std::fs::read_to_string(&log).unwrap()
-                );
+                panic!("kine-nats ended with {status}: {}", self.log());
             }
-            assert!(
-                begun.elapsed() < WAIT,
-                "kine-nats is not ready: {}",
-                std::fs::read_to_string(&log).unwrap()
-            );
+            assert!(begun.elapsed() < WAIT, "kine-nats is not ready: {}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    pub(crate) async fn is_ready(&self) -> bool {
+        let Ok(stream) = tokio::net::TcpStream::connect(("127.0.0.1", self.metrics)).await else {
+            return false;
+        };
+        let answer = http_get(stream, "/readyz").await;
+        answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
     pub(crate) async fn metric(&self, name: &str) -> f64 {
@@ -280,6 +277,11 @@ pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, Stri
         let streams = [output.stdout, output.stderr].concat();
         Err(String::from_utf8(streams).unwrap())
     }
+}
+
+/// What a tool printed.
+pub(crate) fn json(output: &str) -> serde_json::Value {
+    serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }
 
 /// Runs `kine-nats repair`. Answers what it said, or what it complained of.

@@ -1,6 +1,6 @@
 //! What etcd's own command line tool and gRPC health probes see.
 
-use crate::harness::{Kine, Nats, etcdctl, eventually};
+use crate::harness::{Kine, Nats, etcdctl, eventually, json};
 use serde_json::Value;
 use std::time::Duration;
 use tonic::Code;
@@ -9,10 +9,6 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use yoke_kine_nats::proto::etcdserverpb as pb;
-
-fn json(output: &str) -> Value {
-    serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
-}
 
 #[tokio::test]
 async fn etcdctl_sees_one_healthy_member() {
@@ -79,7 +75,6 @@ async fn etcdctl_is_told_what_there_is_not() {
             "joins by being started",
         ),
         (&["member", "promote", "1"], "joins by being started"),
-        (&["move-leader", "1"], "leadership is not moved by request"),
         (&["snapshot", "save", &file], "there is no etcd data file to save"),
         (&["downgrade", "validate", "3.5"], "no older etcd version"),
     ] {

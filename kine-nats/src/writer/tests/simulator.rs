@@ -43,6 +43,7 @@ struct World {
     shown: Mutex<BTreeMap<i64, Bytes>>,
     replaced: AtomicU64,
     forwarded: AtomicU64,
+    moved: AtomicU64,
     seeds: Mutex<StdRng>,
 }
 
@@ -220,6 +221,11 @@ impl Peers for Far {
         })
     }
 
+    /// Nobody hears of it.
+    fn name_successor(&self, _: u64) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     fn members(&self) -> Vec<Member> {
         Vec::new()
     }
@@ -336,7 +342,12 @@ async fn client(world: Arc<World>, number: u64, mut random: StdRng) {
         // Mostly the newest one; sometimes one that may have been replaced, or follows.
         let store = &stores[last - random.random_range(0..=last.min(2)) * usize::from(random.random_bool(0.3))];
         let forwards = !store.is_writer();
-        if random.random_bool(0.3) {
+        if world.follows && random.random_bool(0.02) {
+            // It may be no writer that is asked, and a process that has gone that is named.
+            let target = stores[random.random_range(0..=last)].member();
+            let moved = store.move_leader(target).await.is_ok() && target != store.member();
+            world.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
+        } else if random.random_bool(0.3) {
             let before = world.newest();
             if let Ok(revision) = store.read_latest(|state| state.mvcc.visible()).await {
                 assert!(revision >= before, "read {revision} when {before} was acknowledged");
@@ -407,6 +418,7 @@ async fn simulate(seed: u64) -> Tally {
         shown: Mutex::default(),
         replaced: AtomicU64::new(0),
         forwarded: AtomicU64::new(0),
+        moved: AtomicU64::new(0),
         seeds: Mutex::new(StdRng::seed_from_u64(seed)),
     });
     let mut tasks = JoinSet::new();
@@ -445,6 +457,7 @@ async fn simulate(seed: u64) -> Tally {
         shortened: usize::from(world.memory.first() > 1),
         replaced: world.replaced.load(Ordering::Relaxed),
         forwarded: world.forwarded.load(Ordering::Relaxed),
+        moved: world.moved.load(Ordering::Relaxed),
     }
 }
 
@@ -458,6 +471,8 @@ struct Tally {
     replaced: u64,
     /// Writes that were acknowledged through a follower.
     forwarded: u64,
+    /// Writers that let another process write when they were asked to.
+    moved: u64,
 }
 
 #[test]
@@ -478,8 +493,10 @@ fn whatever_happens_what_was_acknowledged_is_stored() {
         all.shortened += tally.shortened;
         all.replaced += tally.replaced;
         all.forwarded += tally.forwarded;
+        all.moved += tally.moved;
     }
     println!("{seeds} seeds from {first}: {all:?}");
-    let enough = all.writes > 1000 && all.shortened > 100 && all.replaced > 100 && all.forwarded > 1000;
+    let enough =
+        all.writes > 1000 && all.shortened > 100 && all.replaced > 100 && all.forwarded > 1000 && all.moved > 5;
     assert!(chosen.is_some() || enough, "{all:?}");
 }
