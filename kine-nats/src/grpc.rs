@@ -1,5 +1,6 @@
 //! The etcd API: each service checks, asks the store or its writer, and stamps the header on the answer.
 
+mod backup;
 mod cluster;
 mod health;
 mod kv;
@@ -17,7 +18,7 @@ use pb::maintenance_server::MaintenanceServer;
 use pb::watch_server::WatchServer;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch as channel;
+use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
@@ -35,6 +36,8 @@ pub(crate) struct Node {
     store: channel::Receiver<Option<Arc<Store>>>,
     progress_interval: Duration,
     client_urls: Arc<[String]>,
+    /// Backups that may be sent at a time.
+    backups: Arc<Semaphore>,
 }
 
 impl Node {
@@ -47,6 +50,7 @@ impl Node {
             store,
             progress_interval,
             client_urls: client_urls.into(),
+            backups: Arc::new(Semaphore::new(backup::AT_A_TIME)),
         }
     }
 

@@ -11,6 +11,7 @@
 //! ```
 
 pub mod args;
+mod backup;
 mod boot;
 mod clock;
 pub mod codec;

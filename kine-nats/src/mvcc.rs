@@ -18,6 +18,7 @@ use bytes::Bytes;
 use index::Index;
 pub(crate) use item::{InvalidItem, Item, encode_event, key_of};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// What a version costs besides its bytes, for the quota: index entry, history entry, allocations.
 const ITEM_OVERHEAD: u64 = 160;
@@ -59,7 +60,13 @@ pub(crate) struct Mvcc {
     compacted: i64,
     trimmed: i64,
     bytes: u64,
+    /// Shared with everyone for whom nothing may be trimmed.
+    held: Arc<()>,
 }
+
+/// As long as it is there, nothing is trimmed.
+#[derive(Debug)]
+pub(crate) struct Hold(Arc<()>);
 
 impl Mvcc {
     /// A store in which nothing happened: etcd begins at revision 1.
@@ -77,7 +84,23 @@ impl Mvcc {
             compacted,
             trimmed: i64::MIN,
             bytes: 0,
+            held: Arc::default(),
         }
+    }
+
+    /// Keeps what there is from being trimmed.
+    pub(crate) fn hold(&self) -> Hold {
+        Hold(Arc::clone(&self.held))
+    }
+
+    /// Whether a hold is one of this store, and not of one that it took the place of.
+    pub(crate) fn is_held_by(&self, hold: &Hold) -> bool {
+        Arc::ptr_eq(&self.held, &hold.0)
+    }
+
+    /// Whether there is something to trim, and nobody holds it.
+    pub(crate) fn may_trim(&self) -> bool {
+        self.trimmed < self.compacted && Arc::strong_count(&self.held) == 1
     }
 
     /// Newest revision, stored or in flight.
@@ -208,9 +231,9 @@ impl Mvcc {
         self.compacted = self.compacted.max(revision);
     }
 
-    /// Drops what lies below the compact revision, at most `limit` changes. Answers whether there is more.
+    /// Drops what lies below the compact revision, at most `limit` changes. Answers whether there is more that nobody holds.
     pub(crate) fn trim(&mut self, limit: usize) -> bool {
-        if self.trimmed >= self.compacted {
+        if !self.may_trim() {
             return false;
         }
         for _ in 0..limit {
@@ -246,14 +269,14 @@ impl Mvcc {
 
     /// A page of the versions that a reader of `floor` and later needs besides the changes since `floor`: for each key the
     /// newest one below it. Answers the key to go on from, or `None` at the end.
-    pub(crate) fn base_page(&self, from: &[u8], limit: usize, floor: i64) -> (Vec<Bytes>, Option<Bytes>) {
+    pub(crate) fn base_page(&self, from: &[u8], limit: usize, floor: i64) -> (Vec<Item>, Option<Bytes>) {
         let mut page = Vec::new();
         for (seen, chain) in self.index.range(from, &[0]).enumerate() {
             if seen == limit {
                 return (page, Some(chain.key.clone()));
             }
             if let Some(item) = chain.at(floor - 1) {
-                page.push(item.kv.clone());
+                page.push(item.clone());
             }
         }
         (page, None)

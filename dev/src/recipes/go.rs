@@ -85,12 +85,14 @@ pub const RECIPES: &[Recipe] = &[
         binaries: &[("helm.sh/helm/v4/cmd/helm", "helm")],
         kubernetes: None,
     },
-    // etcdctl asks the stores, in tests and by hand; etcd is the host's datastore with `HOST_STORE=etcd`.
+    // etcdctl asks the stores, in tests and by hand; etcdutl reads what it saved; etcd is the host's datastore with
+    // `HOST_STORE=etcd`.
     Recipe {
         module: "etcd",
         binaries: &[
             ("go.etcd.io/etcd/server/v3", "etcd"),
             ("go.etcd.io/etcd/etcdctl/v3", "etcdctl"),
+            ("go.etcd.io/etcd/etcdutl/v3", "etcdutl"),
         ],
         kubernetes: None,
     },

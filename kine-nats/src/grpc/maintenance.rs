@@ -1,6 +1,7 @@
 //! What tools and monitors ask for.
 
-use super::{Node, VERSION, unsupported};
+use super::{Node, VERSION, backup, unsupported};
+use crate::backup::STORAGE_VERSION;
 use crate::peer::Peers;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
@@ -8,7 +9,6 @@ use crate::refusal::Refusal;
 use crate::store::Store;
 use pb::alarm_request::AlarmAction;
 use pb::maintenance_server::Maintenance;
-use tokio_stream::Empty;
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -54,7 +54,7 @@ impl Maintenance for Node {
             errors,
             db_size_in_use: bytes,
             is_learner: false,
-            storage_version: "3.6.0".to_owned(),
+            storage_version: STORAGE_VERSION.to_owned(),
             db_size_quota: store.quota.cast_signed(),
         }))
     }
@@ -95,12 +95,11 @@ impl Maintenance for Node {
         }))
     }
 
-    type SnapshotStream = Empty<Result<pb::SnapshotResponse, Status>>;
+    type SnapshotStream = backup::Pieces;
 
-    async fn snapshot(&self, _: Request<pb::SnapshotRequest>) -> Result<Response<Self::SnapshotStream>, Status> {
-        Err(unsupported(
-            "there is no etcd data file to save: snapshots are kept in the store's second stream",
-        ))
+    async fn snapshot(&self, request: Request<pb::SnapshotRequest>) -> Result<Response<Self::SnapshotStream>, Status> {
+        let store = self.store(request.metadata()).await?;
+        Ok(Response::new(self.back_up(store).await?))
     }
 
     async fn move_leader(

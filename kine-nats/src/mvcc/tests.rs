@@ -145,7 +145,7 @@ fn reload(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
     let mut from = Some(Bytes::from_static(&[0]));
     while let Some(key) = from {
         let (page, next) = store.base_page(&key, 5, floor);
-        page.iter().for_each(|kv| copy.load(Item::decode(kv).unwrap()));
+        page.iter().for_each(|item| copy.load(Item::decode(&item.kv).unwrap()));
         from = next;
     }
     for change in store.changes(floor) {
@@ -212,4 +212,25 @@ fn space_comes_back_after_compaction() {
     store.compact(2001);
     while store.trim(64) {}
     assert_eq!((store.keys(), store.bytes(), store.history_len()), (0, 0, 1));
+}
+
+#[test]
+fn nothing_is_trimmed_while_somebody_holds_it() {
+    let mut store = Mvcc::new();
+    for _ in 0..10 {
+        store.advance();
+        store.put(b"a", b"", 0);
+    }
+    store.compact(11);
+    let (one, two) = (store.hold(), store.hold());
+    let other = Mvcc::new();
+    assert!(store.is_held_by(&one) && !other.is_held_by(&one));
+    assert!(!store.trim(100) && !store.may_trim());
+    drop(one);
+    assert!(!store.trim(100));
+    assert_eq!(store.history_len(), 10);
+    drop(two);
+    assert!(store.may_trim() && !store.trim(100));
+    assert_eq!(store.history_len(), 1);
+    assert!(!store.may_trim(), "there is nothing left to trim");
 }

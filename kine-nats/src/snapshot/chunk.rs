@@ -142,10 +142,10 @@ impl<'a> Chunks<'a> {
     fn fill_base(&mut self, from: &Bytes) -> Option<(Bytes, u64)> {
         let (page, next) = self.read().mvcc.base_page(from, PAGE, self.floor);
         let mut resume = next;
-        for kv in page {
-            self.buffered.change(&kv);
+        for item in page {
+            self.buffered.change(&item.kv);
             if self.buffered.len() >= FULL {
-                let mut after = crate::mvcc::key_of(&kv).to_vec();
+                let mut after = item.key().to_vec();
                 after.push(0);
                 resume = Some(after.into());
                 break;

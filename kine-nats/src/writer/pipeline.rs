@@ -54,7 +54,6 @@ impl<L: Log, M: Messages> Writer<L, M> {
             state.mvcc.publish(batch.revision);
             if batch.compacted > state.mvcc.compacted() {
                 state.mvcc.compact(batch.compacted);
-                self.upkeep.trim();
             }
             before
         };

@@ -157,7 +157,6 @@ pub(crate) struct Upkeep<L, M> {
     /// Leases as far as they are stored; the state's are ahead of that, and have no history.
     leases: BTreeMap<i64, i64>,
     space: Space,
-    trim_due: bool,
     /// Bytes of the last snapshot.
     size: u64,
     pace: Pace,
@@ -184,7 +183,6 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 seen: (info.bytes, 0),
                 appended: Arc::default(),
             },
-            trim_due: true,
             size: 0,
             pace: Pace::default(),
             job: None,
@@ -211,11 +209,6 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.space.is_tight()
     }
 
-    /// The history may be shortened.
-    pub(super) fn trim(&mut self) {
-        self.trim_due = true;
-    }
-
     /// The log takes nothing more behind a sequence.
     pub(super) fn hurry(&mut self, sequence: u64) {
         self.unsaved.urgent = true;
@@ -236,8 +229,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             return;
         }
         let store = Arc::clone(store);
-        if self.trim_due {
-            self.trim_due = false;
+        if store.read().mvcc.may_trim() {
             self.job = Some(tokio::spawn(async move {
                 while store.write().mvcc.trim(1000) {
                     tokio::task::yield_now().await;

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 
+mod backup;
 mod credentials;
+mod etcd;
 mod faults;
 mod followers;
 mod harness;

@@ -11,12 +11,10 @@ mod plain;
 mod requests;
 mod watches;
 
-use crate::harness::{Client, Kine, Nats, eventually, find, free_port};
+use crate::etcd::{Etcd, save};
+use crate::harness::{Client, Kine, Nats};
 use plain::{Answer, Told, even_out, told};
 use requests::{Place, Requests, Step};
-use std::process::{Child, Command, Stdio};
-use tempfile::TempDir;
-use tonic::transport::Endpoint;
 use tonic::{Response, Status};
 use watches::Watches;
 use yoke_kine_nats::proto::etcdserverpb as pb;
@@ -27,65 +25,6 @@ const KNOWN: [u64; 3] = [11, 14, 46];
 const STEPS: usize = 400;
 /// Shorter leases could end while they are compared.
 const SHORT: i64 = 100;
-
-/// An etcd with an empty store.
-struct Etcd {
-    child: Child,
-    port: u16,
-    _dir: TempDir,
-}
-
-impl Etcd {
-    async fn start() -> Self {
-        let (port, peer, dir) = (free_port(), free_port(), tempfile::tempdir().unwrap());
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let log = std::fs::File::create(dir.path().join("etcd.log")).unwrap();
-        let mut command = Command::new(find("etcd"));
-        command
-            .args(["--data-dir".as_ref(), dir.path().join("data").as_os_str()])
-            .args([
-                "--listen-client-urls",
-                &url(port),
-                "--advertise-client-urls",
-                &url(port),
-            ])
-            .args([
-                "--listen-peer-urls",
-                &url(peer),
-                "--initial-advertise-peer-urls",
-                &url(peer),
-            ])
-            .args(["--initial-cluster", &format!("default={}", url(peer))])
-            .args(["--unsafe-no-fsync", "--log-level=error"])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log);
-        let etcd = Self {
-            child: command.spawn().unwrap(),
-            port,
-            _dir: dir,
-        };
-        let client = etcd.client();
-        eventually("etcd answers", || {
-            let mut client = client.clone();
-            async move { client.range("a", "", 0).await.ok() }
-        })
-        .await;
-        etcd
-    }
-
-    fn client(&self) -> Client {
-        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.port));
-        Client::new(endpoint.unwrap().connect_lazy())
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
 
 /// Both servers, and where they are.
 struct Oracle {
@@ -245,6 +184,10 @@ async fn run(seed: u64) {
         oracle.step(what, step).await;
     }
     oracle.compare_all(&format!("SEED={seed}, at the end")).await;
+    let file = save(&kine.url());
+    let moved = Etcd::restore(file.path()).await;
+    oracle.clients[1] = moved.client();
+    oracle.compare_all(&format!("SEED={seed}, after a move to etcd")).await;
     kine.terminate();
     kine.restart().await;
     oracle.clients[1] = kine.client().await;

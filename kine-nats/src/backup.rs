@@ -1,0 +1,182 @@
+//! A store as the database file of an etcd 3.6, for `etcdctl snapshot save`: what etcd's own tools check and restore, and
+//! an etcd serves with the same keys, revisions and leases.
+//!
+//! ```text
+//! store ─► collect (keys at a revision, leases) ─► buckets (etcd's schema) ─► bolt (pages) ─► grpc: pieces, SHA-256
+//! ```
+//!
+//! Not in it: alarms, which follow from the state here and would stay until they are disarmed there; users and roles,
+//! which there are none of. `etcdutl snapshot restore` puts other members in the place of those that are named.
+//!
+//! The schema is that of <https://github.com/etcd-io/etcd/tree/v3.6.8/server/storage/schema>.
+
+pub(crate) mod bolt;
+mod collect;
+
+use crate::mvcc::Item;
+use crate::peer::Member;
+use bolt::{Bucket, Entry, Key};
+use bytes::Bytes;
+pub(crate) use collect::collect;
+use prost::Message;
+use serde::Serialize;
+
+/// What the file says that it is.
+pub(crate) const STORAGE_VERSION: &str = "3.6.0";
+
+/// A version of a key, as etcd stores it.
+#[derive(Debug)]
+pub(crate) struct Version {
+    pub(crate) revision: i64,
+    pub(crate) delete: bool,
+    /// Encoded `mvccpb.KeyValue`.
+    pub(crate) kv: Bytes,
+}
+
+/// What goes into a file.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    /// The version of each key that is read at the compact revision and older than it, in any order.
+    pub(crate) base: Vec<Version>,
+    /// The changes from the compact revision on, in order.
+    pub(crate) history: Vec<Version>,
+    pub(crate) revision: i64,
+    pub(crate) compacted: i64,
+    /// Number and seconds of each.
+    pub(crate) leases: Vec<(i64, i64)>,
+    pub(crate) sequence: u64,
+    pub(crate) epoch: u64,
+    pub(crate) members: Vec<Member>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Lease {
+    #[prost(int64, tag = "1")]
+    id: i64,
+    #[prost(int64, tag = "2")]
+    ttl: i64,
+}
+
+#[derive(Debug, Serialize)]
+struct MemberRecord {
+    id: u64,
+    #[serde(rename = "peerURLs")]
+    peer_urls: Vec<String>,
+    name: String,
+    #[serde(rename = "clientURLs")]
+    client_urls: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConfState {
+    voters: Vec<u64>,
+    auto_leave: bool,
+}
+
+/// All buckets that an etcd 3.6 has.
+pub(crate) fn buckets(parts: Parts) -> Vec<Bucket> {
+    let meta = meta(&parts);
+    let leases = parts.leases.into_iter().map(|(id, ttl)| Entry {
+        key: Key::new(&id.to_be_bytes()),
+        value: Lease { id, ttl }.encode_to_vec().into(),
+    });
+    let cluster = vec![entry(b"clusterVersion", STORAGE_VERSION)];
+    let members = parts.members.into_iter().map(to_member);
+    vec![
+        Bucket::new("alarm", Vec::new()),
+        Bucket::new("auth", Vec::new()),
+        Bucket::new("authRoles", Vec::new()),
+        Bucket::new("authUsers", Vec::new()),
+        Bucket::new("cluster", cluster),
+        Bucket::new("key", to_entries(parts.base, parts.history)),
+        Bucket::new("lease", leases.collect()),
+        Bucket::new("members", members.collect()),
+        Bucket::new("members_removed", Vec::new()),
+        Bucket::new("meta", meta),
+    ]
+}
+
+fn meta(parts: &Parts) -> Vec<Entry> {
+    let voters = parts.members.iter().map(|member| member.id).collect();
+    let conf_state = to_json(&ConfState {
+        voters,
+        auto_leave: false,
+    });
+    let mut meta = vec![
+        entry(b"confState", conf_state),
+        entry(b"consistent_index", parts.sequence.to_be_bytes().to_vec()),
+        entry(b"storageVersion", STORAGE_VERSION),
+        entry(b"term", parts.epoch.to_be_bytes().to_vec()),
+    ];
+    if parts.compacted > 0 {
+        let revision = revision_bytes(parts.compacted, 0).to_vec();
+        meta.push(entry(b"finishedCompactRev", revision.clone()));
+        meta.push(entry(b"scheduledCompactRev", revision));
+    }
+    meta
+}
+
+/// The versions under etcd's keys: the revision, and a number within it.
+fn to_entries(mut base: Vec<Version>, history: Vec<Version>) -> Vec<Entry> {
+    base.sort_unstable_by_key(|version| version.revision);
+    let (mut last, mut sub) = (0, 0);
+    let versions = base.into_iter().chain(history).map(|version| {
+        sub = if version.revision == last { sub + 1 } else { 0 };
+        last = version.revision;
+        to_entry(version, sub)
+    });
+    versions.collect()
+}
+
+fn to_entry(version: Version, sub: i64) -> Entry {
+    let Version { revision, delete, kv } = version;
+    let place = revision_bytes(revision, sub);
+    if delete {
+        let mut marked = [0; 18];
+        marked[..17].copy_from_slice(&place);
+        marked[17] = b't';
+        // Of what is gone etcd stores the key alone.
+        let value = Item::tombstone(crate::mvcc::key_of(&kv), 0).kv;
+        let key = Key::new(&marked);
+        Entry { key, value }
+    } else {
+        let key = Key::new(&place);
+        Entry { key, value: kv }
+    }
+}
+
+fn revision_bytes(main: i64, sub: i64) -> [u8; 17] {
+    let mut bytes = [b'_'; 17];
+    bytes[..8].copy_from_slice(&main.to_be_bytes());
+    bytes[9..].copy_from_slice(&sub.to_be_bytes());
+    bytes
+}
+
+fn to_member(member: Member) -> Entry {
+    let Member {
+        id, name, client_urls, ..
+    } = member;
+    let mut key = [0; 16];
+    key.copy_from_slice(format!("{id:016x}").as_bytes());
+    let record = MemberRecord {
+        id,
+        peer_urls: client_urls.clone(),
+        name,
+        client_urls,
+    };
+    entry(&key, to_json(&record))
+}
+
+fn entry<const N: usize>(key: &[u8; N], value: impl Into<Bytes>) -> Entry {
+    Entry {
+        key: Key::new(key),
+        value: value.into(),
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("numbers, texts and lists have a form in JSON")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! What a backup holds, taken out of a store in pieces. The versions are shared with the store and not copied; what is
+//! dropped there meanwhile stays in memory until the backup is sent.
+
+use super::{Parts, Version};
+use crate::mvcc::Hold;
+use crate::refusal::Refusal;
+use crate::state::State;
+use crate::store::{REQUEST_LIMIT, Store};
+use bytes::Bytes;
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout_at};
+
+/// Keys and changes that are looked at while the store is locked.
+const PAGE: usize = 2048;
+
+/// Collects what is there now, once it is stored. Nothing is trimmed meanwhile.
+pub(crate) async fn collect(store: &Store) -> Result<Parts, Refusal> {
+    let pin = Pin::new(&store.read());
+    // The leases have no history: these belong to the head, which a record that is under way may have made.
+    pin.wait_until_stored(store).await?;
+    let base = pin.collect_base(store).await?;
+    let history = pin.collect_history(store).await?;
+    Ok(Parts {
+        base,
+        history,
+        revision: pin.revision,
+        compacted: pin.compacted,
+        leases: pin.leases,
+        sequence: store.sequence(),
+        epoch: store.epoch(),
+        members: Vec::new(),
+    })
+}
+
+struct Pin {
+    hold: Hold,
+    revision: i64,
+    compacted: i64,
+    leases: Vec<(i64, i64)>,
+}
+
+impl Pin {
+    fn new(state: &State) -> Self {
+        Self {
+            hold: state.mvcc.hold(),
+            revision: state.mvcc.head(),
+            compacted: state.mvcc.compacted(),
+            leases: state.leases.terms(),
+        }
+    }
+
+    async fn wait_until_stored(&self, store: &Store) -> Result<(), Refusal> {
+        let deadline = Instant::now() + REQUEST_LIMIT;
+        loop {
+            let changed = store.changed();
+            self.look(store, |_| ())?;
+            if store.revision() >= self.revision {
+                return Ok(());
+            }
+            if store.is_stopping() {
+                return Err(Refusal::Stopped);
+            }
+            timeout_at(deadline, changed).await.map_err(|_| Refusal::Timeout)?;
+        }
+    }
+
+    /// Reads the state that this pin is of. Another one is in its place when this process had to read the log anew.
+    fn look<T>(&self, store: &Store, read: impl FnOnce(&State) -> T) -> Result<T, Refusal> {
+        let state = store.read();
+        if state.mvcc.is_held_by(&self.hold) {
+            Ok(read(&state))
+        } else {
+            Err(Refusal::LeaderChanged)
+        }
+    }
+
+    async fn collect_base(&self, store: &Store) -> Result<Vec<Version>, Refusal> {
+        let mut versions = Vec::new();
+        let mut from = Some(Bytes::from_static(&[0]));
+        while let Some(key) = from {
+            let (page, next) = self.look(store, |state| state.mvcc.base_page(&key, PAGE, self.compacted + 1))?;
+            let before = page.into_iter().filter(|item| item.modified < self.compacted);
+            versions.extend(before.map(|item| Version {
+                revision: item.modified,
+                delete: false,
+                kv: item.kv,
+            }));
+            from = next;
+            yield_now().await;
+        }
+        Ok(versions)
+    }
+
+    /// The changes from the compact revision on. etcd, too, keeps a delete of that revision for its watches.
+    async fn collect_history(&self, store: &Store) -> Result<Vec<Version>, Refusal> {
+        let mut versions: Vec<Version> = Vec::new();
+        // Where to go on: a revision, and how many of its changes are there already.
+        let (mut revision, mut done) = (self.compacted, 0);
+        loop {
+            let before = versions.len();
+            self.look(store, |state| {
+                let changes = state.mvcc.changes(revision).skip(done).take(PAGE);
+                for change in changes.take_while(|change| change.revision <= self.revision) {
+                    done = if change.revision == revision { done + 1 } else { 1 };
+                    revision = change.revision;
+                    versions.push(Version {
+                        revision,
+                        delete: change.delete,
+                        kv: change.kv.clone(),
+                    });
+                }
+            })?;
+            if versions.len() < before + PAGE {
+                return Ok(versions);
+            }
+            yield_now().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

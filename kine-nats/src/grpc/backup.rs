@@ -1,0 +1,151 @@
+//! `etcdctl snapshot save`: the store as etcd's database file, in pieces, with its SHA-256 behind it.
+
+use super::Node;
+use crate::backup::bolt::File;
+use crate::backup::{STORAGE_VERSION, buckets, collect};
+use crate::proto::etcdserverpb as pb;
+use crate::refusal::Refusal;
+use crate::store::Store;
+use bytes::Bytes;
+use futures::stream::{BoxStream, StreamExt, unfold};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tonic::Status;
+
+/// Backups that are sent at a time: each keeps what it holds in memory until it is sent.
+pub(super) const AT_A_TIME: usize = 2;
+/// Bytes of an answer.
+const PIECE: usize = 64 * 1024;
+/// A client that takes nothing for this long gets nothing more.
+const STALLED: Duration = Duration::from_secs(30);
+/// How long a backup may take.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+type Answer = Result<pb::SnapshotResponse, Status>;
+
+/// The answers of one backup.
+pub(super) type Pieces = BoxStream<'static, Answer>;
+
+impl Node {
+    /// Begins a backup of what a store holds now.
+    pub(super) async fn back_up(&self, store: Arc<Store>) -> Result<Pieces, Status> {
+        let permit = Arc::clone(&self.backups).try_acquire_owned();
+        let permit = permit.map_err(|_| Refusal::TooManyRequests)?;
+        let mut parts = collect(&store).await?;
+        parts.members = self.members(&store);
+        let revision = parts.revision;
+        let planned = spawn_blocking(move || File::new(buckets(parts))).await;
+        let file = planned.map_err(|_| Status::internal("the backup could not be planned"))?;
+        let (answers, receiver) = mpsc::channel(2);
+        let sending = Sending {
+            left: file.size(),
+            sent: 0,
+            header: Some(store.header(revision)),
+            hash: Sha256::new(),
+            answers,
+            store,
+        };
+        tokio::spawn(sending.run(file, permit));
+        Ok(whole(receiver))
+    }
+}
+
+/// A backup on its way.
+struct Sending {
+    left: u64,
+    sent: u64,
+    /// Stands in the first answer.
+    header: Option<pb::ResponseHeader>,
+    hash: Sha256,
+    answers: mpsc::Sender<Answer>,
+    store: Arc<Store>,
+}
+
+/// Why a backup ends early.
+#[derive(Debug, thiserror::Error)]
+enum Unsent {
+    #[error("the client has gone")]
+    Gone,
+    #[error("the client takes nothing")]
+    Stalled,
+    #[error("it takes too long")]
+    Late,
+    #[error("this process stops")]
+    Stopping,
+}
+
+impl Sending {
+    async fn run(mut self, file: File, _permit: OwnedSemaphorePermit) {
+        let sent = timeout(LIMIT, self.send(file)).await;
+        match sent.unwrap_or(Err(Unsent::Late)) {
+            Ok(()) => tracing::info!(bytes = self.sent, "A backup is sent"),
+            Err(Unsent::Stopping) => {
+                let _ = self.answers.try_send(Err(Refusal::Stopped.into()));
+            }
+            Err(error) => tracing::warn!(error = %error, bytes = self.sent, "A backup was not sent whole"),
+        }
+    }
+
+    async fn send(&mut self, file: File) -> Result<(), Unsent> {
+        let mut buffered = Vec::with_capacity(2 * PIECE);
+        for pages in file.into_pieces() {
+            if buffered.is_empty() && pages.len() >= PIECE {
+                self.send_pieces(pages).await?;
+                continue;
+            }
+            buffered.extend_from_slice(&pages);
+            if buffered.len() >= PIECE {
+                self.send_pieces(std::mem::take(&mut buffered).into()).await?;
+            }
+        }
+        self.send_pieces(buffered.into()).await?;
+        let digest = std::mem::take(&mut self.hash).finalize();
+        self.answer(Bytes::copy_from_slice(&digest)).await
+    }
+
+    async fn send_pieces(&mut self, mut pages: Bytes) -> Result<(), Unsent> {
+        while !pages.is_empty() {
+            let piece = pages.split_to(PIECE.min(pages.len()));
+            self.hash.update(&piece);
+            self.left = self.left.saturating_sub(piece.len() as u64);
+            self.answer(piece).await?;
+        }
+        Ok(())
+    }
+
+    async fn answer(&mut self, blob: Bytes) -> Result<(), Unsent> {
+        if self.store.is_stopping() {
+            return Err(Unsent::Stopping);
+        }
+        self.sent += blob.len() as u64;
+        let answer = pb::SnapshotResponse {
+            header: self.header.take(),
+            remaining_bytes: self.left,
+            blob,
+            version: STORAGE_VERSION.to_owned(),
+        };
+        let sent = timeout(STALLED, self.answers.send(Ok(answer))).await;
+        sent.map_err(|_| Unsent::Stalled)?.map_err(|_| Unsent::Gone)
+    }
+}
+
+/// The answers, and an error behind them when the last one is not there: a part is not to be taken for the whole.
+fn whole(receiver: mpsc::Receiver<Answer>) -> Pieces {
+    let next = |(mut receiver, done): (mpsc::Receiver<Answer>, bool)| async move {
+        if done {
+            return None;
+        }
+        let answer = receiver.recv().await.unwrap_or(Err(Refusal::Timeout.into()));
+        let digest = |answer: &pb::SnapshotResponse| answer.remaining_bytes == 0 && answer.blob.len() == 32;
+        let done = answer.as_ref().map_or(true, digest);
+        Some((answer, (receiver, done)))
+    };
+    unfold((receiver, false), next).boxed()
+}
+
+#[cfg(test)]
+mod tests;

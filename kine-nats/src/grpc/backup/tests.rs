@@ -1,0 +1,84 @@
+//! Backups as clients see them.
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::mvcc::Mvcc;
+use crate::state::State;
+use tokio::sync::watch;
+
+fn node(bytes: usize) -> (Node, Arc<Store>) {
+    let mut state = State::new(Mvcc::new());
+    for key in 0..bytes / 10_000 {
+        state.mvcc.advance();
+        state.put(&key.to_be_bytes(), &[7; 10_000], 0);
+    }
+    state.mvcc.publish(state.mvcc.head());
+    let store = Arc::new(Store::new(state, u64::MAX, Metrics::new(), None));
+    let (_, stores) = watch::channel(Some(Arc::clone(&store)));
+    (
+        Node::new(stores, Duration::from_secs(60), vec!["http://a:1".into()]),
+        store,
+    )
+}
+
+#[tokio::test]
+async fn the_pieces_add_up_and_the_digest_is_of_them_all() {
+    let (node, store) = node(2_000_000);
+    let pieces = node.back_up(store).await.unwrap();
+    let pieces: Vec<_> = pieces.map(Result::unwrap).collect().await;
+    let (digest, data) = pieces.split_last().unwrap();
+    let mut left: usize = data.iter().map(|piece| piece.blob.len()).sum();
+    assert!((2_000_000..2_600_000).contains(&left), "{left}");
+    assert_eq!(left % 4096, 0);
+    let mut hash = Sha256::new();
+    for piece in data {
+        assert!(piece.blob.len() <= PIECE);
+        left -= piece.blob.len();
+        assert_eq!(piece.remaining_bytes, left as u64);
+        hash.update(&piece.blob);
+    }
+    assert_eq!(
+        (digest.remaining_bytes, digest.blob.as_ref()),
+        (0, hash.finalize().as_slice())
+    );
+    assert!(pieces.iter().all(|piece| piece.version == "3.6.0"));
+    assert_eq!(pieces[0].header.as_ref().unwrap().revision, 201);
+}
+
+#[tokio::test]
+async fn so_many_at_a_time_and_no_more() {
+    let (node, store) = node(2_000_000);
+    let first = node.back_up(Arc::clone(&store)).await.unwrap();
+    let second = node.back_up(Arc::clone(&store)).await.unwrap();
+    let error = node.back_up(Arc::clone(&store)).await.err().unwrap();
+    assert_eq!(error.message(), "etcdserver: too many requests");
+    drop(first);
+    while node.backups.available_permits() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let third = node.back_up(store).await.unwrap();
+    assert!(third.all(async |piece| piece.is_ok()).await && second.all(async |piece| piece.is_ok()).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_nothing_gets_an_error_at_the_end() {
+    let (node, store) = node(2_000_000);
+    let pieces = node.back_up(store).await.unwrap();
+    tokio::time::sleep(STALLED + Duration::from_secs(1)).await;
+    assert_eq!(node.backups.available_permits(), AT_A_TIME, "it is given up");
+    let pieces: Vec<_> = pieces.collect().await;
+    let error = pieces.last().unwrap().as_ref().unwrap_err();
+    assert_eq!(error.message(), "etcdserver: request timed out");
+    assert!(pieces.len() < 10, "{}", pieces.len());
+}
+
+#[tokio::test]
+async fn a_process_that_stops_says_so() {
+    let (node, store) = node(2_000_000);
+    let mut pieces = node.back_up(Arc::clone(&store)).await.unwrap();
+    pieces.next().await.unwrap().unwrap();
+    store.stop();
+    let rest: Vec<_> = pieces.collect().await;
+    let error = rest.last().unwrap().as_ref().unwrap_err();
+    assert!(rest.len() < 10 && error.code() == tonic::Code::Unavailable, "{error}");
+}

@@ -1,0 +1,111 @@
+//! etcd itself, and its tool for files.
+
+use crate::harness::{Client, etcdctl, eventually, find, free_port};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use tempfile::{NamedTempFile, TempDir};
+use tonic::transport::Endpoint;
+
+/// An etcd of one member.
+pub(crate) struct Etcd {
+    child: Child,
+    port: u16,
+    dir: TempDir,
+}
+
+impl Etcd {
+    /// Starts with an empty store.
+    pub(crate) async fn start() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), free_port()).await
+    }
+
+    /// Starts with what was saved.
+    pub(crate) async fn restore(file: &Path) -> Self {
+        let (dir, peer) = (tempfile::tempdir().unwrap(), free_port());
+        let url = url(peer);
+        let restored = etcdutl(&[
+            "snapshot",
+            "restore",
+            &file.display().to_string(),
+            &format!("--data-dir={}", dir.path().join("data").display()),
+            &format!("--initial-cluster=default={url}"),
+            &format!("--initial-advertise-peer-urls={url}"),
+        ]);
+        restored.unwrap();
+        Self::start_in(dir, peer).await
+    }
+
+    async fn start_in(dir: TempDir, peer: u16) -> Self {
+        let port = free_port();
+        let log = std::fs::File::create(dir.path().join("etcd.log")).unwrap();
+        let mut command = Command::new(find("etcd"));
+        command
+            .args(["--data-dir".as_ref(), dir.path().join("data").as_os_str()])
+            .args(["--listen-client-urls", &url(port)])
+            .args(["--advertise-client-urls", &url(port)])
+            .args(["--listen-peer-urls", &url(peer)])
+            .args(["--initial-advertise-peer-urls", &url(peer)])
+            .args(["--initial-cluster", &format!("default={}", url(peer))])
+            .args(["--unsafe-no-fsync", "--log-level=warn"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let etcd = Self {
+            child: command.spawn().unwrap(),
+            port,
+            dir,
+        };
+        let client = etcd.client();
+        eventually("etcd answers", || {
+            let mut client = client.clone();
+            async move { client.range("a", "", 0).await.ok() }
+        })
+        .await;
+        etcd
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(Endpoint::from_shared(self.url()).unwrap().connect_lazy())
+    }
+
+    pub(crate) fn url(&self) -> String {
+        url(self.port)
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("etcd.log")).unwrap()
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
+/// Has `etcdctl` save a server's store.
+pub(crate) fn save(endpoint: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    etcdctl(endpoint, &["snapshot", "save", &file.path().display().to_string()]).unwrap();
+    file
+}
+
+/// Runs etcd's tool for files. Answers what it printed, or what it complained of.
+pub(crate) fn etcdutl(arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(find("etcdutl"))
+        .args(arguments)
+        .env_clear()
+        .output()
+        .unwrap();
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout).unwrap())
+    } else {
+        let streams = [output.stdout, output.stderr].concat();
+        Err(String::from_utf8(streams).unwrap())
+    }
+}
