@@ -94,6 +94,7 @@ test: lint ## Run every test, on the running stack too
 test-slow: ## Run the tests that take long
 	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
 	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
+	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
 	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh)
 
 .PHONY: bench

@@ -14,6 +14,8 @@ use tokio::time::sleep;
 
 /// How long to wait for records that are known to be there: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+/// How long to wait for them before the stream's leader is asked whether they are there.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How often a log and snapshots that do not meet are read, and how long to wait in between: longer than a writer needs
 /// to notice that its log is shorter, and to repair it.
 pub(crate) const TRIES: u32 = 12;
@@ -64,6 +66,15 @@ pub(crate) enum BootError {
         known: u64,
         /// The revision there.
         revision: i64,
+    },
+    /// The log has a hole.
+    #[error(
+        "open the store: the log has lost the record at sequence {sequence} and holds what is behind it; \
+         `kine-nats repair` says what can be read without it"
+    )]
+    Missing {
+        /// Where.
+        sequence: u64,
     },
     /// Snapshots cannot be read.
     #[error("open the store: read snapshots")]
@@ -215,16 +226,26 @@ impl Tail {
     ) -> Result<bool, BootError> {
         let (begin, last) = (self.session.sequence, self.info.last);
         let (mut counted, mut pause) = (self.replayed.1, PAUSE.0);
+        let mut waited = Duration::ZERO;
         while self.session.sequence < last {
             if self.read_on(log, state, seen).await? {
-                pause = PAUSE.0;
+                (pause, waited) = (PAUSE.0, Duration::ZERO);
             } else {
                 // A replica that is behind, or a log that ends in what was dropped.
                 let next = self.session.sequence + 1;
+                let stored = if waited < PATIENCE {
+                    None
+                } else {
+                    Some(log.get(next).await?)
+                };
                 if log.info().await?.first > next {
                     return Err(LogError::Gap(next).into());
                 }
+                if let Some(None) = stored {
+                    return Err(BootError::Missing { sequence: next });
+                }
                 sleep(pause).await;
+                waited += pause;
                 pause = (pause * 2).min(PAUSE.1);
             }
             if self.session.sequence == last && self.replayed.1 > counted {

@@ -16,6 +16,8 @@ mod boot;
 mod clock;
 pub mod codec;
 mod follow;
+#[cfg(test)]
+mod fuzz;
 mod grpc;
 mod http;
 mod hub;

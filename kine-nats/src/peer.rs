@@ -8,7 +8,7 @@
 //! everyone ── who is there ─────────► kine.<id>.rpc.all ───────► member list
 //! ```
 
-mod message;
+pub(crate) mod message;
 pub(crate) mod nats;
 mod roster;
 

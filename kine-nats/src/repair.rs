@@ -157,7 +157,7 @@ fn bumped(session: Session, mut state: State, sequence: u64, bump: i64) -> (Sess
         // The next record stands on this, and none that was ever made.
         hash: rand::random(),
         resigned: true,
-        after_void: false,
+        between: (0, 0),
         ..session
     };
     (session, state)

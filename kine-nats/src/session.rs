@@ -9,6 +9,8 @@ use crate::codec::{self, Header, Operation, Record};
 use std::collections::VecDeque;
 use std::time::Duration;
 
+/// Records of a writer that are displaced by a message of somebody else at most: those in flight behind the first.
+const DISPLACED: u32 = 3;
 /// Hashes that are remembered, to know a copy by.
 const REMEMBERED: usize = 256;
 
@@ -58,8 +60,9 @@ pub(crate) struct Session {
     pub(crate) lease_ms: u32,
     /// The writer has given its lease up.
     pub(crate) resigned: bool,
-    /// The newest message is void.
-    pub(crate) after_void: bool,
+    /// Behind the newest record that counts: messages that are as if they were not there, and records that stood on one
+    /// in whose place such a message is.
+    pub(crate) between: (u32, u32),
     /// Messages that were passed over because nobody of this store wrote them, and copies, since this process began.
     pub(crate) foreign: u64,
     /// Hashes of the newest records that count, as far as this process saw them.
@@ -74,7 +77,7 @@ impl Session {
             tracing::warn!(sequence, "The log holds a message that is not of this store");
             self.foreign += 1;
             self.sequence = sequence;
-            self.after_void = true;
+            self.between.0 += 1;
         }
         foreign
     }
@@ -94,7 +97,7 @@ impl Session {
     pub(crate) fn advance(&mut self, sequence: u64, hash: u64) {
         self.sequence = sequence;
         self.hash = hash;
-        self.after_void = false;
+        self.between = (0, 0);
         if self.recent.len() == REMEMBERED {
             self.recent.pop_front();
         }
@@ -130,13 +133,17 @@ impl Session {
             _ if header.epoch < self.epoch || (header.epoch == self.epoch && header.writer != self.writer) => {
                 Verdict::Void
             }
-            // It stood on one that a void record took the place of. Its writer was not told that it was stored, and sends
-            // it again behind that one.
-            None if header.epoch == self.epoch && self.after_void => Verdict::Void,
             _ if header.epoch == self.epoch && self.is_copy(record, revision) => {
                 tracing::warn!(sequence, "The log holds a copy of a record");
                 self.foreign += 1;
                 Verdict::Void
+            }
+            // It stood on one that a void record took the place of. Its writer was not told that it was stored, and sends
+            // it again behind that one. More of them than were in flight stand on one that was stored and is not what it was.
+            None if header.epoch == self.epoch && self.between.1 < self.between.0 * DISPLACED => {
+                self.between.1 += 1;
+                self.sequence = sequence;
+                return Ok(Verdict::Void);
             }
             _ => return Err(SessionError::Broken { sequence }),
         };
@@ -145,7 +152,7 @@ impl Session {
             self.resigned = matches!(record.operations.last(), Some(Operation::Resign));
         } else {
             self.sequence = sequence;
-            self.after_void = true;
+            self.between.0 += 1;
         }
         Ok(verdict)
     }
@@ -319,6 +326,22 @@ mod tests {
         assert!(matches!(
             session.admit(9, &record(2, 20, 105, 1, grant(), 107), 1),
             Err(SessionError::Broken { sequence: 9 })
+        ));
+    }
+
+    #[test]
+    fn what_stands_on_a_record_that_is_damaged_beyond_recognition_is_not_passed_over_for_long() {
+        let mut session = session();
+        session.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
+        assert!(session.passes_over(4, b"was record 103"));
+        // Three may have been in flight behind one that the message displaced.
+        for (sequence, hash) in [(5, 104), (6, 105), (7, 106)] {
+            let next = record(1, 10, hash - 1, 1, grant(), hash);
+            assert_eq!(session.admit(sequence, &next, 1).unwrap(), Verdict::Void);
+        }
+        assert!(matches!(
+            session.admit(8, &record(1, 10, 106, 1, grant(), 107), 1),
+            Err(SessionError::Broken { sequence: 8 })
         ));
     }
 

@@ -160,7 +160,7 @@ impl Manifest {
             hash,
             lease_ms,
             resigned,
-            after_void,
+            between,
             ..
         } = pin.session;
         let Written {
@@ -180,7 +180,7 @@ impl Manifest {
             hash,
             lease_ms,
             resigned,
-            after_void,
+            after_void: between.0 > 0,
             revision: pin.revision,
             compacted: pin.compacted,
             leases: Vec::new(),
@@ -225,7 +225,7 @@ impl Manifest {
             hash: self.hash,
             lease_ms: self.lease_ms,
             resigned: self.resigned,
-            after_void: self.after_void,
+            between: (self.after_void.into(), 0),
             ..Session::default()
         };
         let mut state = State::new(Mvcc::restored(self.revision, self.compacted));

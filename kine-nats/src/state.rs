@@ -92,7 +92,11 @@ impl State {
                 self.revoke(*id);
             }
             Operation::Compact { revision } => {
-                self.mvcc.compact(*revision);
+                let (revision, head) = (*revision, self.mvcc.head());
+                if revision > head {
+                    return Err(ApplyError { revision, head });
+                }
+                self.mvcc.compact(revision);
                 self.compacting = self.mvcc.compacted();
             }
             Operation::Epoch { .. } | Operation::Resign => {}

@@ -19,6 +19,7 @@ use crate::role::{Leader, Outcome, Queued, Role};
 use crate::session::Session;
 use crate::state::State;
 use crate::txn::{Answer, Command};
+use crate::validate::check;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -408,12 +409,16 @@ impl Store {
 
     /// Has the writer do a request, wherever it is.
     pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
+        check(&command)?;
         let limit = timeout(REQUEST_LIMIT, self.serve(command));
         limit.await.map_err(|_| Refusal::Timeout)?
     }
 
     /// Has the writer of an epoch do a request, if that is this process.
     pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
+        if let Err(refusal) = check(&command) {
+            return Outcome::Done(Err(refusal));
+        }
         let queue = match &*self.role.borrow() {
             Role::Writer { epoch: ours, queue } if *ours == epoch && !self.is_stopping() => queue.clone(),
             _ => return Outcome::Returned(command),

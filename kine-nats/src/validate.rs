@@ -4,6 +4,7 @@ use crate::mvcc::contains;
 use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use crate::refusal::Refusal;
+use crate::txn::Command;
 use bytes::Bytes;
 use prost::Message;
 use std::collections::BTreeSet;
@@ -16,8 +17,17 @@ const MAX_OPERATIONS: usize = 128;
 /// here a request is done while nobody else reads.
 const MAX_TOTAL: usize = 1024;
 
-/// Checks the size of a request that writes.
-pub(crate) fn check_size(request: &impl Message) -> Result<(), Refusal> {
+/// Checks a request that goes through the writer, from a client or from another process.
+pub(crate) fn check(command: &Command) -> Result<(), Refusal> {
+    match command {
+        Command::Put(request) => check_put(request).and_then(|()| check_size(request)),
+        Command::DeleteRange(request) => check_delete(request).and_then(|()| check_size(request)),
+        Command::Txn(request) => check_txn(request).and_then(|()| check_size(request)),
+        _ => Ok(()),
+    }
+}
+
+fn check_size(request: &impl Message) -> Result<(), Refusal> {
     if request.encoded_len() > MAX_REQUEST {
         Err(Refusal::TooLarge)
     } else {
@@ -37,7 +47,7 @@ pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Refusal> {
 }
 
 /// Checks a Put.
-pub(crate) fn check_put(request: &PutRequest) -> Result<(), Refusal> {
+fn check_put(request: &PutRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         Err(Refusal::EmptyKey)
     } else if request.ignore_value && !request.value.is_empty() {
@@ -50,7 +60,7 @@ pub(crate) fn check_put(request: &PutRequest) -> Result<(), Refusal> {
 }
 
 /// Checks a DeleteRange.
-pub(crate) fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> {
+fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         Err(Refusal::EmptyKey)
     } else {
@@ -59,7 +69,7 @@ pub(crate) fn check_delete(request: &DeleteRangeRequest) -> Result<(), Refusal> 
 }
 
 /// Checks a transaction with all that is nested in it.
-pub(crate) fn check_txn(request: &TxnRequest) -> Result<(), Refusal> {
+fn check_txn(request: &TxnRequest) -> Result<(), Refusal> {
     check_operations(request, MAX_OPERATIONS, &mut 0)?;
     check_intervals(&request.success)?;
     check_intervals(&request.failure)?;

@@ -36,10 +36,7 @@ impl Kv for Node {
 
     async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let request = request.into_inner();
-        validate::check_put(&request)?;
-        validate::check_size(&request)?;
-        match store.submit(Command::Put(request)).await? {
+        match store.submit(Command::Put(request.into_inner())).await? {
             Answer::Put(mut answer) => {
                 stamp(&store, &mut answer.header);
                 Ok(Response::new(answer))
@@ -53,10 +50,7 @@ impl Kv for Node {
         request: Request<pb::DeleteRangeRequest>,
     ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let request = request.into_inner();
-        validate::check_delete(&request)?;
-        validate::check_size(&request)?;
-        match store.submit(Command::DeleteRange(request)).await? {
+        match store.submit(Command::DeleteRange(request.into_inner())).await? {
             Answer::DeleteRange(mut answer) => {
                 stamp(&store, &mut answer.header);
                 Ok(Response::new(answer))
@@ -67,10 +61,7 @@ impl Kv for Node {
 
     async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let request = request.into_inner();
-        validate::check_txn(&request)?;
-        validate::check_size(&request)?;
-        match store.submit(Command::Txn(request)).await? {
+        match store.submit(Command::Txn(request.into_inner())).await? {
             Answer::Txn(mut answer) => {
                 stamp(&store, &mut answer.header);
                 Ok(Response::new(answer))

@@ -160,6 +160,11 @@ impl Memory {
         self.lock().records.truncate(length);
     }
 
+    /// Puts something else in the place of a record. Answers what was there.
+    pub(crate) fn replace(&self, at: usize, record: Bytes) -> Bytes {
+        std::mem::replace(&mut self.lock().records[at], record)
+    }
+
     pub(crate) fn records(&self) -> Vec<Bytes> {
         self.lock().records.clone()
     }

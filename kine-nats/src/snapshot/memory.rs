@@ -44,6 +44,20 @@ impl MemoryMessages {
         counts
     }
 
+    /// All that is there, by sequence.
+    pub(crate) fn all(&self) -> Vec<(u64, Bytes)> {
+        let messages = &self.lock().messages;
+        messages
+            .iter()
+            .map(|(at, (_, payload))| (*at, payload.clone()))
+            .collect()
+    }
+
+    /// Puts something else in the place of a message.
+    pub(crate) fn replace(&self, sequence: u64, payload: Bytes) {
+        self.lock().messages.get_mut(&sequence).unwrap().1 = payload;
+    }
+
     /// Damages the newest message of a subject.
     pub(crate) fn damage(&self, subject: &str) {
         let mut inner = self.lock();

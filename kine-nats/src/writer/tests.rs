@@ -1,7 +1,9 @@
 //! The writer on a log that loses records and acks, and against other writers.
 
+mod damage;
 mod doubt;
 mod foreign;
+mod hostile;
 mod leases;
 mod loss;
 mod simulator;

@@ -98,6 +98,19 @@ impl Nats {
         self.dir.path().join("jetstream")
     }
 
+    /// Another server, not started yet, with a copy of what this one stored.
+    pub(crate) fn copy(&self) -> Self {
+        let copy = Self {
+            child: None,
+            port: free_port(),
+            dir: tempfile::tempdir().unwrap(),
+            config: self.config.clone(),
+        };
+        let copied = Command::new("cp").arg("-r").args([self.store(), copy.store()]).status();
+        assert!(copied.unwrap().success());
+        copy
+    }
+
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();

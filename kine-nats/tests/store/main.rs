@@ -4,10 +4,14 @@
 
 mod backup;
 mod credentials;
+mod damage;
 mod etcd;
 mod faults;
 mod followers;
+#[path = "../../src/fuzz.rs"]
+mod fuzz;
 mod harness;
+mod hostile;
 mod oracle;
 mod repair;
 mod semantics;

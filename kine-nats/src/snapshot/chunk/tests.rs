@@ -1,10 +1,13 @@
 //! A snapshot holds what was pinned, whatever happens while it is cut, and damage is found.
 
 use super::*;
+use crate::fuzz::{fuzz_runs, mutate};
 use crate::mvcc::Mvcc;
 use crate::session::Session;
 use crate::snapshot::{Manifest, Written};
 use crate::state::State;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use std::time::Duration;
 
 fn filled() -> RwLock<State> {
@@ -157,4 +160,51 @@ fn any_number_of_leases_fits() {
     let copy = load(&manifest, &chunks);
     assert_eq!(copy.leases.terms(), before);
     assert_eq!(copy.leases.get(5 << 40).unwrap().keys.len(), 1);
+}
+
+/// Every chunk and manifest that can be decoded can be loaded, whatever it holds.
+#[test]
+fn survives_hostile_bytes_behind_a_good_hash() {
+    let seed = rand::random::<u64>();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut state = State::new(Mvcc::new());
+    state.leases.grant(5, 60, Duration::ZERO);
+    for (key, lease) in [(b"a", 0), (b"b", 5), (b"a", 5)] {
+        state.mvcc.advance();
+        state.put(key, b"value", lease);
+    }
+    state.mvcc.advance();
+    state.delete(b"a");
+    state.mvcc.publish(5);
+    state.mvcc.compact(3);
+    let store = RwLock::new(state);
+    let terms = store.read().unwrap().leases.terms();
+    let pin = Pin::new(&store, Session::default(), terms);
+    let chunks: Vec<_> = Chunks::new(&store, &pin).map(|(bytes, _)| bytes).collect();
+    assert_eq!(chunks.len(), 3, "leases, base and history");
+    let manifest = Manifest::new(&pin, Written::default()).encode().unwrap();
+    let sealed = |bytes: &[u8], random: &mut StdRng| {
+        let mut bad = bytes[..bytes.len() - 8].to_vec();
+        mutate(&mut bad, random);
+        seal(&mut bad);
+        bad
+    };
+    let mut loaded = 0;
+    for _ in 0..fuzz_runs(20_000) {
+        let bad = sealed(&manifest, &mut random);
+        let manifest = Manifest::decode(&bad).or_else(|_| Manifest::decode(&manifest)).unwrap();
+        let mut snapshot = manifest.begin();
+        for chunk in &chunks {
+            let bad = sealed(chunk, &mut random);
+            if let Ok(chunk) = Chunk::decode(&bad) {
+                snapshot.load(chunk);
+                loaded += 1;
+            }
+        }
+        let state = snapshot.finish().state;
+        dump(&state, state.mvcc.visible());
+        state.mvcc.count(&[0], &[0], state.mvcc.visible());
+    }
+    assert!(loaded > 1000, "{loaded} could be decoded");
 }

@@ -1,0 +1,196 @@
+//! Bytes that mean harm, from other processes and from the log: they are refused, or done as any other request is. The
+//! log can be read afterwards.
+
+use super::*;
+use crate::fuzz::{fuzz_runs, mutate};
+use crate::peer::{message, serve};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+fn seeded() -> StdRng {
+    let seed = rand::random::<u64>();
+    println!("seed {seed}");
+    StdRng::seed_from_u64(seed)
+}
+
+fn commands() -> Vec<Command> {
+    let put = pb::PutRequest {
+        key: "k".into(),
+        value: "value".into(),
+        lease: 7,
+        ..Default::default()
+    };
+    let range = pb::DeleteRangeRequest {
+        key: "a".into(),
+        range_end: "z".into(),
+        prev_kv: true,
+    };
+    let operation = |request| pb::RequestOp { request: Some(request) };
+    use pb::request_op::Request;
+    let compare = pb::Compare {
+        key: "k".into(),
+        target_union: Some(pb::compare::TargetUnion::Version(1)),
+        ..Default::default()
+    };
+    let inner = pb::TxnRequest {
+        compare: vec![compare.clone()],
+        success: vec![operation(Request::RequestPut(put.clone()))],
+        failure: vec![operation(Request::RequestDeleteRange(range.clone()))],
+    };
+    let txn = pb::TxnRequest {
+        compare: vec![compare],
+        success: vec![
+            operation(Request::RequestTxn(inner.clone())),
+            operation(Request::RequestRange(pb::RangeRequest {
+                key: "a".into(),
+                limit: 3,
+                revision: 2,
+                ..Default::default()
+            })),
+        ],
+        failure: vec![operation(Request::RequestTxn(inner))],
+    };
+    vec![
+        Command::Put(put),
+        Command::DeleteRange(range),
+        Command::Txn(txn),
+        Command::Compact(2),
+        Command::Grant { id: 9, ttl: 60 },
+        Command::Revoke(9),
+        Command::KeepAlive(7),
+        Command::TimeToLive { id: 7, keys: true },
+        Command::Leases,
+        Command::Barrier,
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_other_processes_ask_for_harms_nothing() {
+    let mut random = seeded();
+    let (memory, running) = started(&["a", "k"]).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
+    let asks: Vec<Bytes> = commands()
+        .iter()
+        .map(|command| message::encode_ask(running.store.epoch(), command))
+        .collect();
+    let mut done = 0;
+    for _ in 0..fuzz_runs(4000) {
+        let mut bad = asks[random.random_range(0..asks.len())].to_vec();
+        mutate(&mut bad, &mut random);
+        let told = serve(&running.store, &bad.into()).await;
+        let told = message::decode_told(&told).expect("an answer that is understood");
+        done += u64::from(matches!(told, message::Told::Done(Ok(_))));
+    }
+    assert!(done > 100, "{done} were done all the same");
+    for key in [&b""[..], b"\0"] {
+        let put = pb::PutRequest {
+            key: key.to_vec().into(),
+            ..Default::default()
+        };
+        let ask = message::encode_ask(running.store.epoch(), &Command::Put(put));
+        let told = message::decode_told(&serve(&running.store, &ask).await).unwrap();
+        let refused = matches!(told, message::Told::Done(Err(Refusal::EmptyKey)));
+        assert_eq!(refused, key.is_empty(), "{told:?}");
+    }
+    let store = Arc::clone(&running.store);
+    running.stop().await;
+    let replica = Replica::load(&memory.open().0, &snapshots(&memory)).await.unwrap();
+    let dump = |state: &crate::state::State| {
+        let mut items = Vec::new();
+        state.mvcc.visit(&[0], &[0], state.mvcc.visible(), |item| {
+            items.push(item.kv.clone());
+            true
+        });
+        (
+            items,
+            state.mvcc.visible(),
+            state.mvcc.compacted(),
+            state.leases.terms(),
+        )
+    };
+    assert_eq!(dump(&replica.state), dump(&store.read()));
+}
+
+#[test]
+fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
+    let mut random = seeded();
+    let told = [
+        message::Told::NotBegun,
+        message::Told::Done(Err(Refusal::NoSpace)),
+        message::Told::Done(Ok(Answer::Barrier(5))),
+        message::Told::Done(Ok(Answer::Put(pb::PutResponse {
+            header: Some(pb::ResponseHeader::default()),
+            prev_kv: Some("encoded".into()),
+        }))),
+    ];
+    let here = message::Here {
+        member: 7,
+        name: "one".into(),
+        client_urls: vec!["http://a:1".into()],
+        leaving: false,
+        full: true,
+    };
+    let said = [
+        message::Said::Stored(9),
+        message::Said::Here(here),
+        message::Said::Successor(7),
+    ];
+    let all = told.map(message::encode_told).into_iter();
+    let all: Vec<Bytes> = all.chain(said.iter().map(message::encode_said)).collect();
+    for _ in 0..fuzz_runs(50_000) {
+        let mut bad = all[random.random_range(0..all.len())].to_vec();
+        mutate(&mut bad, &mut random);
+        let bad = Bytes::from(bad);
+        // Each is read as what it is not, too.
+        let _ = (
+            message::decode_told(&bad),
+            message::decode_said(&bad),
+            message::decode_ask(&bad),
+        );
+    }
+}
+
+/// Records that fit in the chain, with operations that nobody would write.
+#[tokio::test(start_paused = true)]
+async fn a_record_of_odd_operations_is_refused_or_done() {
+    const HEADER: usize = 64;
+    let mut random = seeded();
+    let (memory, running) = started(&["a", "b"]).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
+    for command in commands() {
+        // Some are refused.
+        let _ = running.store.submit(command).await;
+    }
+    running.writer.abort();
+    let records = memory.records();
+    let mut done = 0;
+    for _ in 0..fuzz_runs(4000) {
+        let at = random.random_range(1..records.len());
+        let good = &records[at];
+        let mut body = good[HEADER..good.len() - 8].to_vec();
+        mutate(&mut body, &mut random);
+        let count = codec::decode(good).unwrap().operations.len() as u32;
+        let mut bad = [
+            &good[..HEADER - 8],
+            &count.to_le_bytes(),
+            &(body.len() as u32).to_le_bytes(),
+            &body,
+        ]
+        .concat();
+        codec::seal(&mut bad);
+        let memory = Memory::new();
+        records[..at].iter().for_each(|record| memory.push(record.clone()));
+        memory.push(bad.into());
+        if let Ok(Replica { state, .. }) = Replica::load(&memory.open().0, &snapshots(&memory)).await {
+            let head = state.mvcc.visible();
+            let mut items = 0;
+            state.mvcc.visit(&[0], &[0], head, |_| {
+                items += 1;
+                true
+            });
+            assert_eq!(state.mvcc.count(&[0], &[0], head), items);
+            done += 1;
+        }
+    }
+    assert!(done > 100, "{done} could be done");
+}
