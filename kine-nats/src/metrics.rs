@@ -156,3 +156,104 @@ impl Metrics {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use std::collections::BTreeSet;
+
+    /// Words of PromQL and labels, which are in expressions besides metrics.
+    const WORDS: [&str; 17] = [
+        "by",
+        "count",
+        "group_right",
+        "histogram_quantile",
+        "increase",
+        "le",
+        "max",
+        "namespace",
+        "on",
+        "or",
+        "pod",
+        "rate",
+        "sum",
+        "vector",
+        "1h",
+        "__rate_interval",
+        "label_values",
+    ];
+
+    fn dashboard() -> Value {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/dashboards/kine-nats.json");
+        serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+    }
+
+    /// All expressions and queries.
+    fn expressions(value: &Value, into: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(text) if name == "expr" || name == "query" => into.push(text.clone()),
+                        _ => expressions(value, into),
+                    }
+                }
+            }
+            Value::Array(values) => values.iter().for_each(|value| expressions(value, into)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_dashboard_shows_what_there_is_and_all_of_it() {
+        let metrics = Metrics::new();
+        // A histogram has its buckets from the first value on.
+        metrics.commit.observe(0.001);
+        let text = metrics.text(None);
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let exported: BTreeSet<&str> = samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
+        let mut found = Vec::new();
+        expressions(&dashboard(), &mut found);
+        assert!(found.len() > 15, "{found:?}");
+        let mut shown = BTreeSet::new();
+        for expression in found.iter().filter(|expression| *expression != "prometheus") {
+            let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            for word in words.filter(|word| !word.is_empty() && word.parse::<f64>().is_err()) {
+                if !WORDS.contains(&word) {
+                    assert!(
+                        exported.contains(word),
+                        "{word} of {expression:?} is not one of {exported:?}"
+                    );
+                    shown.insert(word);
+                }
+            }
+        }
+        let same_as = |metric: &&str| {
+            // The revision in etcd's name, and the rest of the histogram.
+            let others = ["etcd_debugging_mvcc_current_revision", "yoke_kine_commit_seconds_sum"];
+            others.contains(metric) || *metric == "yoke_kine_commit_seconds_count"
+        };
+        let missing: Vec<_> = exported.iter().filter(|metric| !shown.contains(*metric)).collect();
+        let missing: Vec<_> = missing.into_iter().filter(|metric| !same_as(metric)).collect();
+        assert!(missing.is_empty(), "not on the dashboard: {missing:?}");
+    }
+
+    #[test]
+    fn the_panels_lie_beside_each_other() {
+        let dashboard = dashboard();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let mut taken = BTreeSet::new();
+        for panel in panels {
+            let number = |field: &str| panel["gridPos"][field].as_u64().unwrap();
+            for x in number("x")..number("x") + number("w") {
+                for y in number("y")..number("y") + number("h") {
+                    assert!(x < 24 && taken.insert((x, y)), "{}", panel["title"]);
+                }
+            }
+            assert!(panel["description"].as_str().is_some_and(|text| text.len() > 20));
+        }
+        let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+        assert_eq!(ids.len(), panels.len());
+    }
+}
