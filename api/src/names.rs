@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub const INGRESS_CONFIG_MAP: &str = "yoke-ingress";
 /// Namespace of every certificate authority.
 pub const PKI_NAMESPACE: &str = "yoke-pki";
+/// ServiceAccount in a Tenant's namespace as which the SSH server acts for its keys. It is a name for RBAC alone: there is no
+/// such object, so nobody can get a token of it.
+pub const SSH_SERVICE_ACCOUNT: &str = "yoke-ssh";
 /// Prefix of every hosted namespace.
 pub const HOSTED_NAMESPACE_PREFIX: &str = "yoke-";
 /// Name of the one port of a control plane's Service.

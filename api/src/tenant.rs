@@ -41,6 +41,12 @@ pub struct TenantSpec {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["kind", "name"]))]
     pub subjects: Vec<TenantSubject>,
 
+    /// SSH keys whose holders act for this Tenant at the host's SSH server, as its subjects do at the host's API. A key is one
+    /// Tenant's: of two Tenants that claim it, the older has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub ssh_keys: Vec<SshKey>,
+
     /// What the Tenant's Clusters may use in all.
     #[serde(default)]
     pub quota: TenantQuota,
@@ -66,6 +72,31 @@ pub struct TenantSubject {
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = Rule::new("!self.startsWith('system:')").message("names that begin with system: belong to Kubernetes"))]
     pub name: String,
+}
+
+/// A public key of SSH.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SshKey {
+    /// What the key is called in logs and by `whoami`, such as a person or a machine.
+    #[schemars(length(max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: String,
+    /// The line of the key's `.pub` file: kind, key, and a comment that means nothing. Ed25519, ECDSA and security keys.
+    #[schemars(length(max = 1024))]
+    #[x_kube(validation = Rule::new(
+        "self.matches('^(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|sk-ssh-ed25519@openssh[.]com|sk-ecdsa-sha2-nistp256@openssh[.]com) AAAA[0-9A-Za-z+/]+={0,2}( .*)?$')"
+    ).message("an SSH key is the line of a .pub file of the kind ssh-ed25519, ecdsa-sha2-nistp… or sk-…; of other kinds, such as ssh-rsa, none are taken: ssh-keygen -t ed25519 makes one"))]
+    pub public_key: String,
+}
+
+impl SshKey {
+    /// The key without its comment: what tells two keys apart.
+    pub fn material(&self) -> &str {
+        let line = self.public_key.trim();
+        let second = line.find(' ').map_or(line.len(), |space| space + 1);
+        let end = line[second..].find(' ').map_or(line.len(), |space| second + space);
+        &line[..end]
+    }
 }
 
 /// Kinds of subjects.
@@ -125,4 +156,26 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comment_of_a_key_means_nothing() {
+        for (line, material) in [
+            ("ssh-ed25519 AAAA", "ssh-ed25519 AAAA"),
+            ("ssh-ed25519 AAAA me@home", "ssh-ed25519 AAAA"),
+            ("ssh-ed25519 AAAA me at home\n", "ssh-ed25519 AAAA"),
+            ("ssh-ed25519", "ssh-ed25519"),
+            ("", ""),
+        ] {
+            let key = SshKey {
+                name: "k".into(),
+                public_key: line.into(),
+            };
+            assert_eq!(key.material(), material, "{line:?}");
+        }
+    }
 }

@@ -45,7 +45,7 @@ pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Act
 
 async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
     let mut outcome = Outcome::new(context.caches.clusters_of(&tenant.name_any()).len());
-    let result = match validate::validate(tenant, &context.config) {
+    let result = match validate::validate(tenant, &context.caches.tenants.state(), &context.config) {
         Err(refusal) => {
             context.metrics.failed(CONTROLLER, refusal.reason);
             outcome.accepted = Err(refusal);

@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use yoke_api::labels::{self, component};
-use yoke_api::names::kubeconfig_secret;
+use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
 use yoke_api::{Cluster, GROUP, Tenant};
 
@@ -110,7 +110,8 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>]) -> Role {
     }
 }
 
-/// Binds the Role to the Tenant's subjects, those that can act for one.
+/// Binds the Role to the Tenant's subjects, those that can act for one, and if it has SSH keys to what the SSH server is for
+/// it: `docs/adr/0005-ssh-acts-as-the-tenant.md`.
 pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
     let mut subjects = tenant.spec.subjects.clone();
     subjects.retain(may_act);
@@ -124,14 +125,21 @@ pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
         name: subject.name,
         namespace: None,
     });
+    let name = tenant.name_any();
+    let ssh = (!tenant.spec.ssh_keys.is_empty()).then(|| Subject {
+        api_group: None,
+        kind: "ServiceAccount".into(),
+        name: SSH_SERVICE_ACCOUNT.into(),
+        namespace: Some(name.clone()),
+    });
     RoleBinding {
-        metadata: build_meta(&tenant.name_any()),
+        metadata: build_meta(&name),
         role_ref: RoleRef {
             api_group: RBAC.into(),
             kind: "Role".into(),
             name: ROLE.into(),
         },
-        subjects: Some(subjects.collect()),
+        subjects: Some(subjects.chain(ssh).collect()),
     }
 }
 
@@ -172,7 +180,7 @@ fn build_rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule
 #[cfg(test)]
 mod tests {
     use super::*;
-    use yoke_api::tenant::{TenantSpec, TenantSubject};
+    use yoke_api::tenant::{SshKey, TenantSpec, TenantSubject};
 
     fn cluster(name: &str) -> Arc<Cluster> {
         Arc::new(Cluster::new(name, Default::default()))
@@ -224,6 +232,24 @@ mod tests {
                 ("Group".to_owned(), "g".to_owned())
             ]
         );
+    }
+
+    #[test]
+    fn ssh_server_acts_for_a_tenant_with_keys() {
+        let mut tenant = Tenant::new("t", TenantSpec::default());
+        assert_eq!(build_role_binding(&tenant).subjects.unwrap(), []);
+        tenant.spec.ssh_keys.push(SshKey {
+            name: "k".into(),
+            public_key: "ssh-ed25519 AAAA".into(),
+        });
+        let bound = build_role_binding(&tenant).subjects.unwrap();
+        let expected = Subject {
+            api_group: None,
+            kind: "ServiceAccount".into(),
+            name: "yoke-ssh".into(),
+            namespace: Some("t".into()),
+        };
+        assert_eq!(bound, [expected]);
     }
 
     #[test]

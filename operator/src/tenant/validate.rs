@@ -1,5 +1,7 @@
 //! Whether a Tenant's spec can be carried out. Pure.
 
+use std::sync::Arc;
+
 use kube::ResourceExt as _;
 use yoke_api::names;
 use yoke_api::tenant::TenantSubject;
@@ -13,8 +15,8 @@ const NAME_MAX: usize = 40;
 const RESERVED: [&str; 2] = ["default", "cert-manager"];
 const RESERVED_PREFIXES: [&str; 2] = ["kube-", "yoke-"];
 
-/// Checks a Tenant.
-pub fn validate(tenant: &Tenant, config: &Config) -> Result<(), Refusal> {
+/// Checks a Tenant beside all that there are.
+pub fn validate(tenant: &Tenant, tenants: &[Arc<Tenant>], config: &Config) -> Result<(), Refusal> {
     let name = tenant.name_any();
     let reserved = RESERVED.contains(&name.as_str())
         || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
@@ -39,6 +41,24 @@ pub fn validate(tenant: &Tenant, config: &Config) -> Result<(), Refusal> {
     }
     for domain in &tenant.spec.allowed_domains {
         check_domain(domain, &config.base_domain)?;
+    }
+    check_keys(tenant, tenants)
+}
+
+/// A key is one Tenant's: the SSH server gives it to the older one too.
+fn check_keys(tenant: &Tenant, tenants: &[Arc<Tenant>]) -> Result<(), Refusal> {
+    let order = |tenant: &Tenant| (tenant.creation_timestamp(), tenant.name_any());
+    let own = order(tenant);
+    for key in &tenant.spec.ssh_keys {
+        let claims = |other: &&Arc<Tenant>| {
+            let mut keys = other.spec.ssh_keys.iter();
+            order(other) < own && keys.any(|theirs| theirs.material() == key.material())
+        };
+        if tenants.iter().any(|other| claims(&other)) {
+            // Whose it is, is not this Tenant's business.
+            let message = format!("The SSH key {} is another Tenant's.", key.name);
+            return refuse(Reason::SubjectConflict, message);
+        }
     }
     Ok(())
 }
@@ -68,7 +88,8 @@ fn refuse<T>(reason: Reason, message: String) -> Result<T, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use yoke_api::tenant::{SubjectKind, TenantSpec};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use yoke_api::tenant::{SshKey, SubjectKind, TenantSpec};
 
     fn config() -> Config {
         Config::parse(include_str!("../../testdata/config.yaml")).unwrap()
@@ -85,7 +106,7 @@ mod tests {
             ("1a", Some(Reason::NameInvalid)),
             ("a.b", Some(Reason::NameInvalid)),
         ] {
-            let refused = validate(&Tenant::new(name, TenantSpec::default()), &config()).err();
+            let refused = validate(&Tenant::new(name, TenantSpec::default()), &[], &config()).err();
             assert_eq!(refused.map(|refusal| refusal.reason), expected, "{name}");
         }
     }
@@ -105,7 +126,7 @@ mod tests {
                 ..TenantSpec::default()
             };
             assert_eq!(
-                validate(&Tenant::new("demo", spec), &config()).is_ok(),
+                validate(&Tenant::new("demo", spec), &[], &config()).is_ok(),
                 good,
                 "{domain}"
             );
@@ -117,7 +138,27 @@ mod tests {
             }],
             ..TenantSpec::default()
         };
-        let refusal = validate(&Tenant::new("demo", spec), &config()).unwrap_err();
+        let refusal = validate(&Tenant::new("demo", spec), &[], &config()).unwrap_err();
         assert_eq!(refusal.reason, Reason::SubjectConflict);
+    }
+
+    #[test]
+    fn key_is_the_older_tenants() {
+        let tenant = |name: &str, made: &str, comment: &str| {
+            let mut tenant = Tenant::new(name, TenantSpec::default());
+            tenant.metadata.creation_timestamp = Some(Time(made.parse().unwrap()));
+            tenant.spec.ssh_keys.push(SshKey {
+                name: "laptop".into(),
+                public_key: format!("ssh-ed25519 AAAA {comment}"),
+            });
+            Arc::new(tenant)
+        };
+        let older = tenant("b", "2026-01-01T00:00:00Z", "me");
+        let younger = tenant("a", "2026-01-02T00:00:00Z", "you");
+        let all = [older.clone(), younger.clone()];
+        validate(&older, &all, &config()).unwrap();
+        let refusal = validate(&younger, &all, &config()).unwrap_err();
+        assert_eq!(refusal.reason, Reason::SubjectConflict);
+        assert_eq!(refusal.message, "The SSH key laptop is another Tenant's.");
     }
 }
