@@ -21,6 +21,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("openssl", "openssl"),
     ("curl", "curl"),
     ("kill", "procps"),
+    // The clients of the SSH server: in its tests, and of people.
+    ("ssh", "openssh-client"),
 ];
 
 /// The oldest Go that builds the modules.

@@ -1,0 +1,89 @@
+//! The command line of the process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use yoke_runtime::budget::Rate;
+use yoke_view::input::parse_duration;
+
+use crate::gate::Limits;
+
+/// Serves Tenants of a host over SSH: their Clusters, by the keys that their Tenant lists.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "yoke-ssh-ui", version)]
+pub struct Arguments {
+    /// Address for SSH clients
+    #[arg(long, default_value = "0.0.0.0:2222", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Address of the HTTP endpoint with /metrics, /livez and /readyz
+    #[arg(long, default_value = "0.0.0.0:9090", value_name = "ADDRESS")]
+    pub metrics: SocketAddr,
+    /// Kubeconfig of the host cluster [default: the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Secret in the pod's namespace with the host key; it must exist, and is filled if it is empty
+    #[arg(long, default_value = "yoke-ssh-host-key", value_name = "NAME")]
+    pub host_key_secret: String,
+    /// Whom people ask whose key is not known, such as an address of the host's owner
+    #[arg(long, value_name = "TEXT")]
+    pub contact: Option<String>,
+    /// Connections at a time
+    #[arg(long, default_value_t = 512, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub connections: u32,
+    /// Connections at a time from one source address
+    #[arg(long, default_value_t = 64, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_connections: u32,
+    /// New connections a second from one source address
+    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_rate: u32,
+    /// New connections at once from one source address
+    #[arg(long, default_value_t = 60, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_burst: u32,
+    /// Commands a second with one key
+    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub key_rate: u32,
+    /// Commands at once with one key
+    #[arg(long, default_value_t = 60, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub key_burst: u32,
+    /// Time after which a connection on which nothing happens is closed
+    #[arg(long, default_value = "10m", value_name = "TIME", value_parser = parse_duration)]
+    pub idle: Duration,
+}
+
+impl Arguments {
+    /// Limits of the gate.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            connections: self.connections,
+            source_connections: self.source_connections,
+            source: Rate {
+                per_second: self.source_rate,
+                burst: self.source_burst,
+            },
+            key: Rate {
+                per_second: self.key_rate,
+                burst: self.key_burst,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn defaults_are_those_of_the_chart() {
+        Arguments::command().debug_assert();
+        let arguments = Arguments::try_parse_from(["x"]).unwrap();
+        assert_eq!(arguments.listen.to_string(), "0.0.0.0:2222");
+        assert_eq!(arguments.metrics.to_string(), "0.0.0.0:9090");
+        assert_eq!(arguments.host_key_secret, "yoke-ssh-host-key");
+        assert_eq!(arguments.idle, Duration::from_secs(600));
+        assert!(Arguments::try_parse_from(["x", "--key-rate=0"]).is_err());
+    }
+}

@@ -1,0 +1,325 @@
+//! What is asked for: the line after `ssh HOST`. Pure.
+
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use yoke_api::KubernetesVersion;
+use yoke_api::names::{CLUSTER_NAME_MAX, is_label};
+use yoke_view::input::{parse_duration, parse_quantity};
+
+/// Longest line that is looked at.
+const LINE_MAX: usize = 4096;
+const WIDTH: usize = 80;
+
+const AFTER_HELP: &str = "A kubeconfig as a file: scp HOST:NAME.kubeconfig .
+
+Exit codes:
+  0  done
+  1  refused or failed; standard error says why, and what may help
+  2  the command line is wrong
+  3  the wait ran out; what was asked for goes on";
+
+/// Your Kubernetes clusters on this host.
+#[derive(Parser, Clone, Debug, PartialEq)]
+#[command(name = "ssh HOST", bin_name = "ssh HOST", no_binary_name = true, after_help = AFTER_HELP)]
+#[command(subcommand_required = true, arg_required_else_help = true, term_width = WIDTH)]
+pub struct Request {
+    /// Answer with JSON, errors too
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One thing to do.
+#[derive(Subcommand, Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Show your Clusters, or one of them
+    #[command(visible_alias = "ls")]
+    Clusters {
+        /// Only the one of this name
+        #[arg(value_parser = parse_name)]
+        name: Option<String>,
+        /// Show more of each
+        #[arg(long)]
+        wide: bool,
+    },
+    /// Make a Cluster
+    Create(CreateOptions),
+    /// Print a Cluster's kubeconfig
+    Kubeconfig {
+        /// Name of the Cluster
+        #[arg(value_parser = parse_name)]
+        name: String,
+    },
+    /// Put a Cluster to sleep: it keeps all that it has, and no API answers
+    Sleep(ChangeOptions),
+    /// Wake a Cluster
+    Wake(ChangeOptions),
+    /// Delete a Cluster
+    Delete {
+        /// Which one, and whether to wait
+        #[command(flatten)]
+        change: ChangeOptions,
+        /// Yes, delete it
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Say who you are here
+    Whoami,
+}
+
+/// A Cluster to be made.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct CreateOptions {
+    /// Name of the Cluster
+    #[arg(value_parser = parse_name)]
+    pub name: String,
+    /// Version of Kubernetes, such as v1.35.4; the host's default if not given
+    #[arg(long, value_name = "VERSION")]
+    pub version: Option<KubernetesVersion>,
+    /// Class of control plane; the host's default if not given
+    #[arg(long, value_name = "NAME")]
+    pub class: Option<String>,
+    /// What the Cluster's objects and their history may take
+    #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
+    pub storage: Quantity,
+    /// Whether to wait until its API answers.
+    #[command(flatten)]
+    pub waiting: Waiting,
+}
+
+/// A Cluster that is there.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct ChangeOptions {
+    /// Name of the Cluster
+    #[arg(value_parser = parse_name)]
+    pub name: String,
+    /// Whether to wait until it is so.
+    #[command(flatten)]
+    pub waiting: Waiting,
+}
+
+/// Whether to wait.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Wait until it is done
+    #[arg(long)]
+    pub wait: bool,
+    /// How long to wait, at most 1h
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_timeout, requires = "wait")]
+    pub timeout: Duration,
+}
+
+/// The line is no command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misread {
+    /// It asked to be told what there is.
+    Help {
+        /// What to tell.
+        text: String,
+        /// As JSON.
+        json: bool,
+    },
+    /// It is wrong.
+    Wrong {
+        /// Why, and what would be right.
+        text: String,
+        /// As JSON.
+        json: bool,
+    },
+}
+
+impl Command {
+    /// The command as a word, for metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Clusters { .. } => "clusters",
+            Self::Create(_) => "create",
+            Self::Kubeconfig { .. } => "kubeconfig",
+            Self::Sleep(_) => "sleep",
+            Self::Wake(_) => "wake",
+            Self::Delete { .. } => "delete",
+            Self::Whoami => "whoami",
+        }
+    }
+}
+
+/// Reads a line as a shell would split it. No line at all asks for the Clusters.
+pub fn parse(line: &[u8]) -> Result<Request, Misread> {
+    let wrong = |text: &str| Misread::Wrong {
+        text: text.to_owned(),
+        json: false,
+    };
+    if line.len() > LINE_MAX {
+        return Err(wrong("the command is too long"));
+    }
+    let line = std::str::from_utf8(line).map_err(|_| wrong("the command is not UTF-8"))?;
+    let words = shlex::split(line).ok_or_else(|| wrong("a quote in the command is not closed"))?;
+    let mut words = if words.is_empty() {
+        vec!["clusters".to_owned()]
+    } else {
+        words
+    };
+    let json = words.iter().any(|word| word == "--json");
+    if words.first().is_some_and(|word| word == "help") {
+        // What follows it are commands, to clap.
+        words.retain(|word| word != "--json");
+    }
+    if words.first().is_some_and(|word| word == "scp") {
+        return Err(Misread::Wrong {
+            text: "this server speaks SFTP only: use scp without -O".to_owned(),
+            json,
+        });
+    }
+    Request::try_parse_from(words).map_err(|error| {
+        let text = error.render().to_string();
+        match error.kind() {
+            ErrorKind::DisplayHelp => Misread::Help { text, json },
+            _ => Misread::Wrong {
+                text: text.trim_start_matches("error: ").trim_end().to_owned(),
+                json,
+            },
+        }
+    })
+}
+
+/// A name that a Cluster can have. Others are not asked for: they go into paths.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    let good = is_label(text) && text.len() <= CLUSTER_NAME_MAX && text.starts_with(|c: char| c.is_ascii_lowercase());
+    if good {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "a Cluster's name is at most {CLUSTER_NAME_MAX} lower-case letters, digits and dashes, and begins with a letter"
+        ))
+    }
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = parse_duration(text)?;
+    if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&timeout) {
+        Ok(timeout)
+    } else {
+        Err("expected a time from 1s to 1h".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn wrong(line: &str) -> String {
+        match parse(line.as_bytes()) {
+            Err(Misread::Wrong { text, .. }) => text,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn command_line_is_consistent() {
+        Request::command().debug_assert();
+    }
+
+    #[test]
+    fn lines_are_read_as_a_shell_would() {
+        let request = |json, command| Ok(Request { json, command });
+        let clusters = Command::Clusters {
+            name: None,
+            wide: false,
+        };
+        let waiting = Waiting {
+            wait: false,
+            timeout: Duration::from_secs(300),
+        };
+        let change = |name: &str| ChangeOptions {
+            name: name.to_owned(),
+            waiting,
+        };
+        for (line, expected) in [
+            ("", request(false, clusters.clone())),
+            ("  ", request(false, clusters.clone())),
+            ("ls --json", request(true, clusters.clone())),
+            ("--json 'clusters'", request(true, clusters)),
+            ("whoami", request(false, Command::Whoami)),
+            ("sleep \"a\"", request(false, Command::Sleep(change("a")))),
+            (
+                "delete a --yes",
+                request(
+                    false,
+                    Command::Delete {
+                        change: change("a"),
+                        yes: true,
+                    },
+                ),
+            ),
+        ] {
+            assert_eq!(parse(line.as_bytes()), expected, "{line:?}");
+        }
+        let Ok(Request {
+            command: Command::Create(options),
+            ..
+        }) = parse(b"create a --version 1.35.4 --storage 1Gi --wait --timeout 90s")
+        else {
+            panic!()
+        };
+        assert_eq!(options.version.unwrap().to_string(), "v1.35.4");
+        assert_eq!(options.storage.0, "1Gi");
+        assert_eq!(options.waiting.timeout, Duration::from_secs(90));
+        assert!(options.waiting.wait);
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_with_a_reason() {
+        for (line, part) in [
+            ("rm -rf /", "unrecognized subcommand 'rm'"),
+            ("create", "<NAME>"),
+            ("create ../x", "lower-case letters"),
+            ("kubeconfig a/b", "lower-case letters"),
+            ("kubeconfig 1a", "lower-case letters"),
+            ("clusters %2e%2e", "lower-case letters"),
+            ("create a --storage much", "256Mi"),
+            ("create a --wait --timeout 0", "1s to 1h"),
+            ("create a --timeout 5s", "--wait"),
+            ("clusters 'a", "quote"),
+            ("scp -f a.kubeconfig", "without -O"),
+        ] {
+            let text = wrong(line);
+            assert!(text.contains(part), "{line}: {text}");
+            assert!(!text.contains('\u{1b}'), "{line}: {text:?}");
+        }
+        assert!(matches!(parse(&[0xff]), Err(Misread::Wrong { .. })));
+        assert!(matches!(parse(&[b'a'; 5000]), Err(Misread::Wrong { .. })));
+    }
+
+    #[test]
+    fn help_names_every_command() {
+        for line in ["help", "--help", "-h"] {
+            let Err(Misread::Help { text, json: false }) = parse(line.as_bytes()) else {
+                panic!("{line}");
+            };
+            for command in [
+                "clusters",
+                "create",
+                "kubeconfig",
+                "sleep",
+                "wake",
+                "delete",
+                "whoami",
+                "help",
+            ] {
+                assert!(text.contains(&format!("\n  {command}")), "{line}: {command}: {text}");
+            }
+            assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        }
+        let Err(Misread::Help { text, json: true }) = parse(b"help create --json") else {
+            panic!();
+        };
+        assert!(text.contains("ssh HOST create [OPTIONS] <NAME>"), "{text}");
+    }
+}

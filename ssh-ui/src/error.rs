@@ -1,0 +1,214 @@
+//! What can go wrong with a command, said as `error: …` with a `hint: …` where one is known.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use kube::core::Status;
+use serde_json::json;
+
+/// A command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The line is no command; the text says why.
+    #[error("{0}")]
+    Usage(String),
+    /// The key does too much.
+    #[error("too many commands with this key")]
+    TooFast,
+    /// The key is no Tenant's any more, or another's.
+    #[error("this key is not your Tenant's any more")]
+    KeyWithdrawn,
+    /// The name of the Tenant cannot be said to the host.
+    #[error("the name of Tenant {0:?} cannot be used")]
+    TenantName(String),
+    /// The host answered no.
+    #[error("{doing}: {}", status.message)]
+    Refused {
+        /// What was being done.
+        doing: String,
+        /// The host's answer.
+        status: Box<Status>,
+    },
+    /// The host did not answer.
+    #[error("{doing}: the host's API cannot be reached")]
+    Unreachable {
+        /// What was being done.
+        doing: String,
+        /// Why not; not shown to Tenants, since it names the host's addresses.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// One request took too long.
+    #[error("{doing}: no answer from the host's API within {limit:?}")]
+    Timeout {
+        /// What was being done.
+        doing: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// A wait ran out.
+    #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
+    WaitTimeout {
+        /// What did not happen.
+        what: String,
+        /// The limit.
+        limit: Duration,
+        /// What was seen last.
+        last: Option<String>,
+    },
+    /// The spec cannot be carried out.
+    #[error("Cluster {name} is refused ({reason}): {message}")]
+    SpecRefused {
+        /// The Cluster.
+        name: String,
+        /// Its condition's reason.
+        reason: String,
+        /// Its condition's message.
+        message: String,
+    },
+    /// It vanished while it was waited for.
+    #[error("Cluster {0} was deleted in the meantime")]
+    Deleted(String),
+    /// The Cluster has no kubeconfig yet.
+    #[error("Cluster {0} has no kubeconfig yet")]
+    NoKubeconfig(String),
+    /// The Secret is not what the contract says.
+    #[error("the kubeconfig of Cluster {0} cannot be read")]
+    SecretWrong(String),
+    /// Nobody said yes.
+    #[error("Cluster {0} is deleted only with --yes")]
+    NotConfirmed(String),
+    /// The answer cannot be written as JSON.
+    #[error("writing the answer")]
+    Json(#[from] serde_json::Error),
+}
+
+impl Error {
+    /// The exit code of the command.
+    pub fn exit_code(&self) -> u32 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::WaitTimeout { .. } => 3,
+            _ => 1,
+        }
+    }
+
+    /// A word for logs and metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Usage(_) => "usage",
+            Self::TooFast => "rate",
+            Self::KeyWithdrawn => "key_withdrawn",
+            Self::Refused { status, .. } if status.code == 403 => "forbidden",
+            Self::Refused { status, .. } if status.code == 404 => "not_found",
+            Self::Refused { .. } | Self::SpecRefused { .. } => "refused",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
+            Self::NotConfirmed(_) => "not_confirmed",
+            Self::NoKubeconfig(_) => "not_ready",
+            Self::Deleted(_) => "deleted",
+            Self::TenantName(_) | Self::SecretWrong(_) | Self::Json(_) => "failed",
+        }
+    }
+
+    /// What may help.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            // clap's text has its own.
+            Self::Usage(text) if text.contains("--help") => return None,
+            Self::Usage(_) => "see `help`".to_owned(),
+            Self::TooFast => "try again in a few seconds".to_owned(),
+            Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
+            Self::Refused { status, .. } => return hint_for(status),
+            Self::Unreachable { .. } | Self::Timeout { .. } => "try again in a minute".to_owned(),
+            Self::WaitTimeout { .. } => "it goes on by itself; see `clusters --wide`".to_owned(),
+            Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
+            Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
+            Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
+            Self::TenantName(_) | Self::Deleted(_) | Self::SecretWrong(_) | Self::Json(_) => return None,
+        };
+        Some(hint)
+    }
+
+    /// The error as the person reads it.
+    pub fn to_text(&self, as_json: bool) -> String {
+        let hint = self.hint();
+        if as_json {
+            return format!(
+                "{}\n",
+                json!({"error": self.to_string(), "reason": self.as_str(), "hint": hint})
+            );
+        }
+        let hint = hint.map(|hint| format!("hint: {hint}\n")).unwrap_or_default();
+        format!("error: {self}\n{hint}")
+    }
+
+    /// The error with its causes, for the host's owner.
+    pub fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        text
+    }
+}
+
+fn hint_for(status: &Status) -> Option<String> {
+    let hint = match status.code {
+        401 | 403 => "SSH may not act for your Tenant yet: try again in a moment, then tell the owner of the host",
+        404 => "see `clusters` for what there is",
+        409 if status.reason == "AlreadyExists" => "see `clusters` for what there is, or choose another name",
+        409 => "it was changed at the same time: try again",
+        429 | 500..=599 => "try again in a minute",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: u16, reason: &str) -> Error {
+        let status = format!("{{code: {code}, message: clusters \\\"a\\\" no, reason: {reason}}}").replace("\\\"", "'");
+        Error::Refused {
+            doing: "getting Cluster a".into(),
+            status: Box::new(serde_saphyr::from_str(&status).unwrap()),
+        }
+    }
+
+    #[test]
+    fn errors_say_what_was_done_and_what_to_do() {
+        assert_eq!(
+            refused(404, "NotFound").to_text(false),
+            "error: getting Cluster a: clusters 'a' no\nhint: see `clusters` for what there is\n"
+        );
+        assert_eq!(
+            refused(409, "AlreadyExists").to_text(true),
+            "{\"error\":\"getting Cluster a: clusters 'a' no\",\"hint\":\"see `clusters` for what there is, or choose another name\",\
+             \"reason\":\"refused\"}\n"
+        );
+        assert_eq!(
+            Error::TooFast.to_text(false),
+            "error: too many commands with this key\nhint: try again in a few seconds\n"
+        );
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_the_help() {
+        let wait = Error::WaitTimeout {
+            what: "Cluster a did not become ready".into(),
+            limit: Duration::from_secs(1),
+            last: Some("starting".into()),
+        };
+        assert_eq!(
+            wait.to_string(),
+            "Cluster a did not become ready within 1s; last seen: starting"
+        );
+        for (error, code) in [(wait, 3), (Error::Usage("x".into()), 2), (Error::TooFast, 1)] {
+            assert_eq!(error.exit_code(), code, "{error}");
+        }
+    }
+}

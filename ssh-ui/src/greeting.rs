@@ -1,0 +1,47 @@
+//! What somebody is told whose key is no Tenant's. Pure.
+
+/// Keys that are told at most.
+pub const SHOWN_MAX: usize = 8;
+
+/// The text for somebody who offered these keys (fingerprints), with whom to ask.
+pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
+    let whom = contact.map_or_else(
+        || "the owner of this host".to_owned(),
+        |contact| format!("the owner of this host ({contact})"),
+    );
+    let mut text = String::new();
+    if offered.is_empty() {
+        text += "No SSH key that can be used here was offered: ed25519, ECDSA or a security key, no RSA.\n";
+        text += "Make one with: ssh-keygen -t ed25519\n";
+    } else {
+        text += "No Tenant of this host has the SSH key that was offered:\n";
+        for fingerprint in offered.iter().take(SHOWN_MAX) {
+            text += &format!("  {fingerprint}\n");
+        }
+        text += "Is it another key? Choose it with: ssh -o IdentitiesOnly=yes -i FILE HOST\n";
+    }
+    text + &format!(
+        "To be let in, send the line of your .pub file to {whom}: it goes into spec.sshKeys of your Tenant.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_says_what_to_do() {
+        let none = build_refusal(&[], None);
+        assert!(
+            none.contains("ssh-keygen -t ed25519") && none.contains("owner of this host:"),
+            "{none}"
+        );
+        let offered: Vec<_> = (0..20).map(|number| format!("SHA256:{number}.")).collect();
+        let some = build_refusal(&offered, Some("yoke@example.org"));
+        assert!(some.contains("SHA256:7.") && !some.contains("SHA256:8."), "{some}");
+        assert!(
+            some.contains("IdentitiesOnly") && some.contains("(yoke@example.org)"),
+            "{some}"
+        );
+    }
+}

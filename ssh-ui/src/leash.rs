@@ -1,0 +1,86 @@
+//! A connection that ends when it must, whatever its protocol is busy with: a client that stalls the key exchange would
+//! otherwise hold its seat for as long as it likes.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// A stream that fails once `end` has come.
+pub struct Leash<S> {
+    stream: S,
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    over: bool,
+}
+
+impl<S> Leash<S> {
+    /// Puts a stream on a leash.
+    pub fn new(stream: S, end: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self {
+            stream,
+            end: Box::pin(end),
+            over: false,
+        }
+    }
+
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.over = self.over || self.end.as_mut().poll(context).is_ready();
+        match self.over {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Leash<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Leash<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_silent_peer_is_left() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let mut leash = Leash::new(near, async {
+            let _ = ended.await;
+        });
+        far.write_all(b"a").await.unwrap();
+        assert_eq!(leash.read_u8().await.unwrap(), b'a');
+        let reading = tokio::spawn(async move {
+            let read = leash.read_u8().await;
+            (read.map_err(|error| error.kind()), leash.write_all(b"b").await.is_err())
+        });
+        end.send(()).unwrap();
+        assert_eq!(reading.await.unwrap(), (Err(io::ErrorKind::TimedOut), true));
+    }
+}

@@ -1,0 +1,82 @@
+//! What is counted. Labels are closed sets; who did what stands in the log.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use yoke_runtime::Metrics as Registry;
+
+use crate::gate::Refusal;
+
+/// Name of the process in the names of its metrics.
+pub const PROCESS: &str = "ssh_ui";
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CommandLabels {
+    command: &'static str,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+/// The process's own metrics. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    keys: Gauge,
+    connections: Gauge,
+    refused: Family<ReasonLabel, Counter>,
+    logins: Family<ResultLabel, Counter>,
+    commands: Family<CommandLabels, Counter>,
+    watch_errors: Counter,
+}
+
+impl Metrics {
+    /// Metrics that are shown by `registry`.
+    pub fn new(registry: &Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(|registry| {
+            let m = metrics.clone();
+            registry.register("keys", "SSH keys of all Tenants", m.keys);
+            registry.register("connections", "Open connections", m.connections);
+            registry.register("refused_connections", "Connections closed at once", m.refused);
+            registry.register("logins", "Connections by whether a Tenant's key was shown", m.logins);
+            registry.register("commands", "Commands and file transfers", m.commands);
+            registry.register("watch_errors", "Failures of the watch of Tenants", m.watch_errors);
+        });
+        metrics
+    }
+
+    pub(crate) fn set_keys(&self, count: usize) {
+        self.keys.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn add_connections(&self, change: i64) {
+        self.connections.inc_by(change);
+    }
+
+    pub(crate) fn count_refusal(&self, refusal: Refusal) {
+        let reason = refusal.as_str();
+        self.refused.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    pub(crate) fn count_login(&self, good: bool) {
+        let result = if good { "ok" } else { "unknown_key" };
+        self.logins.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    pub(crate) fn count_command(&self, command: &'static str, result: &'static str) {
+        self.commands.get_or_create(&CommandLabels { command, result }).inc();
+    }
+
+    pub(crate) fn count_watch_error(&self) {
+        self.watch_errors.inc();
+    }
+}

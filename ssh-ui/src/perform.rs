@@ -1,0 +1,142 @@
+//! Carries one command out, as the Tenant whose key it came with. What is answered goes out as text, progress on the way.
+
+use jiff::Timestamp;
+use yoke_api::cluster::{DesiredState, StorageSpec};
+use yoke_api::{Cluster, ClusterSpec};
+
+use crate::Error;
+use crate::command::{ChangeOptions, Command, CreateOptions, Request};
+use crate::directory::Identity;
+use crate::report::{ClusterReports, PersonReport, build_person, build_report, build_table, to_json};
+use crate::tenant::{Progress, TenantHost, Wanted};
+
+/// Carries a command out. The answer is what goes to standard output.
+pub async fn perform(
+    host: &TenantHost,
+    identity: &Identity,
+    request: &Request,
+    progress: &Progress,
+) -> Result<String, Error> {
+    let json = request.json;
+    match &request.command {
+        Command::Clusters { name, wide } => show_clusters(host, name.as_deref(), *wide, json, progress).await,
+        Command::Create(options) => create(host, options, json, progress).await,
+        Command::Kubeconfig { name } => {
+            let text = host.kubeconfig(name).await?;
+            if !json {
+                return Ok(text);
+            }
+            let value: serde_json::Value =
+                serde_saphyr::from_str(&text).map_err(|_| Error::SecretWrong(name.clone()))?;
+            Ok(to_json(&value)?)
+        }
+        Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
+        Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
+        Command::Delete { change, yes } => delete(host, change, *yes, json, progress).await,
+        Command::Whoami if json => Ok(to_json(&PersonReport {
+            tenant: &identity.tenant,
+            key: &identity.key,
+            fingerprint: &identity.fingerprint,
+        })?),
+        Command::Whoami => Ok(build_person(identity)),
+    }
+}
+
+async fn show_clusters(
+    host: &TenantHost,
+    name: Option<&str>,
+    wide: bool,
+    json: bool,
+    progress: &Progress,
+) -> Result<String, Error> {
+    if let Some(name) = name {
+        let cluster = host.get(name).await?;
+        return match json {
+            true => Ok(to_json(&build_report(&cluster))?),
+            false => Ok(build_table(&[cluster], wide, Timestamp::now())),
+        };
+    }
+    let clusters = host.list().await?;
+    if json {
+        let clusters = clusters.iter().map(build_report).collect();
+        return Ok(to_json(&ClusterReports { clusters })?);
+    }
+    if clusters.is_empty() {
+        let line = "You have no Clusters; make one with: create NAME --wait\n";
+        let _ = progress.send(line.to_owned()).await;
+        return Ok(String::new());
+    }
+    Ok(build_table(&clusters, wide, Timestamp::now()))
+}
+
+async fn create(host: &TenantHost, options: &CreateOptions, json: bool, progress: &Progress) -> Result<String, Error> {
+    let mut cluster = host.create(&build_cluster(options)).await?;
+    if options.waiting.wait {
+        host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress)
+            .await?;
+        cluster = host.get(&options.name).await?;
+    }
+    match json {
+        true => Ok(to_json(&build_report(&cluster))?),
+        false => Ok(format!("Cluster {} created\n", options.name)),
+    }
+}
+
+fn build_cluster(options: &CreateOptions) -> Cluster {
+    let spec = ClusterSpec {
+        version: options.version.map(|version| version.to_string()),
+        class: options.class.clone(),
+        storage: StorageSpec {
+            quota: options.storage.clone(),
+        },
+        ..Default::default()
+    };
+    Cluster::new(&options.name, spec)
+}
+
+async fn change(
+    host: &TenantHost,
+    options: &ChangeOptions,
+    state: DesiredState,
+    json: bool,
+    progress: &Progress,
+) -> Result<String, Error> {
+    let mut cluster = host.set_state(&options.name, state).await?;
+    if options.waiting.wait {
+        host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress)
+            .await?;
+        cluster = host.get(&options.name).await?;
+    }
+    let how = match (state, options.waiting.wait) {
+        (DesiredState::Asleep, true) => "sleeps",
+        (DesiredState::Asleep, false) => "is to sleep",
+        (DesiredState::Running, true) => "is awake",
+        (DesiredState::Running, false) => "is to wake",
+    };
+    match json {
+        true => Ok(to_json(&build_report(&cluster))?),
+        false => Ok(format!("Cluster {} {how}\n", options.name)),
+    }
+}
+
+async fn delete(
+    host: &TenantHost,
+    options: &ChangeOptions,
+    yes: bool,
+    json: bool,
+    progress: &Progress,
+) -> Result<String, Error> {
+    let name = &options.name;
+    if !yes {
+        return Err(Error::NotConfirmed(name.clone()));
+    }
+    host.delete(name).await?;
+    if options.waiting.wait {
+        host.wait(name, Wanted::Gone, options.waiting.timeout, progress).await?;
+    }
+    match (json, options.waiting.wait) {
+        (true, gone) => Ok(to_json(&serde_json::json!({"name": name, "gone": gone}))?),
+        (false, true) => Ok(format!("Cluster {name} deleted\n")),
+        (false, false) => Ok(format!("Cluster {name} is being deleted\n")),
+    }
+}

@@ -1,0 +1,62 @@
+//! Puts the process together and runs it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::sync::watch;
+use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
+
+use crate::arguments::Arguments;
+use crate::directory::Directory;
+use crate::gate::Gate;
+use crate::metrics::{Metrics, PROCESS};
+use crate::server::{Server, Shared};
+use crate::{host_key, watch::keep_directory};
+
+const GRACE: Duration = Duration::from_secs(15);
+
+/// Runs the process until it is told to end.
+pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let mut supervisor = Supervisor::new(GRACE);
+    let drain = supervisor.drain();
+    let (registry, readiness) = (Registry::new(PROCESS), Readiness::new());
+    let metrics = Metrics::new(&registry);
+    let listed = readiness.check("tenants");
+
+    let endpoint = Endpoint::bind(arguments.metrics).await?;
+    let server = Server::bind(arguments.listen).await?;
+    supervisor.spawn_background("endpoint", endpoint.serve(registry, readiness, drain.clone()));
+
+    let config = configure(arguments.kubeconfig.as_deref()).await?;
+    let namespace = config.default_namespace.clone();
+    let client = Client::try_from(config).context("making a client of the host API")?;
+    let key = host_key::load(client.clone(), &namespace, &arguments.host_key_secret).await?;
+
+    let (directory, known) = watch::channel(Directory::default());
+    let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
+    supervisor.spawn("tenants", watching);
+    let shared = Shared {
+        host: client,
+        directory: known,
+        gate: Gate::new(arguments.limits(), Instant::now()).into(),
+        contact: arguments.contact,
+        metrics,
+    };
+    supervisor.spawn("ssh", server.serve(shared, key, arguments.idle, drain));
+    Ok(supervisor.run().await?)
+}
+
+async fn configure(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    match kubeconfig {
+        None => Config::incluster().context("reading the pod's service account"),
+        Some(path) => {
+            let read = Kubeconfig::read_from(path).context("reading the kubeconfig")?;
+            Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+                .await
+                .context("using the kubeconfig")
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The listener: lets connections in, each with an end, and knows what all of them share.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::Client;
+use russh::keys::PrivateKey;
+use russh::server::Config;
+use russh::{MethodKind, MethodSet, SshId};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use yoke_runtime::Drain;
+
+use crate::Error;
+use crate::connection::Connection;
+use crate::directory::{Directory, Identity};
+use crate::gate::Gate;
+use crate::leash::Leash;
+use crate::metrics::Metrics;
+
+/// How long somebody may take to show a key.
+const LOGIN_LIMIT: Duration = Duration::from_secs(30);
+/// How long a connection may live, used or not: keys that were taken away do not stay connected.
+const LIFETIME: Duration = Duration::from_secs(12 * 3600);
+/// How long connections have to end when the process does.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long is waited after a failure to accept, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// Keys that one may try. Agents offer all that they hold.
+const ATTEMPTS: usize = 20;
+/// Bytes that a client may send ahead on a channel: it has little to say here.
+const WINDOW: u32 = 256 * 1024;
+const PACKET: u32 = 32 * 1024;
+/// Messages that wait for a reader on a channel.
+const BUFFER: usize = 8;
+
+/// The server could not be opened or kept.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("listening on {address} for SSH")]
+    Bind {
+        /// The address as given.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What all connections share.
+pub struct Shared {
+    /// The host API, with this process's own rights.
+    pub host: Client,
+    /// Whose a key is.
+    pub directory: watch::Receiver<Directory>,
+    /// Who may come in, and how often.
+    pub gate: Mutex<Gate>,
+    /// Whom to ask whose key is not known.
+    pub contact: Option<String>,
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+impl Shared {
+    /// Whether somebody may do one more thing now: the key is still theirs, and not used too often.
+    pub fn permit(&self, identity: &Identity) -> Result<(), Error> {
+        let now = self.directory.borrow().find(&identity.fingerprint);
+        if now.is_none_or(|now| now.tenant != identity.tenant) {
+            return Err(Error::KeyWithdrawn);
+        }
+        match self.gate().act(&identity.fingerprint, Instant::now()) {
+            true => Ok(()),
+            false => Err(Error::TooFast),
+        }
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        // The gate is whole after any panic: what counts is changed last.
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The listening server; it answers once [`Server::serve`] runs.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    local: SocketAddr,
+}
+
+impl Server {
+    /// Listens on `address`; port 0 takes a free one.
+    pub async fn bind(address: SocketAddr) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Bind { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let local = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, local })
+    }
+
+    /// The address that is listened on.
+    pub fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Serves until the drain starts; then what is connected has some seconds to end.
+    pub async fn serve(self, shared: Shared, key: PrivateKey, idle: Duration, drain: Drain) -> Result<(), ServeError> {
+        let shared = Arc::new(shared);
+        let config = Arc::new(build_config(key, idle));
+        let mut connections = JoinSet::new();
+        while let Some(accepted) = drain.until_started(self.listener.accept()).await {
+            while connections.try_join_next().is_some() {}
+            match accepted {
+                Ok((stream, peer)) => match Seat::take(&shared, peer.ip()) {
+                    Ok(seat) => {
+                        connections.spawn(connect(stream, seat, Arc::clone(&config), drain.clone()));
+                    }
+                    Err(advice) => turn_away(stream, advice).await,
+                },
+                Err(error) => {
+                    tracing::warn!(%error, "connection cannot be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(self.listener);
+        while connections.join_next().await.is_some() {}
+        Ok(())
+    }
+}
+
+/// A connection's place, given back when it is dropped.
+struct Seat {
+    shared: Arc<Shared>,
+    source: IpAddr,
+}
+
+impl Seat {
+    fn take(shared: &Arc<Shared>, source: IpAddr) -> Result<Self, &'static str> {
+        let source = source.to_canonical();
+        if let Err(refusal) = shared.gate().enter(source, Instant::now()) {
+            shared.metrics.count_refusal(refusal);
+            tracing::debug!(%source, reason = refusal.as_str(), "connection refused");
+            return Err(refusal.advice());
+        }
+        shared.metrics.add_connections(1);
+        Ok(Self {
+            shared: Arc::clone(shared),
+            source,
+        })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shared.gate().leave(self.source);
+        self.shared.metrics.add_connections(-1);
+    }
+}
+
+/// Before its version a server may say anything (RFC 4253, 4.2). Not waited for: the listener is everybody's.
+async fn turn_away(mut stream: TcpStream, advice: &str) {
+    let line = format!("{advice}\r\n");
+    let _ = tokio::time::timeout(Duration::from_millis(10), stream.write_all(line.as_bytes())).await;
+}
+
+async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, drain: Drain) {
+    let _ = stream.set_nodelay(true);
+    let (login, logged_in) = watch::channel(false);
+    let stream = Leash::new(stream, until_over(logged_in, drain));
+    let connection = Connection::new(Arc::clone(&seat.shared), seat.source, login);
+    let ended = match russh::server::run_stream(config, stream, connection).await {
+        Ok(session) => session.await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ended {
+        tracing::debug!(source = %seat.source, %error, "connection ended");
+    }
+}
+
+/// Waits until a connection must end: nobody logged in, it is too old, or the process ends.
+async fn until_over(mut logged_in: watch::Receiver<bool>, drain: Drain) {
+    let login = async {
+        if matches!(
+            tokio::time::timeout(LOGIN_LIMIT, logged_in.wait_for(|yes| *yes)).await,
+            Ok(Ok(_))
+        ) {
+            std::future::pending::<()>().await;
+        }
+    };
+    let drained = async {
+        drain.started().await;
+        tokio::time::sleep(DRAIN_LIMIT).await;
+    };
+    tokio::select! {
+        () = login => {}
+        () = tokio::time::sleep(LIFETIME) => {}
+        () = drained => {}
+    }
+}
+
+fn build_config(key: PrivateKey, idle: Duration) -> Config {
+    Config {
+        server_id: SshId::Standard("SSH-2.0-yoke".into()),
+        methods: MethodSet::from(&[MethodKind::PublicKey, MethodKind::KeyboardInteractive][..]),
+        // Which keys are known is no secret that time could tell: the protocol tells it by itself.
+        auth_rejection_time: Duration::from_millis(50),
+        auth_rejection_time_initial: Some(Duration::ZERO),
+        keys: vec![key],
+        window_size: WINDOW,
+        maximum_packet_size: PACKET,
+        channel_buffer_size: BUFFER,
+        max_auth_attempts: ATTEMPTS,
+        inactivity_timeout: Some(idle),
+        ..Config::default()
+    }
+}

@@ -1,0 +1,226 @@
+//! The host API as one Tenant sees it. An adapter: the one place that makes requests for a Tenant.
+//!
+//! Guarantees: every request is made as the Tenant, by impersonation, in the Tenant's namespace. The host's API server decides
+//! with that name's rights, so a request for anything of another Tenant's is refused there (`docs/adr/0005-ssh-acts-as-the-tenant.md`).
+
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use http::HeaderValue;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::client::Body;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tower::service_fn;
+use yoke_api::Cluster;
+use yoke_api::cluster::DesiredState;
+use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
+use yoke_view::verdict::{Verdict, judge, may_pass};
+
+use crate::Error;
+
+const FIELD_MANAGER: &str = "yoke-ssh-ui";
+const IMPERSONATE: &str = "impersonate-user";
+/// How long one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(15);
+/// How long a refusal that may pass by itself is waited through.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Lines for the person while a command goes on; whoever fills it waits when it is full.
+pub type Progress = mpsc::Sender<String>;
+
+/// A Tenant's view of the host.
+#[derive(Clone)]
+pub struct TenantHost {
+    clusters: Api<Cluster>,
+    secrets: Api<Secret>,
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// It is as its spec asks: it runs, or it sleeps.
+    AsAsked,
+    /// It is not there any more.
+    Gone,
+}
+
+impl TenantHost {
+    /// The view of the Tenant of this name, over the connections of `host`.
+    pub fn of(host: &Client, tenant: &str) -> Result<Self, Error> {
+        let user = format!("system:serviceaccount:{tenant}:{SSH_SERVICE_ACCOUNT}");
+        let user = HeaderValue::try_from(user).map_err(|_| Error::TenantName(tenant.to_owned()))?;
+        let host = host.clone();
+        let service = service_fn(move |mut request: http::Request<Body>| {
+            // In place of any other, whoever set it.
+            request.headers_mut().insert(IMPERSONATE, user.clone());
+            let host = host.clone();
+            async move { host.send(request).await }
+        });
+        let client = Client::new(service, tenant);
+        Ok(Self {
+            clusters: Api::default_namespaced(client.clone()),
+            secrets: Api::default_namespaced(client),
+        })
+    }
+
+    /// All Clusters.
+    pub async fn list(&self) -> Result<Vec<Cluster>, Error> {
+        let list = ask("listing your Clusters", self.clusters.list(&ListParams::default())).await?;
+        Ok(list.items)
+    }
+
+    /// The Cluster of this name.
+    pub async fn get(&self, name: &str) -> Result<Cluster, Error> {
+        ask(&format!("getting Cluster {name}"), self.clusters.get(name)).await
+    }
+
+    /// Makes a Cluster.
+    pub async fn create(&self, cluster: &Cluster) -> Result<Cluster, Error> {
+        let name = cluster.metadata.name.as_deref().unwrap_or_default();
+        let parameters = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        ask(
+            &format!("creating Cluster {name}"),
+            self.clusters.create(&parameters, cluster),
+        )
+        .await
+    }
+
+    /// Asks for a Cluster to run or to sleep.
+    pub async fn set_state(&self, name: &str, state: DesiredState) -> Result<Cluster, Error> {
+        let patch = Patch::Merge(json!({"spec": {"state": state}}));
+        let parameters = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let doing = format!("changing Cluster {name}");
+        ask(&doing, self.clusters.patch(name, &parameters, &patch)).await
+    }
+
+    /// Deletes a Cluster.
+    pub async fn delete(&self, name: &str) -> Result<(), Error> {
+        let (doing, parameters) = (format!("deleting Cluster {name}"), DeleteParams::default());
+        ask(&doing, self.clusters.delete(name, &parameters)).await.map(|_| ())
+    }
+
+    /// A Cluster's kubeconfig.
+    pub async fn kubeconfig(&self, name: &str) -> Result<String, Error> {
+        let status = self.get(name).await?.status;
+        let secret = status
+            .and_then(|status| status.kubeconfig_ref)
+            .map(|secret| secret.name);
+        let secret = secret.ok_or_else(|| Error::NoKubeconfig(name.to_owned()))?;
+        let doing = format!("getting the kubeconfig of Cluster {name}");
+        let data = ask(&doing, self.secrets.get(&secret)).await?.data;
+        data.and_then(|mut data| data.remove(KUBECONFIG_KEY))
+            .and_then(|value| String::from_utf8(value.0).ok())
+            .ok_or_else(|| Error::SecretWrong(name.to_owned()))
+    }
+
+    /// Waits until a Cluster is so, at most as long as `limit`. What it waits for goes to `progress`, each once.
+    pub async fn wait(&self, name: &str, wanted: Wanted, limit: Duration, progress: &Progress) -> Result<(), Error> {
+        let begun = Instant::now();
+        let end = begun + limit;
+        let mut changes = pin!(watcher::watch_object(self.clusters.clone(), name).default_backoff());
+        let mut last: Option<String> = None;
+        let mut refused: Option<(Error, Instant)> = None;
+        loop {
+            let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
+            let change = match tokio::time::timeout_at(give_up, changes.try_next()).await {
+                Ok(change) => change,
+                Err(_) => return Err(refused.map_or_else(|| ran_out(name, wanted, limit, last), |(error, _)| error)),
+            };
+            let verdict = match change {
+                Ok(Some(Some(cluster))) if wanted == Wanted::AsAsked => judge(&cluster),
+                Ok(Some(Some(_))) => Verdict::Waiting(None),
+                Ok(Some(None) | None) if wanted == Wanted::Gone => return Ok(()),
+                Ok(Some(None) | None) => return Err(Error::Deleted(name.to_owned())),
+                Err(error) => Verdict::Waiting(may_come_back(name, error)?),
+            };
+            let message = match verdict {
+                Verdict::Done => return Ok(()),
+                Verdict::Waiting(message) => {
+                    refused = None;
+                    message
+                }
+                Verdict::Refused { reason, message } => {
+                    let passes = may_pass(&reason);
+                    let error = Error::SpecRefused {
+                        name: name.to_owned(),
+                        reason,
+                        message: message.clone(),
+                    };
+                    if !passes {
+                        return Err(error);
+                    }
+                    let until = refused.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
+                    refused = Some((error, until));
+                    Some(message)
+                }
+            };
+            if let Some(message) = message
+                && last.as_deref() != Some(&message)
+            {
+                let seconds = begun.elapsed().as_secs();
+                // Nobody may listen any more: what was asked for goes on.
+                let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
+                last = Some(message);
+            }
+        }
+    }
+}
+
+fn ran_out(name: &str, wanted: Wanted, limit: Duration, last: Option<String>) -> Error {
+    let unmet = match wanted {
+        Wanted::AsAsked => "did not become as asked for",
+        Wanted::Gone => "did not go",
+    };
+    Error::WaitTimeout {
+        what: format!("Cluster {name} {unmet}"),
+        limit,
+        last,
+    }
+}
+
+/// What to tell of a watch that failed, if it can come back; nothing if it broke as watches do.
+fn may_come_back(name: &str, error: watcher::Error) -> Result<Option<String>, Error> {
+    let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
+        return Ok(None);
+    };
+    match explain(&format!("waiting for Cluster {name}"), error) {
+        Error::Refused { doing, status } if [401, 403, 404].contains(&status.code) => {
+            Err(Error::Refused { doing, status })
+        }
+        error => Ok(Some(error.to_string())),
+    }
+}
+
+async fn ask<T>(doing: &str, answer: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+    match tokio::time::timeout(REQUEST_LIMIT, answer).await {
+        Ok(answer) => answer.map_err(|error| explain(doing, error)),
+        Err(_) => Err(Error::Timeout {
+            doing: doing.to_owned(),
+            limit: REQUEST_LIMIT,
+        }),
+    }
+}
+
+fn explain(doing: &str, error: kube::Error) -> Error {
+    let doing = doing.to_owned();
+    match error {
+        kube::Error::Api(status) => Error::Refused { doing, status },
+        source => Error::Unreachable {
+            doing,
+            source: Box::new(source),
+        },
+    }
+}

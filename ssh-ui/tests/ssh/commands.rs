@@ -1,0 +1,103 @@
+//! Commands and what they answer.
+
+use serde_json::json;
+
+use crate::person::run;
+use crate::world::World;
+
+pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
+    let alice = &world.alice;
+    let said = alice.ssh("").await;
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.err.contains("create NAME --wait"), "{said:?}");
+
+    let whoami = alice.ssh("whoami --json").await.json();
+    let expected = json!({"tenant": "a", "key": "laptop", "fingerprint": alice.fingerprint});
+    assert_eq!(whoami, expected);
+    assert!(
+        world
+            .bob
+            .ssh("whoami")
+            .await
+            .ok()
+            .starts_with("Tenant: b\nKey:    desk (SHA256:")
+    );
+
+    assert_eq!(
+        alice.ssh("create one --version 1.35.4 --storage 1Gi").await.ok(),
+        "Cluster one created\n"
+    );
+    let spec = world.clusters("a").get("one").await.unwrap().spec;
+    assert_eq!(
+        (spec.version.as_deref(), spec.storage.quota.0.as_str()),
+        (Some("v1.35.4"), "1Gi")
+    );
+    let again = alice.ssh("create one").await.failed(1);
+    assert!(again.contains("already exists") && again.contains("hint: "), "{again}");
+
+    let early = alice.ssh("kubeconfig one").await.failed(1);
+    assert!(early.contains("has no kubeconfig yet"), "{early}");
+    world.tell("a", "one", true, "The API answers.").await;
+    let table = alice.ssh("clusters").await.ok();
+    assert!(table.starts_with("NAME   VERSION   PHASE     READY"), "{table}");
+    assert!(table.contains("\none    v1.35.4   Running   True"), "{table}");
+    let shown = alice.ssh("clusters one --json").await.json();
+    assert_eq!((&shown["name"], &shown["ready"]), (&json!("one"), &json!(true)));
+    let kubeconfig = alice.ssh("kubeconfig one").await.ok();
+    assert!(kubeconfig.ends_with("# of a/one\n"), "{kubeconfig}");
+    assert_eq!(alice.ssh("kubeconfig one --json").await.json()["kind"], "Config");
+
+    assert_eq!(alice.ssh("sleep one").await.ok(), "Cluster one is to sleep\n");
+    let spec = serde_json::to_value(world.clusters("a").get("one").await.unwrap().spec).unwrap();
+    assert_eq!(spec["state"], "Asleep");
+    assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is to wake\n");
+
+    let careful = alice.ssh("delete one").await.failed(1);
+    assert!(careful.contains("`delete one --yes`"), "{careful}");
+    assert_eq!(alice.ssh("delete one --yes --wait").await.ok(), "Cluster one deleted\n");
+    assert!(world.clusters("a").get_opt("one").await.unwrap().is_none());
+}
+
+pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
+    let alice = &world.alice;
+    let mut command = alice.begin(&[], "create slow --wait --timeout 30s");
+    let waiting = tokio::spawn(async move { run(&mut command).await });
+    let clusters = world.clusters("a");
+    world
+        .until("the Cluster is made", async || {
+            clusters.get_opt("slow").await.unwrap().is_some()
+        })
+        .await;
+    world.tell("a", "slow", false, "The pod starts.").await;
+    // Told only once the first is seen, or a watch would show the second alone.
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    world.tell("a", "slow", true, "The API answers.").await;
+    let said = waiting.await.unwrap();
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "Cluster slow created\n"),
+        "{said:?}"
+    );
+    assert!(said.err.contains("s  The pod starts.\n"), "{said:?}");
+
+    let never = alice.ssh("create never --wait --timeout 1s").await.failed(3);
+    assert!(never.contains("did not become as asked for within 1s"), "{never}");
+    for name in ["slow", "never"] {
+        alice.ssh(&format!("delete {name} --yes")).await.ok();
+    }
+}
+
+pub(crate) async fn wrong_lines_say_what_would_be_right(world: &World) {
+    let alice = &world.alice;
+    let help = alice.ssh("help").await.ok();
+    assert!(help.contains("kubeconfig") && help.contains("Exit codes"), "{help}");
+    let wrong = alice.ssh("frobnicate").await.failed(2);
+    assert!(wrong.contains("error: unrecognized subcommand 'frobnicate'"), "{wrong}");
+    let wrong = alice.ssh("create Bad --json").await.failed(2);
+    let wrong: serde_json::Value = serde_json::from_str(&wrong).unwrap();
+    assert_eq!(wrong["reason"], "usage");
+    // In a terminal lines begin at its edge, and errors are shown too.
+    let terminal = alice.ssh_with(&["-tt"], "clusters nothing").await;
+    assert_eq!(terminal.code, 1, "{terminal:?}");
+    assert!(terminal.out.contains("not found\r\nhint: "), "{terminal:?}");
+}

@@ -1,0 +1,31 @@
+//! The SSH server as people use it: OpenSSH's own clients, and a real kube-apiserver that decides by RBAC.
+
+// The lint spares tests, and not what they are helped by.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod commands;
+mod files;
+mod host_api;
+mod isolation;
+mod person;
+mod strangers;
+mod world;
+
+use crate::world::World;
+
+/// One host for all of them: to start one is most of the work.
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_are_served_over_ssh() {
+    let world = World::start().await;
+    commands::clusters_are_made_shown_and_deleted(&world).await;
+    commands::waiting_tells_what_for_and_ends(&world).await;
+    commands::wrong_lines_say_what_would_be_right(&world).await;
+    files::kubeconfigs_are_copied_and_nothing_is_written(&world).await;
+    isolation::another_tenants_objects_are_as_if_they_were_not(&world).await;
+    isolation::the_server_itself_may_do_nothing_for_anybody(&world).await;
+    strangers::unknown_keys_are_refused_with_what_to_do(&world).await;
+    strangers::a_key_that_is_taken_away_is_out_at_once(&world).await;
+    strangers::nothing_but_commands_is_served(&world).await;
+    strangers::one_key_cannot_flood(&world).await;
+    world.restarted_server_has_the_same_key().await;
+}

@@ -1,0 +1,100 @@
+//! Those who are not known, not any more, or want what is not served.
+
+use crate::person::Person;
+use crate::world::{BURST, CONTACT, World};
+
+pub(crate) async fn unknown_keys_are_refused_with_what_to_do(world: &World) {
+    let refused = world.mallory.ssh("clusters").await.failed(255);
+    assert!(refused.contains(&world.mallory.fingerprint), "{refused}");
+    assert!(
+        refused.contains(CONTACT) && refused.contains("IdentitiesOnly"),
+        "{refused}"
+    );
+    assert_eq!(refused.matches("spec.sshKeys").count(), 1, "told once: {refused}");
+    let none = world
+        .alice
+        .ssh_with(&["-o", "PubkeyAuthentication=no"], "clusters")
+        .await
+        .failed(255);
+    assert!(none.contains("ssh-keygen -t ed25519"), "{none}");
+}
+
+pub(crate) async fn a_key_that_is_taken_away_is_out_at_once(world: &World) {
+    let mallory = &world.mallory;
+    // A key is the older Tenant's, which `a` is.
+    world
+        .set_keys("b", &[("desk", &world.bob.public), ("copy", &world.alice.public)])
+        .await;
+    world
+        .set_keys("a", &[("laptop", &world.alice.public), ("guest", &mallory.public)])
+        .await;
+    world
+        .until("the guest is in", async || mallory.ssh("whoami").await.code == 0)
+        .await;
+    assert!(mallory.ssh("whoami").await.ok().contains("Key:    guest"));
+    assert!(world.alice.ssh("whoami").await.ok().contains("Tenant: a"));
+
+    // What is connected already can do no more either.
+    let control = world.path("control");
+    let control = control.to_str().unwrap();
+    let master = ["-o", "ControlMaster=yes", "-o", "ControlPersist=30", "-S", control];
+    mallory.ssh_with(&master, "whoami").await.ok();
+    let through = ["-S", control];
+    mallory.ssh_with(&through, "clusters").await.ok();
+    world.set_keys("a", &[("laptop", &world.alice.public)]).await;
+    world
+        .until("the guest is out", async || mallory.ssh("whoami").await.code == 255)
+        .await;
+    let refused = mallory.ssh_with(&through, "clusters").await.failed(1);
+    assert!(refused.contains("not your Tenant's any more"), "{refused}");
+    mallory.ssh_with(&["-S", control, "-O", "exit"], "").await;
+    world.set_keys("b", &[("desk", &world.bob.public)]).await;
+}
+
+pub(crate) async fn nothing_but_commands_is_served(world: &World) {
+    let alice = &world.alice;
+    let forward = alice.ssh_with(&["-W", "127.0.0.1:1"], "").await;
+    assert_eq!(forward.code, 255, "{forward:?}");
+    assert!(forward.err.contains("administratively prohibited"), "{forward:?}");
+    let backward = alice
+        .ssh_with(&["-o", "ExitOnForwardFailure=yes", "-R", "0:127.0.0.1:1"], "whoami")
+        .await;
+    assert_eq!(backward.code, 255, "{backward:?}");
+    let old = alice.ssh("scp -f file.kubeconfig").await.failed(2);
+    assert!(old.contains("without -O"), "{old}");
+    let subsystem = alice.ssh_with(&["-s"], "netconf").await;
+    assert!(subsystem.err.contains("subsystem request failed"), "{subsystem:?}");
+    // Kinds of keys that are not taken are refused by the schema, and the host's owner is told.
+    let rsa = Person::new(world.folder(), "rsa", "rsa").await;
+    let tenants = kube::Api::<yoke_api::Tenant>::all(world.admin.clone());
+    let mut tenant = yoke_api::Tenant::new("c", Default::default());
+    tenant.spec.ssh_keys.push(yoke_api::tenant::SshKey {
+        name: "k".into(),
+        public_key: rsa.public,
+    });
+    let refused = tenants
+        .create(&Default::default(), &tenant)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("ssh-keygen -t ed25519 makes one"), "{refused}");
+}
+
+pub(crate) async fn one_key_cannot_flood(world: &World) {
+    let bob = &world.bob;
+    // In one session, so that it is quicker than the budget fills again.
+    let flood = bob.sftp(world.folder(), &"-ls\n".repeat(2 * BURST as usize)).await;
+    assert!(flood.err.contains("Failure"), "{flood:?}");
+    let mut refused = None;
+    for _ in 0..10 {
+        let said = bob.ssh("whoami").await;
+        if said.code != 0 {
+            refused = Some(said.failed(1));
+            break;
+        }
+    }
+    let refused = refused.expect("a limit is reached");
+    assert!(refused.contains("too many commands with this key"), "{refused}");
+    // Nobody else is held up.
+    world.alice.ssh("whoami").await.ok();
+}

@@ -1,0 +1,313 @@
+//! A host with two Tenants and the server, as the chart and the operator set them up.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use yoke_api::{Cluster, Tenant};
+use yoke_runtime::budget::Rate;
+use yoke_runtime::{Metrics as Registry, Readiness, Supervisor};
+use yoke_ssh_ui::directory::Directory;
+use yoke_ssh_ui::gate::{Gate, Limits};
+use yoke_ssh_ui::host_key;
+use yoke_ssh_ui::metrics::Metrics;
+use yoke_ssh_ui::server::{Server, Shared};
+use yoke_ssh_ui::watch::keep_directory;
+
+use crate::host_api::{OWNER_TOKEN, Process, connect, install_crds, spawn, start_api, until_crds_are_served};
+use crate::person::Person;
+
+const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
+const SERVER_TOKEN: &str = "ssh-server";
+const NAMESPACE: &str = "yoke-system";
+const HOST_KEY: &str = "yoke-ssh-host-key";
+const LIMIT: Duration = Duration::from_secs(20);
+/// Commands at once with one key, in these tests.
+pub(crate) const BURST: u32 = 150;
+pub(crate) const CONTACT: &str = "owner@example.org";
+
+/// The host and the people.
+pub(crate) struct World {
+    /// Of Tenant `a`, with an ed25519 key.
+    pub(crate) alice: Person,
+    /// Of Tenant `b`, with an ECDSA key.
+    pub(crate) bob: Person,
+    /// Of no Tenant.
+    pub(crate) mallory: Person,
+    /// The host's owner.
+    pub(crate) admin: Client,
+    /// The server's own rights.
+    pub(crate) server: Client,
+    pub(crate) dir: tempfile::TempDir,
+    port: AtomicU16,
+    _running: Supervisor,
+    _api: Process,
+    _store: Process,
+}
+
+impl World {
+    pub(crate) async fn start() -> Self {
+        yoke_runtime::install_crypto();
+        let dir = tempfile::tempdir().unwrap();
+        let [client, peer] = [free_port(), free_port()].map(|port| format!("http://127.0.0.1:{port}"));
+        let store = spawn(
+            dir.path(),
+            "etcd",
+            &[
+                format!("--data-dir={}/etcd", dir.path().display()),
+                format!("--listen-client-urls={client}"),
+                format!("--advertise-client-urls={client}"),
+                format!("--listen-peer-urls={peer}"),
+                format!("--initial-advertise-peer-urls={peer}"),
+                format!("--initial-cluster=default={peer}"),
+                "--unsafe-no-fsync".into(),
+            ],
+        );
+        let (api, address) = start_api(dir.path(), &client, &[(SERVER_TOKEN, SERVER)]).await;
+        let admin = connect(&address, OWNER_TOKEN);
+        install_crds(&admin).await;
+        until_crds_are_served(&admin).await;
+        let mut alice = Person::new(dir.path(), "alice", "ed25519").await;
+        let mut bob = Person::new(dir.path(), "bob", "ecdsa").await;
+        let mut mallory = Person::new(dir.path(), "mallory", "ed25519").await;
+        install_server(&admin).await;
+        add_tenant(&admin, "a", "laptop", &alice.public).await;
+        add_tenant(&admin, "b", "desk", &bob.public).await;
+
+        let server = connect(&address, SERVER_TOKEN);
+        let (running, port) = serve(&server).await;
+        let known_hosts = dir.path().join("known_hosts");
+        let secret = Api::<Secret>::namespaced(admin.clone(), NAMESPACE)
+            .get(HOST_KEY)
+            .await
+            .unwrap();
+        let public = &secret.data.unwrap()[host_key::PUBLIC].0;
+        let public = std::str::from_utf8(public).unwrap();
+        std::fs::write(&known_hosts, format!("[127.0.0.1]:{port} {public}")).unwrap();
+        for person in [&mut alice, &mut bob, &mut mallory] {
+            person.meet(port, &known_hosts);
+        }
+        Self {
+            alice,
+            bob,
+            mallory,
+            admin,
+            server,
+            dir,
+            port: port.into(),
+            _running: running,
+            _api: api,
+            _store: store,
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn clusters(&self, tenant: &str) -> Api<Cluster> {
+        Api::namespaced(self.admin.clone(), tenant)
+    }
+
+    /// What the operator says of a Cluster, in short, and its kubeconfig once it is ready.
+    pub(crate) async fn tell(&self, tenant: &str, name: &str, is_ready: bool, message: &str) {
+        let api = self.clusters(tenant);
+        let generation = api.get(name).await.unwrap().metadata.generation;
+        let (status, reason) = if is_ready {
+            ("True", "AsExpected")
+        } else {
+            ("False", "PodPending")
+        };
+        let kubeconfig = is_ready.then(|| json!({"name": format!("{name}-kubeconfig")}));
+        let status = json!({"status": {
+            "observedGeneration": generation, "phase": "Running", "version": "v1.35.4", "kubeconfigRef": kubeconfig,
+            "conditions": [{"type": "Ready", "status": status, "reason": reason, "message": message,
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        }});
+        if is_ready {
+            let text = format!("apiVersion: v1\nkind: Config\nclusters: []\n# of {tenant}/{name}\n");
+            let secret = json!({"apiVersion": "v1", "kind": "Secret",
+                "metadata": {"name": format!("{name}-kubeconfig"), "namespace": tenant}, "stringData": {"value": text}});
+            put(&self.admin, &secret).await;
+            put(&self.admin, &role_of(tenant, &[name])).await;
+        }
+        let params = PatchParams::default();
+        api.patch_status(name, &params, &Patch::Merge(&status)).await.unwrap();
+    }
+
+    /// Gives a Tenant other keys: name and line.
+    pub(crate) async fn set_keys(&self, tenant: &str, keys: &[(&str, &str)]) {
+        let keys: Vec<_> = keys
+            .iter()
+            .map(|(name, line)| json!({"name": name, "publicKey": line}))
+            .collect();
+        let patch = json!({"spec": {"sshKeys": keys}});
+        let api = Api::<Tenant>::all(self.admin.clone());
+        api.patch(tenant, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
+    }
+
+    /// Waits until it is so; never for a time.
+    pub(crate) async fn until(&self, what: &str, mut so: impl AsyncFnMut() -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !so().await {
+            assert!(Instant::now() < deadline, "not so within {LIMIT:?}: {what}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(crate) async fn restarted_server_has_the_same_key(&self) {
+        let before = host_key::load(self.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
+        let again = host_key::load(self.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
+        assert_eq!(before.public_key(), again.public_key());
+        let known = std::fs::read_to_string(self.path("known_hosts")).unwrap();
+        let line = format!(
+            "[127.0.0.1]:{} {}",
+            self.port.load(Ordering::Relaxed),
+            before.public_key().to_openssh().unwrap()
+        );
+        assert_eq!(known.trim(), line);
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The server as the process puts it together, with other limits.
+async fn serve(client: &Client) -> (Supervisor, u16) {
+    let mut supervisor = Supervisor::new(Duration::from_secs(1));
+    let metrics = Metrics::new(&Registry::new("ssh_ui"));
+    let readiness = Readiness::new();
+    let listed = readiness.check("tenants");
+    let key = host_key::load(client.clone(), NAMESPACE, HOST_KEY).await.unwrap();
+    let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let port = server.local_address().port();
+    let (directory, known) = watch::channel(Directory::default());
+    let drain = supervisor.drain();
+    let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
+    supervisor.spawn("tenants", watching);
+    let rate = |burst| Rate { per_second: 1, burst };
+    let limits = Limits {
+        connections: 64,
+        source_connections: 64,
+        source: rate(1000),
+        key: rate(BURST),
+    };
+    let shared = Shared {
+        host: client.clone(),
+        directory: known,
+        gate: Gate::new(limits, Instant::now()).into(),
+        contact: Some(CONTACT.into()),
+        metrics,
+    };
+    supervisor.spawn("ssh", server.serve(shared, key, Duration::from_secs(60), drain));
+    let deadline = Instant::now() + LIMIT;
+    while !readiness.failing().is_empty() {
+        assert!(Instant::now() < deadline, "{:?}", readiness.failing());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    (supervisor, port)
+}
+
+/// What the chart makes for the server: rights, and a Secret to be filled. Its templates are looked at by `cargo xtask check`,
+/// and what they grant is proved on the running stack.
+async fn install_server(admin: &Client) {
+    let named = |kind: &str, rest: Value| {
+        let mut object =
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": "yoke-ssh-ui"}});
+        object
+            .as_object_mut()
+            .unwrap()
+            .extend(rest.as_object().unwrap().clone());
+        object
+    };
+    let subjects = json!([{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": SERVER}]);
+    let reference = |kind: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "yoke-ssh-ui"});
+    put(admin, &namespace(NAMESPACE)).await;
+    let rules = json!([
+        {"apiGroups": ["yoke.drzzl.io"], "resources": ["tenants"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["yoke-ssh"], "verbs": ["impersonate"]},
+    ]);
+    put(admin, &named("ClusterRole", json!({"rules": rules}))).await;
+    let binding = json!({"roleRef": reference("ClusterRole"), "subjects": subjects});
+    put(admin, &named("ClusterRoleBinding", binding)).await;
+    let own = json!({"name": "yoke-ssh-ui", "namespace": NAMESPACE});
+    let rules =
+        json!([{"apiGroups": [""], "resources": ["secrets"], "resourceNames": [HOST_KEY], "verbs": ["get", "update"]}]);
+    put(admin, &named("Role", json!({"metadata": own, "rules": rules}))).await;
+    let binding = json!({"metadata": own, "roleRef": reference("Role"), "subjects": subjects});
+    put(admin, &named("RoleBinding", binding)).await;
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": HOST_KEY, "namespace": NAMESPACE}});
+    put(admin, &secret).await;
+}
+
+/// What the operator makes for a Tenant with a key.
+async fn add_tenant(admin: &Client, name: &str, key: &str, line: &str) {
+    let spec = json!({"sshKeys": [{"name": key, "publicKey": line}]});
+    put(
+        admin,
+        &json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": name}, "spec": spec}),
+    )
+    .await;
+    put(admin, &namespace(name)).await;
+    put(admin, &role_of(name, &[])).await;
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "yoke-tenant", "namespace": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "yoke-tenant"},
+        "subjects": [{"kind": "ServiceAccount", "name": "yoke-ssh", "namespace": name}],
+    });
+    put(admin, &binding).await;
+}
+
+fn namespace(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+}
+
+fn role_of(tenant: &str, clusters: &[&str]) -> Value {
+    let verbs = [
+        "get",
+        "list",
+        "watch",
+        "create",
+        "update",
+        "patch",
+        "delete",
+        "deletecollection",
+    ];
+    let mut rules = vec![json!({"apiGroups": ["yoke.drzzl.io"], "resources": ["clusters"], "verbs": verbs})];
+    if !clusters.is_empty() {
+        let names: Vec<_> = clusters.iter().map(|name| format!("{name}-kubeconfig")).collect();
+        rules.push(json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": ["get"]}));
+    }
+    json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+        "metadata": {"name": "yoke-tenant", "namespace": tenant}, "rules": rules})
+}
+
+/// Makes an object, or makes it so.
+async fn put(client: &Client, object: &Value) {
+    let version = object["apiVersion"].as_str().unwrap();
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let kind = object["kind"].as_str().unwrap();
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    let name = object["metadata"]["name"].as_str().unwrap();
+    let api: Api<DynamicObject> = match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let params = PatchParams::apply("test").force();
+    api.patch(name, &params, &Patch::Apply(object)).await.unwrap();
+}
