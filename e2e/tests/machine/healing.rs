@@ -18,9 +18,10 @@ use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
 
 /// What Yoke's processes say of those that were killed.
-const LOSSES: [Expected; 14] = {
+const LOSSES: [Expected; 15] = {
     const NATS: &str = "nats-server was killed";
     const HOST: &str = "the host's API server, or its store, was killed";
+    const YOUNG: &str = "the host's API server has just started, and does not know of roles yet";
     const fn expected(says: &'static str, because: &'static str) -> Expected {
         Expected { says, because }
     }
@@ -36,6 +37,7 @@ const LOSSES: [Expected; 14] = {
         expected("eof in poll", HOST),
         expected("watch of the host API failed", HOST),
         expected("watch failed", HOST),
+        expected("watch initlist error with 403", YOUNG),
         expected("reconciliation of a", HOST),
         expected("status cannot be written", HOST),
         expected("event cannot be written", HOST),
