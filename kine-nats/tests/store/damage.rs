@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 type Written = BTreeMap<i64, (String, Vec<u8>)>;
 
 /// How a store came back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug)]
 enum Outcome {
     /// All of it.
     Whole,
-    /// It is not served.
-    Refused,
+    /// It is not served, and why.
+    Refused(String),
     /// The server had dropped the end of the log, which nobody else knew.
     Shorter,
 }
@@ -55,8 +55,8 @@ async fn outcome(mut nats: Nats, stream: &str, written: &Written) -> Outcome {
     while !kine.is_ready().await {
         if let Some(status) = kine.exited() {
             assert!(!status.success(), "{}", kine.log());
-            println!("{}", kine.log().lines().last().unwrap_or_default());
-            return Outcome::Refused;
+            let log = kine.log();
+            return Outcome::Refused(log.lines().last().unwrap_or_default().to_owned());
         }
         assert!(begun.elapsed() < WAIT, "neither served nor refused: {}", kine.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -116,5 +116,8 @@ async fn no_flipped_bit_on_the_disk_is_served() {
     // A server that finds a damaged message when it starts may drop all behind it, and both snapshots with it.
     for (outcome, what) in &outcomes {
         println!("{outcome:?}: {what}");
+        if let Outcome::Refused(why) = outcome {
+            assert!(why.contains("keep the store: "), "{what}: {why}");
+        }
     }
 }
