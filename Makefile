@@ -13,6 +13,9 @@ FAILED = echo "== failed" | tee -a $(REPORT)
 # What the test of a change of version moves a cluster between; the stack's own release is the older one.
 SLOW_VERSIONS := 1.35.4 1.35.5
 
+# Tests of crates run servers and wait for them: this many share the cores.
+WAITING := 6
+
 # What a failed test says is its error; the frames below it would push that out of a log's end.
 export RUST_BACKTRACE := 0
 
@@ -83,7 +86,7 @@ lint: tools ## Check the format, the lints and what no compiler checks
 test: lint ## Run every test, on the running stack too
 	$(call timed,binaries,$(DEV) up --until workspace)
 	@: > $(REPORT)
-	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
+	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) RUST_TEST_THREADS=$(WAITING) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,stack,$(MAKE) --no-print-directory up)
 	$(call timed,end-to-end tests of tenants,$(CARGO) test --package yoke-e2e --no-fail-fast --lib --bins --test tenants -- --test-threads=4 2>&1 | tee -a $(REPORT) || $(FAILED))
 	$(call timed,end-to-end tests of the machine,$(CARGO) test --package yoke-e2e --no-fail-fast --test machine -- --test-threads=1 2>&1 | tee -a $(REPORT) || $(FAILED))
