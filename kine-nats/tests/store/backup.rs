@@ -1,8 +1,8 @@
 //! `etcdctl snapshot save`: etcd's own tools take the file for one of etcd's, and an etcd goes on with it.
 
-use crate::etcd::{Etcd, etcdutl, save};
+use crate::etcd::{Etcd, save};
 use crate::faults::{Load, serves};
-use crate::harness::{Client, Kine, Nats, etcdctl, json};
+use crate::harness::{Client, Kine, Nats, etcdctl, etcdutl, json};
 use serde_json::Value;
 use std::path::Path;
 use yoke_kine_nats::proto::etcdserverpb as pb;

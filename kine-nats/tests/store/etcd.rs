@@ -1,6 +1,6 @@
 //! etcd itself, and its tool for files.
 
-use crate::harness::{Client, etcdctl, eventually, find, free_port};
+use crate::harness::{Client, etcdctl, etcdutl, eventually, find, free_port};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::{NamedTempFile, TempDir};
@@ -93,19 +93,4 @@ pub(crate) fn save(endpoint: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     etcdctl(endpoint, &["snapshot", "save", &file.path().display().to_string()]).unwrap();
     file
-}
-
-/// Runs etcd's tool for files. Answers what it printed, or what it complained of.
-pub(crate) fn etcdutl(arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new(find("etcdutl"))
-        .args(arguments)
-        .env_clear()
-        .output()
-        .unwrap();
-    if output.status.success() {
-        Ok(String::from_utf8(output.stdout).unwrap())
-    } else {
-        let streams = [output.stdout, output.stderr].concat();
-        Err(String::from_utf8(streams).unwrap())
-    }
 }

@@ -276,14 +276,18 @@ impl Drop for Kine {
     }
 }
 
-/// Runs etcd's own tool. Answers what it printed, or what it complained of.
+/// Runs etcd's tool for servers. Answers what it printed, or what it complained of.
 pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new(find("etcdctl"))
-        .args(["--endpoints", endpoint])
-        .args(arguments)
-        .env_clear()
-        .output()
-        .unwrap();
+    run_tool("etcdctl", &[&["--endpoints", endpoint], arguments].concat())
+}
+
+/// Runs etcd's tool for files. Answers what it printed, or what it complained of.
+pub(crate) fn etcdutl(arguments: &[&str]) -> Result<String, String> {
+    run_tool("etcdutl", arguments)
+}
+
+fn run_tool(name: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(find(name)).args(arguments).env_clear().output().unwrap();
     if output.status.success() {
         Ok(String::from_utf8(output.stdout).unwrap())
     } else {
