@@ -35,9 +35,8 @@ use crate::names::ClusterId;
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
         priority = 1
     ),
-    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message("a Cluster's name is a DNS label (RFC 1035): lower-case letters, digits and '-', beginning with a letter"),
-    validation = Rule::new("self.metadata.name.size() <= 40").message("a Cluster's name has at most 40 characters")
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message("a Cluster's name is a DNS label (RFC 1035): at most 63 lower-case letters, digits and '-', beginning with a letter")
 )]
 #[x_kube(
     validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed"),

@@ -21,7 +21,8 @@ pub const API_PORT_NAME: &str = "https";
 pub const API_PORT: u16 = 6443;
 /// Key of the kubeconfig in its Secret: the contract of Cluster API, which other tools read.
 pub const KUBECONFIG_KEY: &str = "value";
-/// Longest name of a Cluster: with `-`, eight characters of identity it stays one DNS label with room to spare.
+/// Longest name that a Cluster is accepted with: with `-`, eight characters of identity it stays one DNS label with room to
+/// spare. The schema lets any DNS label in, so that the operator can say why a longer one is refused.
 pub const CLUSTER_NAME_MAX: usize = 40;
 
 const ID_LENGTH: usize = 10;

@@ -76,7 +76,7 @@ pub enum Command {
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct CreateOptions {
     /// Name of the Cluster
-    #[arg(value_parser = parse_name)]
+    #[arg(value_parser = parse_new_name)]
     pub name: String,
     /// Version of Kubernetes, such as v1.35.4; the host's default if not given
     #[arg(long, value_name = "VERSION")]
@@ -187,16 +187,23 @@ pub fn parse(line: &[u8]) -> Result<Request, Misread> {
     })
 }
 
-/// A name that a Cluster can have. Others are not asked for: they go into paths.
+/// A name that a Cluster can have, be it refused for its length. Others are not asked for: they go into paths.
 pub fn parse_name(text: &str) -> Result<String, String> {
-    let good = is_label(text) && text.len() <= CLUSTER_NAME_MAX && text.starts_with(|c: char| c.is_ascii_lowercase());
-    if good {
+    if is_label(text) && text.starts_with(|c: char| c.is_ascii_lowercase()) {
         Ok(text.to_owned())
     } else {
         Err(format!(
             "a Cluster's name is at most {CLUSTER_NAME_MAX} lower-case letters, digits and dashes, and begins with a letter"
         ))
     }
+}
+
+fn parse_new_name(text: &str) -> Result<String, String> {
+    let name = parse_name(text)?;
+    if name.len() > CLUSTER_NAME_MAX {
+        return Err(format!("a Cluster's name has at most {CLUSTER_NAME_MAX} characters"));
+    }
+    Ok(name)
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
@@ -241,6 +248,7 @@ mod tests {
             name: name.to_owned(),
             waiting,
         };
+        let long = "n".repeat(63);
         for (line, expected) in [
             ("", request(false, clusters.clone())),
             ("  ", request(false, clusters.clone())),
@@ -248,6 +256,8 @@ mod tests {
             ("--json 'clusters'", request(true, clusters)),
             ("whoami", request(false, Command::Whoami)),
             ("sleep \"a\"", request(false, Command::Sleep(change("a")))),
+            // Refused, and there: it can be taken away.
+            (&format!("sleep {long}"), request(false, Command::Sleep(change(&long)))),
             (
                 "delete a --yes",
                 request(
@@ -280,6 +290,7 @@ mod tests {
             ("rm -rf /", "unrecognized subcommand 'rm'"),
             ("create", "<NAME>"),
             ("create ../x", "lower-case letters"),
+            (&format!("create {}", "n".repeat(41)), "at most 40 characters"),
             ("kubeconfig a/b", "lower-case letters"),
             ("kubeconfig 1a", "lower-case letters"),
             ("clusters %2e%2e", "lower-case letters"),

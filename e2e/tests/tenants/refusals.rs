@@ -47,7 +47,7 @@ async fn expect_refusal(tenant: &TenantFixture, name: &str, spec: ClusterSpec, r
 async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result<()> {
     let stack = Stack::connect().await?;
     let quota = TenantQuota {
-        clusters: 8,
+        clusters: 9,
         storage: Quantity("2Gi".into()),
     };
     let spec = TenantSpec {
@@ -63,6 +63,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
         ..default()
     };
     expect_refusal(&tenant, "version", version, Reason::UnknownVersion).await?;
+    expect_refusal(&tenant, &"n".repeat(41), default(), Reason::NameInvalid).await?;
     let class = ClusterSpec {
         class: Some("gold".into()),
         ..default()
@@ -197,10 +198,10 @@ async fn schema_refuses_what_no_operator_should_see() -> Result<()> {
             tenant.name
         )
     };
-    let long = "n".repeat(41);
+    let long = "n".repeat(64);
     let wildcard = "{endpoint: {extraSANs: ['*.a.example']}}";
     for (manifest, says) in [
-        (cluster(&long, "{}"), "at most 40 characters"),
+        (cluster(&long, "{}"), "at most 63"),
         (cluster("1a", "{}"), "RFC 1035"),
         (cluster("a", "{version: latest}"), "spec.version"),
         (cluster("a", wildcard), "extraSANs"),

@@ -107,7 +107,10 @@ pub fn plan_status(
         phase: Some(plan_phase(outcome, &before, &history, ready, now)),
         version: completed.or(before.version),
         history,
-        endpoint: Some(build_endpoint(identity, config)),
+        // One that never ran has none, and from a name that is too long no host name can be made.
+        endpoint: (outcome.accepted.is_ok() || outcome.kept)
+            .then(|| build_endpoint(identity, config))
+            .or(before.endpoint),
         kubeconfig_ref: outcome
             .published
             .then(|| SecretRef {

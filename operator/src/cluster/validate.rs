@@ -101,7 +101,7 @@ fn check_name(name: &str) -> Result<(), Refusal> {
         return refuse(
             Reason::NameInvalid,
             format!(
-                "The name has {} characters; at most {CLUSTER_NAME_MAX} are possible.",
+                "The name has {} characters, and that of a Cluster may have {CLUSTER_NAME_MAX}. Delete this Cluster and make one with a shorter name.",
                 name.len()
             ),
         );

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
@@ -172,6 +173,15 @@ impl Host {
 
     pub(crate) fn clusters(&self) -> Api<Cluster> {
         self.api(TENANT)
+    }
+
+    /// The reasons of the warnings that the Tenant was told.
+    pub(crate) async fn events(&self) -> Vec<String> {
+        let events = self.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
+        let warnings = events
+            .into_iter()
+            .filter(|event| event.type_.as_deref() == Some("Warning"));
+        warnings.filter_map(|event| event.reason).collect()
     }
 
     /// Makes a Cluster in the Tenant's namespace.

@@ -1,14 +1,41 @@
-//! A Cluster that is refused after it was accepted stays alive.
+//! A Cluster that is refused says why; one that was accepted before stays alive.
 
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::runtime::controller::Action;
-use yoke_api::Tenant;
+use yoke_api::{Cluster, Tenant};
 
 use crate::harness::{Host, PKI, TENANT, condition};
+
+/// The schema lets it in, so that there is an object to say why; nothing is made by that name.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_whose_name_is_too_long_says_so_and_goes() {
+    let host = Host::start().await;
+    let name = &"n".repeat(63);
+    host.make_cluster(name).await;
+    host.bring(name, "it is refused", async || {
+        condition(&host.cluster(name).await, "Accepted") == "False/NameInvalid"
+    })
+    .await;
+    assert_eq!(host.events().await, ["NameInvalid"]);
+    let status = host.cluster(name).await.status.unwrap();
+    assert_eq!(status.endpoint, None, "no DNS label is that long");
+    let hosted = Api::<Namespace>::all(host.client.clone())
+        .get_opt(&host.hosted(name).await)
+        .await
+        .unwrap();
+    assert_eq!(hosted, None);
+    host.clusters().delete(name, &Default::default()).await.unwrap();
+    host.bring(name, "it is gone", async || {
+        host.clusters().get_opt(name).await.unwrap().is_none()
+    })
+    .await;
+    let longer = Cluster::new(&"n".repeat(64), Default::default());
+    let refused = host.clusters().create(&Default::default(), &longer).await.unwrap_err();
+    assert!(refused.to_string().contains("at most 63"), "{refused}");
+}
 
 /// A certificate that cert-manager renews is copied, whatever has become of the spec.
 #[tokio::test(flavor = "multi_thread")]
@@ -194,7 +221,6 @@ async fn refusal_is_told_though_keeping_fails() {
             && condition(&cluster, "Degraded") == "True/ReconcileFailed"
     })
     .await;
-    let events = host.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
-    let reasons: Vec<_> = events.iter().filter_map(|event| event.reason.as_deref()).collect();
-    assert!(reasons.contains(&"QuotaExceeded"), "{reasons:?}");
+    let reasons = host.events().await;
+    assert!(reasons.contains(&"QuotaExceeded".to_owned()), "{reasons:?}");
 }

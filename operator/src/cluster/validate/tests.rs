@@ -125,6 +125,7 @@ fn names_are_checked() {
         ("a-1", true),
         ("1a", false),
         ("a.b", false),
+        (&"n".repeat(40), true),
         (&"n".repeat(41), false),
     ] {
         let refused = reason(&cluster(name), &around(&config, &tenant, &[]));
