@@ -2,10 +2,10 @@
 
 use crate::clock;
 use crate::codec::{self, CodecError, Operation};
-use crate::log::{Log, LogError, LogInfo, Passing};
+use crate::log::{Log, LogError, LogInfo, Lost, Passing};
 use crate::mvcc::Mvcc;
 use crate::session::{Session, SessionError, Verdict};
-use crate::snapshot::{Messages, Snapshot, SnapshotError, Snapshots};
+use crate::snapshot::{Floor, Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
 use crate::writer::Recent;
 use std::sync::{PoisonError, RwLock};
@@ -56,8 +56,8 @@ pub(crate) enum BootError {
     },
     /// The log ends before what is known of it.
     #[error(
-        "open the store: the log has lost what is behind sequence {last}: a snapshot or this process knows it up to \
-         {known}, with revision {revision}; if it cannot be brought back, `kine-nats repair` goes on without it"
+        "open the store: the log has lost what is behind sequence {last}: the snapshots' stream or this process knows it \
+         up to {known}, with revision {revision}; if it cannot be brought back, `kine-nats repair` goes on without it"
     )]
     Behind {
         /// Where the log ends.
@@ -66,6 +66,17 @@ pub(crate) enum BootError {
         known: u64,
         /// The revision there.
         revision: i64,
+    },
+    /// The log's server dropped its end, as far as anybody can tell.
+    #[error(
+        "open the store: the NATS server found the log damaged and dropped {bytes} bytes of it: what was acknowledged \
+         behind sequence {last} may be lost; if it cannot be brought back, `kine-nats repair` goes on without it"
+    )]
+    Dropped {
+        /// Bytes that were dropped.
+        bytes: u64,
+        /// Where the log ends.
+        last: u64,
     },
     /// The log has a hole.
     #[error(
@@ -109,6 +120,8 @@ pub(crate) struct Tail {
     pub(crate) replayed: (u64, u64),
     /// The log when it was last asked.
     pub(crate) info: LogInfo,
+    /// How far it is known to reach.
+    pub(crate) floor: Floor,
     /// The end of the log.
     pub(crate) recent: Recent,
     /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
@@ -140,8 +153,10 @@ impl Replica {
         loop {
             match Self::read(log, snapshots).await {
                 Err(
-                    error
-                    @ (BootError::NoSnapshot { .. } | BootError::Behind { .. } | BootError::Log(LogError::Gap(_))),
+                    error @ (BootError::NoSnapshot { .. }
+                    | BootError::Behind { .. }
+                    | BootError::Dropped { .. }
+                    | BootError::Log(LogError::Gap(_))),
                 ) if tries < TRIES => {
                     tracing::debug!(error = %error, "The log and the snapshots do not meet");
                     tries += 1;
@@ -155,6 +170,7 @@ impl Replica {
     async fn read<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<Self, BootError> {
         let (mut tail, state) = Self::begin(log, snapshots).await?;
         tail.check(&state)?;
+        tail.check_end()?;
         let state = RwLock::new(state);
         tail.catch_up(log, &state, tail.observed, &|_, _| {}).await?;
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +191,8 @@ impl Replica {
         };
         let problem = match read {
             Err(error) if error.is_passing() => return Err(error),
-            read => read.err(),
+            Err(error) => Some(error),
+            Ok(()) => tail.check_end().err(),
         };
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let replica = Self { tail, state };
@@ -183,8 +200,9 @@ impl Replica {
     }
 
     async fn begin<L: Log, M: Messages>(log: &L, snapshots: &Snapshots<M, L>) -> Result<(Tail, State), BootError> {
-        // In this order: the log never ends before a snapshot that was there already.
+        // In this order: the log never ends before a snapshot or a floor that was there already.
         let newest = snapshots.newest().await?;
+        let floor = snapshots.floor().await?;
         let info = log.info().await?;
         let (session, state) = match newest {
             Some(Snapshot { session, state }) => (session, state),
@@ -194,6 +212,7 @@ impl Replica {
             session,
             replayed: (0, 0),
             info,
+            floor,
             recent: Recent::default(),
             observed: clock::now(),
         };
@@ -210,6 +229,20 @@ impl Tail {
             Err(BootError::Behind { last, known, revision })
         } else if first > known + 1 && last > known {
             Err(BootError::NoSnapshot { first })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether the log reaches as far as it was acknowledged, and its server has dropped nothing that nobody made up for.
+    pub(crate) fn check_end(&self) -> Result<(), BootError> {
+        let (LogInfo { last, lost, .. }, Floor { sequence, revision, .. }) = (self.info, self.floor);
+        if last < sequence {
+            let known = sequence;
+            Err(BootError::Behind { last, known, revision })
+        } else if lost != Lost::default() && lost != self.floor.lost {
+            let bytes = lost.bytes;
+            Err(BootError::Dropped { bytes, last })
         } else {
             Ok(())
         }

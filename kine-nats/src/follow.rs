@@ -85,7 +85,8 @@ impl Follower {
                         (sent, tried) = (clock::now(), Some(session.sequence));
                     }
                     let record = self.epoch_record(identity);
-                    if log.publish(token, record, self.tail.session.sequence).await.is_ok()
+                    if self.is_whole(log, snapshots).await?
+                        && log.publish(token, record, self.tail.session.sequence).await.is_ok()
                         && wait_for_epoch(acks, token).await? == Outcome::Full
                     {
                         self.make_room(snapshots).await;
@@ -111,8 +112,11 @@ impl Follower {
                 Err(error @ BootError::Behind { last, .. }) => {
                     // Nobody who wrote it brings it back. What this process saw was stored, and may have been acknowledged.
                     let memory = (&self.tail.recent, &self.tail.session);
-                    match append_again(log, (&mut *acks, &mut token), memory, last).await {
-                        Ok(Repair::Done) => tracing::warn!(last, "The log had lost records; they are stored again"),
+                    match append_again(log, (&mut *acks, &mut token), memory, self.tail.info).await {
+                        Ok(Repair::Done) => {
+                            tracing::warn!(last, "The log had lost records; they are stored again");
+                            self.tail.floor.lost = self.tail.info.lost;
+                        }
                         Ok(Repair::Impossible | Repair::Taken) => return Err(error),
                         Err(_) => sleep(AGAIN).await,
                     }
@@ -168,6 +172,7 @@ impl Follower {
             return Ok(true);
         }
         let info = log.info().await?;
+        self.tail.info = info;
         if info.last < self.tail.session.sequence {
             return Err(BootError::Behind {
                 last: info.last,
@@ -175,8 +180,29 @@ impl Follower {
                 revision: store.revision(),
             });
         }
-        self.tail.info = info;
         self.tail.catch_up(log, store.state(), clock::now(), &seen).await
+    }
+
+    /// Whether the log that this process read may be gone on with. Not when its server dropped something since that this
+    /// process did not store again, and no writer either, whose floor would say so. Answers `false` when nobody can tell.
+    async fn is_whole<L: Log, M: Messages>(&mut self, log: &L, snapshots: &Snapshots<M, L>) -> Result<bool, BootError> {
+        if self.tail.check_end().is_ok() {
+            return Ok(true);
+        }
+        let asked = async {
+            let floor = snapshots.floor().await?;
+            Ok::<_, BootError>((floor, log.info().await?))
+        };
+        match asked.await {
+            Ok((floor, info)) => (self.tail.floor, self.tail.info) = (floor, info),
+            Err(error) if error.is_passing() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        match self.tail.check_end() {
+            // What this process knows of it is stored again first.
+            Err(_) if self.tail.info.last < self.tail.session.sequence => Ok(false),
+            ended => ended.map(|()| true),
+        }
     }
 
     /// Shortens a log that is full, so that a writer can begin.

@@ -6,6 +6,7 @@ pub(crate) mod memory;
 pub(crate) mod stream;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 /// Why the log did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +66,18 @@ pub(crate) struct LogInfo {
     pub(crate) bytes: u64,
     /// Most bytes that may be kept; `None` for no limit.
     pub(crate) limit: Option<u64>,
+    /// What the server found damaged and dropped.
+    pub(crate) lost: Lost,
+}
+
+/// What a server says that it dropped of a stream since it was started. It forgets that when it is started again; the
+/// bytes may be of a record that it was never to acknowledge, and be all that it knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lost {
+    /// Messages whose sequences it knew.
+    pub(crate) messages: u64,
+    /// Bytes of its files.
+    pub(crate) bytes: u64,
 }
 
 /// What became of a record.

@@ -5,6 +5,7 @@
 //!   ─► revision far above any that was ever told, everything before it compacted: nobody mistakes old for new
 //!   ─► stored as a snapshot behind all that log and snapshots ever held: it is the newest one from here on
 //!   ─► the log is emptied up to there; the next writer begins behind it
+//!   ─► the floor is put there, too: what the server says that it has lost is accepted
 //! ```
 //!
 //! Until the last step nothing starts: the new snapshot is ahead of the log. Whoever wrote before finds its place gone.
@@ -14,10 +15,10 @@ use crate::boot::{BootError, Replica, Salvage};
 use crate::keep::retry;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::Stream;
-use crate::log::{Log, LogError};
+use crate::log::{Log, LogError, LogInfo};
 use crate::nats;
 use crate::session::Session;
-use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
+use crate::snapshot::{Floor, Messages, Pin, SnapshotError, Snapshots};
 use crate::state::State;
 use crate::writer::LEASE;
 use anyhow::Context;
@@ -27,6 +28,10 @@ use tokio::time::sleep;
 
 /// A writer shows that it lives more often than this.
 const SILENCE: Duration = LEASE.saturating_add(Duration::from_secs(1));
+
+/// More records than anybody can have written of which nothing is known any more: a writer that sleeps meanwhile never finds
+/// the log to end where it remembers.
+const UNKNOWN: u64 = 1 << 16;
 
 /// Why a store is not repaired.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +120,7 @@ pub(crate) async fn mend<L: Log, M: Messages>(
         return Err(RepairError::Nothing(problem));
     }
     tracing::warn!(
+        dropped = tail.info.lost.bytes,
         sequence = tail.session.sequence,
         revision = state.mvcc.visible(),
         keys = state.mvcc.keys(),
@@ -126,19 +132,25 @@ pub(crate) async fn mend<L: Log, M: Messages>(
     if !accept_loss {
         return Err(RepairError::NotAccepted(problem));
     }
-    let highest = snapshots.highest().await?;
-    let sequence = tail.info.last.max(tail.session.sequence).max(highest) + 1;
+    let highest = snapshots.highest().await?.max(tail.floor.sequence);
+    let sequence = tail.info.last.max(tail.session.sequence).max(highest) + 1 + UNKNOWN;
     let (session, state) = bumped(tail.session, state, sequence, bump);
     let leases = state.leases.terms();
     let state = RwLock::new(state);
     let pin = Pin::new(&state, session, leases);
     snapshots.save(&state, &pin).await?;
     log.purge(sequence + 1).await?;
-    let last = log.info().await?.last;
+    let LogInfo { last, lost, .. } = log.info().await?;
     if last != sequence {
         return Err(RepairError::NotEmptied { last, wanted: sequence });
     }
     let revision = pin.revision;
+    let floor = Floor {
+        sequence,
+        revision,
+        lost,
+    };
+    snapshots.set_floor(&floor).await?;
     Ok(Repaired::Bumped { sequence, revision })
 }
 

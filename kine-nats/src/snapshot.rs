@@ -6,9 +6,11 @@
 //! ```text
 //! kine.<id>.snap.c.<sequence>.<writer>   chunk, chunk, chunk, …   (all of one snapshot under one subject)
 //! kine.<id>.snap.m                       manifest: session, revisions, where its chunks are, their digest
+//! kine.<id>.snap.f                       floor: how far the log was acknowledged since
 //! ```
 
 mod chunk;
+mod floor;
 #[cfg(test)]
 pub(crate) mod memory;
 mod stream;
@@ -20,6 +22,7 @@ use crate::session::Session;
 use crate::state::State;
 use bytes::Bytes;
 pub(crate) use chunk::{Chunk, Section};
+pub(crate) use floor::Floor;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
@@ -41,6 +44,9 @@ pub enum SnapshotError {
     /// The manifest is damaged.
     #[error("decode a manifest")]
     Manifest(#[source] serde_json::Error),
+    /// The note of how far the log was acknowledged is damaged.
+    #[error("decode a floor")]
+    Floor(#[source] serde_json::Error),
     /// Written by a later version.
     #[error("decode a manifest: its format {0} is not known")]
     Format(u32),

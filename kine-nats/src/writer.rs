@@ -10,6 +10,7 @@
 //! in doubt: it is looked up at the stream's leader and sent again until it is known to be stored, or until the log shows
 //! that another writer began. Nobody is told of success before that.
 
+mod floor;
 mod loss;
 mod pipeline;
 #[cfg(test)]
@@ -238,6 +239,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         while !self.pending.is_empty() {
             self.next_ack().await?;
         }
+        self.upkeep.finish(&self.store).await;
         self.store.end_lease();
         let mut operations = Operations::default();
         operations.resign();
@@ -275,6 +277,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let connected = self.log.is_connected();
         // The log may have lost something meanwhile: a record tells.
         let reconnected = connected && !std::mem::replace(&mut self.connected, connected);
+        if reconnected {
+            self.upkeep.doubt();
+        }
         if self.pending.is_empty() && (reconnected || now > self.last_sent + IDLE) {
             self.dispatch(Operations::default(), Vec::new()).await?;
         }

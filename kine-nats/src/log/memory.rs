@@ -1,6 +1,6 @@
 //! A log in memory, which can lose records and acks.
 
-use super::{Ack, Log, LogError, LogInfo, Rejection};
+use super::{Ack, Log, LogError, LogInfo, Lost, Rejection};
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -40,6 +40,10 @@ struct Inner {
     purged: usize,
     /// Bytes that are kept at most.
     limit: Option<u64>,
+    /// What it says that it has lost.
+    lost: Lost,
+    /// Whether it may be moved to an end that it never had.
+    purges_ahead: bool,
     info_fails: u32,
     publish_fails: u32,
     /// Bytes of the largest record that is taken.
@@ -137,6 +141,11 @@ impl Memory {
         self.lock().at_info.0 = Some(Box::pin(event));
     }
 
+    /// Lets it be emptied and go on behind sequences that it never had, as a repair does.
+    pub(crate) fn let_purge_ahead(&self) {
+        self.lock().purges_ahead = true;
+    }
+
     pub(crate) fn push(&self, record: Bytes) {
         self.lock().records.push(record);
     }
@@ -160,9 +169,29 @@ impl Memory {
         self.lock().records.truncate(length);
     }
 
+    /// Drops records, and says so, as a server does that was started on a damaged one.
+    pub(crate) fn lose(&self, length: usize) {
+        let mut inner = self.lock();
+        let dropped: u64 = inner
+            .records
+            .drain(length..)
+            .map(|record| record.len() as u64 + MESSAGE)
+            .sum();
+        inner.lost.bytes += dropped;
+    }
+
+    /// Another server answers, which has lost nothing that it knows of.
+    pub(crate) fn forget_lost(&self) {
+        self.lock().lost = Lost::default();
+    }
+
     /// Puts something else in the place of a record. Answers what was there.
     pub(crate) fn replace(&self, at: usize, record: Bytes) -> Bytes {
         std::mem::replace(&mut self.lock().records[at], record)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().records.len()
     }
 
     pub(crate) fn records(&self) -> Vec<Bytes> {
@@ -278,6 +307,7 @@ impl Log for MemoryLog {
                 last: inner.records.len() as u64,
                 bytes: inner.bytes(),
                 limit: inner.limit,
+                lost: inner.lost,
             };
             (info, inner.at_info.0.take())
         };
@@ -290,6 +320,10 @@ impl Log for MemoryLog {
     async fn purge(&self, below: u64) -> Result<(), LogError> {
         let mut inner = self.check()?;
         inner.purged = inner.purged.max(below as usize - 1);
+        if inner.purges_ahead && inner.purged > inner.records.len() {
+            let end = inner.purged;
+            inner.records.resize(end, Bytes::new());
+        }
         assert!(
             inner.purged <= inner.records.len(),
             "nothing is purged before it is stored"

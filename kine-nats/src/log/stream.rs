@@ -1,6 +1,6 @@
 //! A JetStream stream, spoken to with plain requests.
 
-use super::{LogError, LogInfo};
+use super::{LogError, LogInfo, Lost};
 use crate::snapshot::Messages;
 use async_nats::connection::State as Connection;
 use async_nats::{Client, Message};
@@ -77,6 +77,25 @@ struct StreamState {
     last_seq: u64,
     #[serde(default)]
     subjects: Option<BTreeMap<String, u64>>,
+    #[serde(default)]
+    lost: Option<LostData>,
+}
+
+#[derive(Deserialize)]
+struct LostData {
+    #[serde(default)]
+    msgs: Option<Vec<u64>>,
+    #[serde(default)]
+    bytes: u64,
+}
+
+impl From<LostData> for Lost {
+    fn from(data: LostData) -> Self {
+        Self {
+            messages: data.msgs.map_or(0, |messages| messages.len() as u64),
+            bytes: data.bytes,
+        }
+    }
 }
 
 impl Stream {
@@ -113,12 +132,14 @@ impl Stream {
 
     /// Where the stream begins and ends.
     pub(crate) async fn info(&self) -> Result<LogInfo, LogError> {
-        let info = self.stream_info(&Value::Null).await?;
+        // What was lost is among the details only.
+        let info = self.stream_info(&json!({ "deleted_details": true })).await?;
         Ok(LogInfo {
             first: info.state.first_seq,
             last: info.state.last_seq,
             bytes: info.state.bytes,
             limit: u64::try_from(info.config.max_bytes).ok().filter(|limit| *limit > 0),
+            lost: info.state.lost.map(Lost::from).unwrap_or_default(),
         })
     }
 

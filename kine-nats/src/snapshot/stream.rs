@@ -11,8 +11,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// The snapshot stream, and the log that snapshots shorten.
 #[derive(Debug)]
 pub(crate) struct Snapshots<M, L> {
-    stream: M,
-    prefix: String,
+    pub(super) stream: M,
+    pub(super) prefix: String,
     log: Arc<L>,
 }
 
@@ -195,6 +195,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             );
             return Ok(());
         }
+        self.lift_floor(below).await?;
         self.stream.purge_below(below).await?;
         self.log.purge(older.sequence + 1).await?;
         Ok(())

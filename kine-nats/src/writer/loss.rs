@@ -5,7 +5,7 @@
 use super::pipeline::ACK_LIMIT;
 use super::{Writer, WriterError};
 use crate::codec;
-use crate::log::{Ack, Log, LogError};
+use crate::log::{Ack, Log, LogError, LogInfo};
 use crate::session::Session;
 use crate::snapshot::Messages;
 use bytes::Bytes;
@@ -67,17 +67,18 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let acknowledged = self.session.sequence;
         // A leader that was elected just now may not know its own end yet.
         let deadline = Instant::now() + PATIENCE;
-        let last = loop {
+        let info = loop {
             match self.log.info().await {
-                Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info.last,
+                Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info,
                 Ok(info) if info.last < acknowledged => sleep(PAUSE).await,
                 // Whoever asked asks again.
                 Ok(_) | Err(_) => return Ok(()),
             }
         };
+        let last = info.last;
         tracing::error!(last, acknowledged, "The log has lost records that were acknowledged");
         let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.session));
-        match append_again(&*self.log, line, memory, last).await {
+        match append_again(&*self.log, line, memory, info).await {
             Ok(Repair::Done) => {
                 tracing::warn!(acknowledged, "They are stored again");
                 return Ok(());
@@ -102,14 +103,15 @@ impl<L: Log, M: Messages> Writer<L, M> {
     }
 }
 
-/// Stores the records that are remembered behind `last` again, up to the end of a session.
+/// Stores the records that are remembered behind the log's end again, up to the end of a session.
 pub(crate) async fn append_again(
     log: &impl Log,
     (acks, token): (&mut mpsc::Receiver<Ack>, &mut u64),
     (recent, session): (&Recent, &Session),
-    last: u64,
+    LogInfo { first, last, .. }: LogInfo,
 ) -> Result<Repair, LogError> {
-    if last > 0 {
+    // Of a log that holds nothing any more there is nothing to compare; what it held before is in a snapshot.
+    if last >= first.max(1) {
         let found = log.get(last).await?;
         if found.is_none() || found.as_ref() != recent.get(last) {
             return Ok(judge(found, session));

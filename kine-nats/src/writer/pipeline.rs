@@ -118,6 +118,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         if said {
             tracing::info!(revision = self.store.revision(), "The log answers again");
         }
+        self.upkeep.doubt();
         let now = clock::now();
         if now > since + LEASE_USED {
             // Nobody could renew a lease meanwhile; etcd does the same when a leader begins.

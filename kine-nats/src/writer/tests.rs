@@ -2,10 +2,12 @@
 
 mod damage;
 mod doubt;
+mod floor;
 mod foreign;
 mod hostile;
 mod leases;
 mod loss;
+mod lost;
 mod simulator;
 mod space;
 mod takeover;
@@ -75,7 +77,11 @@ async fn start(memory: &Memory, identity: Identity) -> Running {
 }
 
 async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Running {
-    let (log, acks, follower, sent) = open(memory, &identity).await.unwrap();
+    try_start(memory, identity, cadence).await.unwrap()
+}
+
+async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Result<Running, BootError> {
+    let (log, acks, follower, sent) = open(memory, &identity).await?;
     let store = Arc::clone(&follower.store);
     let plan = Plan {
         incarnation: identity.incarnation,
@@ -84,11 +90,11 @@ async fn start_with(memory: &Memory, identity: Identity, cadence: Cadence) -> Ru
     };
     let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &plan, sent);
     let (stop, stopped) = watch::channel(false);
-    Running {
+    Ok(Running {
         store,
         writer: tokio::spawn(writer.run(stopped)),
         stop,
-    }
+    })
 }
 
 fn plan(member: u64) -> Plan {

@@ -2,6 +2,7 @@
 //! meets a trim.
 
 use super::Batch;
+use super::floor::Rise;
 use crate::clock;
 use crate::log::{Log, LogInfo};
 use crate::session::Session;
@@ -161,6 +162,7 @@ pub(crate) struct Upkeep<L, M> {
     size: u64,
     pace: Pace,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
+    floor: Rise,
 }
 
 impl<L: Log, M: Messages> Upkeep<L, M> {
@@ -186,6 +188,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             size: 0,
             pace: Pace::default(),
             job: None,
+            floor: Rise::new(),
         }
     }
 
@@ -196,6 +199,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.unsaved.bytes += bytes;
         self.unsaved.records += 1;
         self.unsaved.changed |= changed;
+        if changed || !batch.replies.is_empty() {
+            self.floor.note();
+        }
         for (id, ttl) in &batch.leases {
             match ttl {
                 Some(ttl) => self.leases.insert(*id, *ttl),
@@ -225,6 +231,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
     pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session) {
+        self.floor.begin(store, &self.log, &self.snapshots);
         if self.job.is_some() {
             return;
         }
@@ -262,8 +269,19 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         Pin::new(store.state(), session.clone(), leases)
     }
 
+    /// The log's server may have dropped something meanwhile.
+    pub(super) fn doubt(&mut self) {
+        self.floor.doubt();
+    }
+
+    /// Notes how far the log was acknowledged when nothing more will be.
+    pub(super) async fn finish(&mut self, store: &Store) {
+        self.floor.finish(store, &*self.log, &self.snapshots).await;
+    }
+
     /// Ends what is under way.
     pub(super) async fn abort(&mut self) {
+        self.floor.abort().await;
         if let Some(job) = self.job.take() {
             job.abort();
             let _ = job.await;

@@ -1,7 +1,8 @@
-//! Bits on the disk of the only nats-server that are not what they were: what is served afterwards was written, in order.
+//! Bits on the disk of the only nats-server that are not what they were: what is served afterwards is all that was written,
+//! or nothing is before somebody accepts the loss.
 
 use crate::fuzz::fuzz_runs;
-use crate::harness::{Kine, Nats, WAIT, decode};
+use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually, repair};
 use futures::StreamExt;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -19,8 +20,6 @@ enum Outcome {
     Whole,
     /// It is not served, and why.
     Refused(String),
-    /// The server had dropped the end of the log, which nobody else knew.
-    Shorter,
 }
 
 fn blocks(dir: &Path, into: &mut Vec<PathBuf>) {
@@ -81,10 +80,9 @@ async fn outcome(mut nats: Nats, stream: &str, written: &Written) -> Outcome {
         "what is served at {revision} was not written so: {}",
         kine.log()
     );
-    match written.last_key_value() {
-        Some((last, _)) if *last == revision => Outcome::Whole,
-        _ => Outcome::Shorter,
-    }
+    let last = written.last_key_value().map(|(last, _)| *last);
+    assert_eq!(Some(revision), last, "it is shorter: {}", kine.log());
+    Outcome::Whole
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,11 +111,105 @@ async fn no_flipped_bit_on_the_disk_is_served() {
         async move { (outcome(copy, "damage", written).await, what) }
     });
     let outcomes: Vec<_> = runs.buffer_unordered(AT_A_TIME).collect().await;
-    // A server that finds a damaged message when it starts may drop all behind it, and both snapshots with it.
+    // A server that finds a damaged message when it starts may drop all behind it.
     for (outcome, what) in &outcomes {
         println!("{outcome:?}: {what}");
         if let Outcome::Refused(why) = outcome {
             assert!(why.contains("keep the store: "), "{what}: {why}");
         }
     }
+}
+
+/// Flips a bit of a value in the log.
+fn damage_value(nats: &Nats, stream: &str, value: &[u8]) {
+    let mut files = Vec::new();
+    blocks(&nats.store(), &mut files);
+    let stream = format!("/KINE_{stream}/");
+    for file in files.iter().filter(|file| file.to_string_lossy().contains(&stream)) {
+        let mut bytes = std::fs::read(file).unwrap();
+        if let Some(at) = bytes.windows(value.len()).position(|found| found == value) {
+            bytes[at] ^= 1;
+            return std::fs::write(file, &bytes).unwrap();
+        }
+    }
+    panic!("{:?} is not in the log", String::from_utf8_lossy(value));
+}
+
+/// What it says when it ends.
+async fn refusal(kine: &mut Kine) -> String {
+    let before = kine.log().len();
+    kine.respawn();
+    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    assert!(!status.success());
+    kine.log().split_off(before)
+}
+
+async fn lost_bytes(nats: &Nats, stream: &str) -> Option<u64> {
+    let direct = async_nats::connect(nats.url()).await.unwrap();
+    let subject = format!("$JS.API.STREAM.INFO.KINE_{stream}");
+    let info = direct
+        .request(subject, r#"{"deleted_details":true}"#.into())
+        .await
+        .unwrap();
+    let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
+    info["state"]["lost"]["bytes"].as_u64()
+}
+
+async fn fill(client: &mut Client) {
+    for number in 0..40 {
+        let value = format!("value-{number:02}").repeat(20);
+        client.put(&format!("/k/{number:02}"), value.as_bytes()).await.unwrap();
+    }
+}
+
+/// Accepts the loss, and checks what is there then.
+async fn accept(nats: &Nats, kine: &mut Kine, stream: &str, keys: i64) {
+    let said = repair(nats, stream, &["--accept-loss", "--bump=5000000"]).unwrap();
+    assert!(said.contains("The store goes on from here"), "{said}");
+    for _ in 0..2 {
+        kine.restart().await;
+        let answer = kine.client().await.range("/k/", "/k0", 0).await.unwrap();
+        assert_eq!(answer.count, keys);
+        assert_eq!(answer.header.unwrap().revision, 5_000_001 + keys);
+        kine.kill();
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_a_server_cut_short_is_refused_however_often_that_is_started() {
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "cut", &[]).await;
+    fill(&mut kine.client().await).await;
+    kine.terminate();
+    nats.kill();
+    damage_value(&nats, "cut", b"value-30value-30");
+    nats.restart().await;
+    assert_ne!(lost_bytes(&nats, "cut").await, None);
+    // It does not know of it any more.
+    nats.kill();
+    nats.restart().await;
+    assert_eq!(lost_bytes(&nats, "cut").await, None);
+    let said = refusal(&mut kine).await;
+    assert!(
+        said.contains("the log has lost what is behind sequence") && said.contains("with revision 41"),
+        "{said}"
+    );
+    accept(&nats, &mut kine, "cut", 30).await;
+}
+
+#[tokio::test]
+async fn what_was_written_last_is_missed_after_a_power_failure_and_the_loss_can_be_accepted() {
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "last", &[]).await;
+    fill(&mut kine.client().await).await;
+    kine.kill();
+    nats.kill();
+    damage_value(&nats, "last", b"value-39value-39");
+    nats.restart().await;
+    let lost = lost_bytes(&nats, "last").await;
+    let said = refusal(&mut kine).await;
+    let dropped = format!("dropped {} bytes of it", lost.unwrap());
+    assert!(said.contains(&dropped) && said.contains("`kine-nats repair`"), "{said}");
+    accept(&nats, &mut kine, "last", 39).await;
+    assert_eq!(lost_bytes(&nats, "last").await, lost, "it says so still");
 }

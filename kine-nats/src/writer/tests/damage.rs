@@ -65,8 +65,8 @@ async fn written() -> (Memory, usize) {
     let saved = snapshots(&memory).newest().await.unwrap().unwrap().session.sequence as usize;
     assert_eq!(
         memory.messages().counts().len(),
-        3,
-        "manifests, and the chunks of two snapshots"
+        4,
+        "manifests, the chunks of two snapshots, and floors"
     );
     assert!(memory.first() > 1 && saved + 3 < memory.records().len());
     (memory, saved)

@@ -1,0 +1,70 @@
+//! The floor: how far the log was acknowledged, in a message beside the snapshots. A writer raises it every few seconds
+//! while it writes, and before it resigns. A log that ends below it has lost something, even if no process is alive that
+//! remembers.
+//!
+//! A server may drop the end of a log when it starts on a damaged message. It says so until it is started again, and
+//! nothing in the log shows it. The floor names what the server had dropped when the log was still known to be whole: what
+//! it says beyond that nobody has made up for.
+
+use super::{Messages, SnapshotError, Snapshots};
+use crate::codec;
+use crate::log::{Log, Lost};
+use serde::{Deserialize, Serialize};
+
+/// How far a log is known to reach.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Floor {
+    /// Its newest record that was acknowledged.
+    pub(crate) sequence: u64,
+    /// The revision there.
+    pub(crate) revision: i64,
+    /// What its server had dropped by then.
+    pub(crate) lost: Lost,
+}
+
+impl Floor {
+    fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
+        let mut bytes = serde_json::to_vec(self).map_err(SnapshotError::Floor)?;
+        codec::seal(&mut bytes);
+        Ok(bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let (body, _) = codec::unseal(bytes)?;
+        serde_json::from_slice(body).map_err(SnapshotError::Floor)
+    }
+}
+
+impl<M: Messages, L: Log> Snapshots<M, L> {
+    fn floors(&self) -> String {
+        format!("{}.f", self.prefix)
+    }
+
+    /// The newest floor; one of zeros where there is none.
+    pub(crate) async fn floor(&self) -> Result<Floor, SnapshotError> {
+        let Some((sequence, message)) = self.stream.last(&self.floors()).await? else {
+            return Ok(Floor::default());
+        };
+        Ok(Floor::decode(&message).unwrap_or_else(|error| {
+            tracing::error!(sequence, error = %error, "The note of how far the log was acknowledged is damaged");
+            Floor::default()
+        }))
+    }
+
+    /// Stores the newest floor again if it would be dropped with what lies below a message.
+    pub(super) async fn lift_floor(&self, below: u64) -> Result<(), SnapshotError> {
+        match self.stream.last(&self.floors()).await? {
+            Some((sequence, message)) if sequence < below => {
+                self.stream.store(self.floors(), message).await?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stores a floor. Older ones go when snapshots are tidied.
+    pub(crate) async fn set_floor(&self, floor: &Floor) -> Result<(), SnapshotError> {
+        self.stream.store(self.floors(), floor.encode()?.into()).await?;
+        Ok(())
+    }
+}

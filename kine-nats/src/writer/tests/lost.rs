@@ -1,0 +1,171 @@
+//! Logs that come back shorter than what was acknowledged, by a seed: at any time, by any number of records, with and
+//! without a word of the server, while the writer lives and when it does not:
+//!
+//! - as long as it lives, what was acknowledged is stored again, where it was, or is in a snapshot that it leaves;
+//! - when nobody lives, the store is refused and a repair goes on above every revision that was told;
+//! - it is not refused when the server says nothing and what is missing was written in the last seconds. No more than that
+//!   is ever lost without a word.
+//!
+//! `SEED=n` runs one seed.
+
+use super::*;
+use crate::repair::{Repaired, mend};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+use tokio::time::sleep;
+
+const SEEDS: u64 = 300;
+/// What may be lost without a word: the time between two floors, and what their storing takes.
+const BOUND: Duration = Duration::from_millis(5500);
+
+/// What happened.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Writers that stored again what was lost.
+    restored: u32,
+    /// Writers that could not, and left a snapshot.
+    left: u32,
+    refused: u32,
+    /// Stores that were shorter and were not refused.
+    unnoticed: u32,
+    whole: u32,
+}
+
+/// Keys that were acknowledged, with their revisions and when.
+type Acknowledged = BTreeMap<String, (i64, Instant)>;
+
+/// What a log holds of them, and how many of the rest were acknowledged before a time.
+async fn missing(memory: &Memory, acknowledged: &mut Acknowledged, before: Instant) -> usize {
+    let replica = Replica::load(&memory.open().0, &snapshots(memory)).await.unwrap();
+    let total = acknowledged.len();
+    let mut old = 0;
+    acknowledged.retain(|key, (revision, at)| {
+        let found = replica.state.mvcc.latest(key.as_bytes()).map(|item| item.modified);
+        assert!(found.is_none_or(|found| found == *revision), "{key}");
+        old += usize::from(found.is_none() && *at < before);
+        found.is_some()
+    });
+    println!("{} of {total} keys are there", acknowledged.len());
+    old
+}
+
+async fn newest(memory: &Memory) -> usize {
+    let newest = snapshots(memory).newest().await.unwrap();
+    newest.map_or(0, |snapshot| snapshot.session.sequence as usize)
+}
+
+async fn simulate(seed: u64, tally: &mut Tally) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let memory = Memory::new();
+    memory.let_purge_ahead();
+    let cadence = Cadence {
+        records: [8, 40, u64::MAX][random.random_range(0..3)],
+        ..NEVER
+    };
+    let mut running = start_with(&memory, identity(1, 1), cadence).await;
+    let (mut acknowledged, mut highest, mut count) = (Acknowledged::new(), 1, 0);
+    // What the writer began with; what is behind it, it remembers.
+    let mut snapshot = 0;
+    for round in 2..8 {
+        let pause = [0, 300, 2000][random.random_range(0..3)];
+        for _ in 0..random.random_range(1..20) {
+            sleep(Duration::from_millis(random.random_range(0..=pause))).await;
+            count += 1;
+            let key = format!("k{count}");
+            highest = write(&running.store, &key).await.unwrap();
+            acknowledged.insert(key, (highest, Instant::now()));
+        }
+        sleep(Duration::from_millis(random.random_range(0..4000) / (1 + pause))).await;
+        let lives = random.random_bool(0.4);
+        if !lives {
+            if random.random_bool(0.2) {
+                let _ = running.stop.send(true);
+            } else {
+                running.writer.abort();
+            }
+            let _ = (&mut running.writer).await;
+        }
+        let died = Instant::now();
+        let (length, kept) = (memory.len(), memory.first() as usize - 1);
+        // Of a store without a record and a snapshot there is nothing to repair.
+        let cut = (length - random.random_range(0..=(length - kept).min(20))).max(1);
+        let said = random.random_bool(0.5);
+        if said {
+            memory.lose(cut);
+        } else {
+            memory.truncate(cut);
+        }
+        println!("round {round}: {cut} of {length} records, {kept} purged, lives {lives}, said {said}");
+        if lives {
+            count += 1;
+            let key = format!("k{count}");
+            if let Ok(revision) = write(&running.store, &key).await {
+                highest = revision;
+                acknowledged.insert(key, (highest, Instant::now()));
+                tally.restored += u32::from(cut < length);
+                continue;
+            }
+            let ended = running.writer.await.unwrap();
+            assert!(matches!(ended, Err(WriterError::Lost { .. })), "{ended:?}");
+            assert!(cut <= snapshot, "it remembers what it read behind {snapshot}");
+        }
+        let before = acknowledged.len();
+        snapshot = newest(&memory).await;
+        running = match try_start(&memory, identity(round, 1), cadence).await {
+            Ok(running) => {
+                assert!(
+                    !lives && (!said || cut == length),
+                    "a loss that is known of is not refused"
+                );
+                let old = missing(&memory, &mut acknowledged, died - BOUND).await;
+                assert_eq!(old, 0, "lost without a word");
+                tally.unnoticed += u32::from(acknowledged.len() < before);
+                tally.whole += u32::from(acknowledged.len() == before);
+                running
+            }
+            Err(error) => {
+                println!("{error}");
+                assert!(error.to_string().contains("`kine-nats repair`"), "{error}");
+                assert!(cut < length, "it is whole: {error}");
+                let repaired = mend(&memory.open().0, &snapshots(&memory), 1000, true).await.unwrap();
+                let Repaired::Bumped { revision, .. } = repaired else {
+                    panic!("{repaired:?}")
+                };
+                assert!(revision > highest, "{revision}, and {highest} was told");
+                missing(&memory, &mut acknowledged, died).await;
+                assert!(
+                    !lives || acknowledged.len() == before,
+                    "it is in the snapshot that the writer left"
+                );
+                tally.left += u32::from(lives);
+                tally.refused += u32::from(!lives);
+                snapshot = newest(&memory).await;
+                start_with(&memory, identity(round, 1), cadence).await
+            }
+        };
+    }
+    let _ = running.stop.send(true);
+    running.writer.await.unwrap().unwrap();
+    assert_eq!(missing(&memory, &mut acknowledged, Instant::now()).await, 0);
+}
+
+#[test]
+fn no_loss_goes_unnoticed() {
+    let chosen: Option<u64> = std::env::var("SEED").ok().map(|seed| seed.parse().unwrap());
+    let first = chosen.unwrap_or_else(rand::random::<u64>);
+    let seeds = if chosen.is_some() { 1 } else { SEEDS };
+    let mut tally = Tally::default();
+    for seed in (0..seeds).map(|number| first.wrapping_add(number)) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let run = std::panic::AssertUnwindSafe(|| runtime.block_on(simulate(seed, &mut tally)));
+        assert!(std::panic::catch_unwind(run).is_ok(), "SEED={seed} fails");
+    }
+    println!("{seeds} seeds from {first}: {tally:?}");
+    let enough = tally.restored > 100 && tally.refused > 100 && tally.unnoticed > 0 && tally.whole > 20;
+    assert!(chosen.is_some() || enough, "{tally:?}");
+}
