@@ -141,11 +141,19 @@ fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
 async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
     let mut hash = Xxh3::new();
     let mut start = vec![0];
+    let hold = {
+        let state = store.read();
+        if revision < state.mvcc.compacted() {
+            return Err(Refusal::Compacted);
+        }
+        state.mvcc.hold()
+    };
     loop {
         let mut next = None;
         {
             let state = store.read();
-            if revision < state.mvcc.compacted() {
+            // What is compacted meanwhile is still there, unless all was read anew from the log.
+            if !state.mvcc.is_held_by(&hold) && revision < state.mvcc.compacted() {
                 return Err(Refusal::Compacted);
             }
             let mut left = HASH_PAGE;
@@ -194,5 +202,24 @@ mod tests {
         two.write().mvcc.compact(last);
         assert_eq!(hash_at(&two, last).await, Ok(all));
         assert_eq!(hash_at(&two, last - 1).await, Err(Refusal::Compacted));
+    }
+
+    #[tokio::test]
+    async fn a_compaction_meanwhile_changes_nothing() {
+        let keys = 2 * HASH_PAGE;
+        let (one, last) = (store(keys), keys as i64 + 1);
+        let all = hash_at(&one, last).await.unwrap();
+        let compact = async {
+            let mut state = one.write();
+            let head = state.mvcc.advance();
+            state.delete(format!("/r/{:06}", keys - 1).as_bytes());
+            state.mvcc.publish(head);
+            state.mvcc.compact(head);
+            while state.mvcc.trim(1000) {}
+        };
+        // The first page is hashed before.
+        let (hash, ()) = tokio::join!(biased; hash_at(&one, last), compact);
+        assert_eq!(hash, Ok(all));
+        assert_eq!(hash_at(&one, last).await, Err(Refusal::Compacted));
     }
 }
