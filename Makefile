@@ -98,6 +98,7 @@ test-slow: ## Run the tests that take long
 	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
 	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
 	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
+	$(call timed,replicated stores whose servers fail,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated)
 	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh)
 
 .PHONY: bench

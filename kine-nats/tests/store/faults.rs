@@ -1,6 +1,6 @@
 //! Killed processes, restarted servers, two writers, a full stream: nothing acknowledged is lost, nothing is told twice.
 
-use crate::harness::{Client, Kine, Nats, WAIT, Watching, events, eventually, prefix};
+use crate::harness::{Client, Kine, Nats, Servers, WAIT, Watching, events, eventually, prefix};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    fn start(client: &Client, writers: usize) -> Self {
+    pub(crate) fn start(client: &Client, writers: usize) -> Self {
         Self::named(client, "", writers)
     }
 
@@ -210,11 +210,10 @@ async fn a_watch_goes_on_over_a_restart_without_a_gap() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_writers_the_paused_one_is_fenced() {
-    let nats = Nats::start().await;
-    let mut first = Kine::start(&nats, "two", &[]).await;
-    let mut second = Kine::spawn(&nats, "two", &[]);
+/// A writer sleeps for longer than its lease, and is asked while it does.
+pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers, more: &[&str]) {
+    let mut first = Kine::start(nats, "two", more).await;
+    let mut second = Kine::spawn(nats, "two", more);
     let mut old = first.client().await;
     old.put("/a", b"1").await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -244,8 +243,16 @@ async fn of_two_writers_the_paused_one_is_fenced() {
         first.log()
     );
     assert_eq!(new.get("/a").await.unwrap().value.as_ref(), b"2");
+}
 
-    // A lower incarnation never begins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_writers_the_paused_one_is_fenced() {
+    the_paused_one_is_fenced(&Nats::start().await, &[]).await;
+}
+
+#[tokio::test]
+async fn a_lower_incarnation_never_begins() {
+    let nats = Nats::start().await;
     let mut third = Kine::start(&nats, "three", &["--incarnation", "7"]).await;
     third.terminate();
     let mut low = Kine::spawn(&nats, "three", &["--incarnation", "6"]);
@@ -300,17 +307,14 @@ async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
 
 #[tokio::test]
 async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only() {
-    let nats = Nats::start().await;
+    a_full_stream_is_made_room_in(&Nats::start().await, &[]).await;
+}
+
+/// Fills the log, then the quota, and makes room in both.
+pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers, more: &[&str]) {
     // The log takes 4 MB; the cadence alone would never make room.
-    let more = [
-        "--max-bytes",
-        "4000000",
-        "--quota",
-        "20000000",
-        "--snapshot-bytes",
-        "100000000",
-    ];
-    let mut kine = Kine::start(&nats, "full", &more).await;
+    let small = ["--max-bytes=4000000", "--quota=20000000", "--snapshot-bytes=100000000"];
+    let mut kine = Kine::start(nats, "full", &[&small, more].concat()).await;
     let mut client = kine.client().await;
     for number in 0..100 {
         let begun = Instant::now();

@@ -23,6 +23,18 @@ pub(crate) struct Nats {
     config: String,
 }
 
+/// Where streams are.
+pub(crate) trait Servers {
+    /// Their addresses, with commas between.
+    fn urls(&self) -> String;
+}
+
+impl Servers for Nats {
+    fn urls(&self) -> String {
+        self.url()
+    }
+}
+
 pub(crate) fn find(program: &str) -> PathBuf {
     let places = std::env::var_os("YOKE_BIN").into_iter().chain(std::env::var_os("PATH"));
     let found = places
@@ -44,18 +56,27 @@ impl Nats {
 
     /// Starts with more lines of configuration.
     pub(crate) async fn start_with(config: String) -> Self {
-        let mut nats = Self {
-            child: None,
-            port: free_port(),
-            dir: tempfile::tempdir().unwrap(),
-            config,
-        };
+        let mut nats = Self::new(config);
         nats.restart().await;
         nats
     }
 
+    /// One that is not started yet.
+    pub(crate) fn new(config: String) -> Self {
+        Self {
+            child: None,
+            port: free_port(),
+            dir: tempfile::tempdir().unwrap(),
+            config,
+        }
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) async fn restart(&mut self) {
@@ -100,15 +121,14 @@ impl Nats {
 
     /// Another server, not started yet, with a copy of what this one stored.
     pub(crate) fn copy(&self) -> Self {
-        let copy = Self {
-            child: None,
-            port: free_port(),
-            dir: tempfile::tempdir().unwrap(),
-            config: self.config.clone(),
-        };
+        let copy = Self::new(self.config.clone());
         let copied = Command::new("cp").arg("-r").args([self.store(), copy.store()]).status();
         assert!(copied.unwrap().success());
         copy
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.child.as_ref().unwrap(), name);
     }
 
     pub(crate) fn kill(&mut self) {
@@ -136,25 +156,25 @@ pub(crate) struct Kine {
 }
 
 impl Kine {
-    pub(crate) async fn start(nats: &Nats, stream: &str, more: &[&str]) -> Self {
+    pub(crate) async fn start(nats: &impl Servers, stream: &str, more: &[&str]) -> Self {
         let mut kine = Self::spawn(nats, stream, more);
         kine.ready().await;
         kine
     }
 
     /// Starts without waiting until it serves.
-    pub(crate) fn spawn(nats: &Nats, stream: &str, more: &[&str]) -> Self {
+    pub(crate) fn spawn(nats: &impl Servers, stream: &str, more: &[&str]) -> Self {
         Self::spawn_on(nats, stream, &[&["--create"], more].concat())
     }
 
     /// Starts on streams that exist.
-    pub(crate) fn spawn_on(nats: &Nats, stream: &str, more: &[&str]) -> Self {
+    pub(crate) fn spawn_on(nats: &impl Servers, stream: &str, more: &[&str]) -> Self {
         let (port, metrics, dir) = (free_port(), free_port(), tempfile::tempdir().unwrap());
         let mut command = vec![
             format!("--listen=http://127.0.0.1:{port}"),
             format!("--listen=unix://{}", dir.path().join("kine.sock").display()),
             format!("--metrics=127.0.0.1:{metrics}"),
-            format!("--nats={}", nats.url()),
+            format!("--nats={}", nats.urls()),
             format!("--stream=KINE_{stream}"),
         ];
         command.extend(more.iter().map(ToString::to_string));
@@ -229,16 +249,8 @@ impl Kine {
         self.child.as_mut().unwrap().try_wait().unwrap()
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
-        let pid = self.child.as_ref().unwrap().id();
-        assert!(
-            Command::new("kill")
-                .arg(format!("-{signal}"))
-                .arg(pid.to_string())
-                .status()
-                .unwrap()
-                .success()
-        );
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.child.as_ref().unwrap(), name);
     }
 
     pub(crate) fn kill(&mut self) {
@@ -274,6 +286,13 @@ impl Drop for Kine {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill")
+        .args([format!("-{name}"), child.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
 }
 
 /// Runs etcd's tool for servers. Answers what it printed, or what it complained of.

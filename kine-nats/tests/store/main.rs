@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 
 mod backup;
+mod cluster;
 mod credentials;
 mod damage;
 mod etcd;
@@ -14,6 +15,7 @@ mod harness;
 mod hostile;
 mod oracle;
 mod repair;
+mod replicated;
 mod semantics;
 mod tls;
 mod tools;
