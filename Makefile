@@ -35,7 +35,7 @@ endef
 
 .PHONY: help
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # What the stack needs first: the rest is checked and said by yoke-dev itself.
 .PHONY: yoke-dev
@@ -100,6 +100,12 @@ test-slow: ## Run the tests that take long
 	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
 	$(call timed,replicated stores whose servers fail,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated)
 	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh)
+
+.PHONY: bench-store
+bench-store: tools ## Measure the store beside etcd and Go kine (ARGS="--rounds 1" and others: see ARGS=--help)
+	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine go.etcd.io/etcd/v3/tools/benchmark)
+	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
+	$(call timed,measurements,PATH=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release:$(CURDIR)/.dev/peers:$(BIN):$$PATH yoke-store-bench $(ARGS))
 
 .PHONY: bench
 bench: yoke-dev ## Measure, on a stack built for speed

@@ -1,0 +1,92 @@
+//! Closed loops: workers that each send a request when the one before is answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+/// When a loop ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Until {
+    /// After so many requests of all workers.
+    Count(u64),
+    /// After a time, or after so many requests.
+    Time(Duration, u64),
+}
+
+/// How long each request took.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    answered: Vec<Duration>,
+    failed: u64,
+}
+
+impl Times {
+    /// Of given times.
+    pub(crate) fn new(answered: Vec<Duration>) -> Self {
+        Self { answered, failed: 0 }
+    }
+
+    /// Requests that were answered.
+    pub(crate) fn answered(&self) -> usize {
+        self.answered.len()
+    }
+
+    /// Requests that failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    /// The time within which a share of the requests was answered, in milliseconds.
+    pub(crate) fn quantile(&mut self, share: f64) -> f64 {
+        self.answered.sort_unstable();
+        let last = self.answered.len().saturating_sub(1);
+        let time = self.answered.get((last as f64 * share).round() as usize);
+        time.map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
+    }
+}
+
+/// Runs `workers` loops of `request`, which is given a number that counts up over all of them.
+pub(crate) async fn closed<R, F>(workers: usize, until: Until, request: R) -> Result<Times>
+where
+    R: Fn(u64) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<()>> + Send,
+{
+    let (limit, count) = match until {
+        Until::Count(count) => (None, count),
+        Until::Time(time, count) => (Some(Instant::now() + time), count),
+    };
+    let next = Arc::new(AtomicU64::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..workers {
+        let (next, request) = (Arc::clone(&next), request.clone());
+        tasks.spawn(async move {
+            let mut times = Times::default();
+            while limit.is_none_or(|limit| Instant::now() < limit) {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= count {
+                    break;
+                }
+                let begun = Instant::now();
+                match request(number).await {
+                    Ok(()) => times.answered.push(begun.elapsed()),
+                    Err(error) => {
+                        if times.failed == 0 {
+                            eprintln!("  request {number}: {error:#}");
+                        }
+                        times.failed += 1;
+                    }
+                }
+            }
+            times
+        });
+    }
+    let mut all = Times::default();
+    while let Some(times) = tasks.join_next().await {
+        let times = times?;
+        all.answered.extend(times.answered);
+        all.failed += times.failed;
+    }
+    Ok(all)
+}

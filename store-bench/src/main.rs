@@ -1,0 +1,27 @@
+//! `make bench-store`: kine-nats beside the stores that it replaces, in one run on one machine.
+//!
+//! ```text
+//! stores (who) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
+//!                                                       ▲
+//! run (in which order) ──► phases, watches, starts ── load (on the cores of the load) ──► table
+//! ```
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the tables are the result")]
+
+mod client;
+mod load;
+mod phases;
+mod process;
+mod run;
+mod starts;
+mod stores;
+mod table;
+mod watches;
+
+use clap::Parser as _;
+
+fn main() -> anyhow::Result<()> {
+    let args = run::Args::parse();
+    process::pin_self(&args.load_cores)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(run::run(&args))
+}

@@ -1,0 +1,80 @@
+//! The order of a run: every round goes through all stores, so that what the machine does meanwhile meets all of them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+
+use crate::phases::{self, IN_NAMESPACE, Keys};
+use crate::process::{Cores, Peak};
+use crate::starts;
+use crate::stores::{Running, Store};
+use crate::table::{Cell, Table};
+
+/// Measures kine-nats beside etcd and Go kine. Wants etcd, kine, kine-nats, nats-server, setpriv and taskset in PATH.
+#[derive(Debug, Parser)]
+#[command(max_term_width = 110)]
+pub(crate) struct Args {
+    /// Cores of the load.
+    #[arg(long, value_name = "LIST", default_value = "1")]
+    pub(crate) load_cores: Cores,
+    /// Cores of all servers together.
+    #[arg(long, value_name = "LIST", default_value = "0")]
+    server_cores: Cores,
+    /// How often every store goes through the phases.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: usize,
+    /// How long a phase is that has no fixed number of requests.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    seconds: f64,
+    /// Namespaces of 5,000 keys that each round creates.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    namespaces: u64,
+    /// Numbers of keys with which the durable stores are started again. 1000000 takes half an hour.
+    #[arg(long, value_name = "LIST", default_value = "10000,100000", value_delimiter = ',', num_args = 0..)]
+    starts: Vec<u64>,
+}
+
+/// Measures everything, and prints a table for each class of durability.
+pub(crate) async fn run(args: &Args) -> Result<()> {
+    let mut table = Table::default();
+    for round in 1..=args.rounds {
+        eprintln!("round {round} of {}", args.rounds);
+        for store in Store::ALL {
+            through_phases(args, store, &mut table)
+                .await
+                .with_context(|| format!("measuring {}", store.name()))?;
+        }
+    }
+    // A start reads what was written; whether that was synced when it was written makes no difference.
+    for store in Store::ALL.into_iter().filter(|store| store.durable) {
+        for count in &args.starts {
+            let mut running = Running::start(store, &args.server_cores).await?;
+            starts::run(&mut running, *count, &mut |row, cell| table.add(store, row, cell))
+                .await
+                .with_context(|| format!("starting {} with {count} keys", store.name()))?;
+        }
+    }
+    for (durable, heading) in [
+        (true, "What is acknowledged is on the disk"),
+        (false, "What is acknowledged is in memory"),
+    ] {
+        let text = table.print(durable);
+        if !text.is_empty() {
+            println!("\n#### {heading}\n\n{text}");
+        }
+    }
+    Ok(())
+}
+
+async fn through_phases(args: &Args, store: Store, table: &mut Table) -> Result<()> {
+    let mut running = Running::start(store, &args.server_cores).await?;
+    let keys = Keys::new(&running, args.namespaces * IN_NAMESPACE)?;
+    let (peak, front) = (running.peak()?, Peak::of(vec![running.front.id()?]));
+    let mut rows = |row: &str, cell: Cell| table.add(store, row, cell);
+    let length = Duration::from_secs_f64(args.seconds);
+    phases::run(&mut running, &keys, length, &mut rows).await?;
+    rows("most memory in the round, MiB", Cell::number(peak.most(), 0));
+    rows("of the process that clients speak to", Cell::number(front.most(), 0));
+    Ok(())
+}

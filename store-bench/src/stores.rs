@@ -1,0 +1,222 @@
+//! The stores, and how each is started.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use tempfile::TempDir;
+
+use crate::client::Client;
+use crate::process::{Cores, Peak, Process, Used, free_port};
+
+const START_LIMIT: Duration = Duration::from_secs(180);
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// etcd of one member.
+    Etcd,
+    /// Kine of k3s, with its NATS driver and one nats-server.
+    GoKine,
+    /// kine-nats with as many nats-servers.
+    KineNats(usize),
+}
+
+/// A store and whether what it acknowledged is on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Store {
+    /// Which one.
+    pub(crate) kind: Kind,
+    /// Acknowledged means: a power failure does not lose it.
+    pub(crate) durable: bool,
+}
+
+impl Store {
+    /// All of them; only those of equal `durable` are compared.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::of(Kind::Etcd, true),
+        Self::of(Kind::GoKine, true),
+        Self::of(Kind::KineNats(1), true),
+        Self::of(Kind::KineNats(3), true),
+        Self::of(Kind::Etcd, false),
+        Self::of(Kind::GoKine, false),
+        Self::of(Kind::KineNats(1), false),
+    ];
+
+    const fn of(kind: Kind, durable: bool) -> Self {
+        Self { kind, durable }
+    }
+
+    /// Heading of its column.
+    pub(crate) fn name(self) -> &'static str {
+        match self.kind {
+            Kind::Etcd => "etcd",
+            Kind::GoKine => "Go kine + NATS",
+            Kind::KineNats(1) => "kine-nats, single",
+            Kind::KineNats(_) => "kine-nats, replicated",
+        }
+    }
+}
+
+/// A store that runs.
+pub(crate) struct Running {
+    /// The process that clients speak to.
+    pub(crate) front: Process,
+    behind: Vec<Process>,
+    port: u16,
+    _dir: TempDir,
+}
+
+impl Running {
+    /// Starts an empty store and waits until it answers.
+    pub(crate) async fn start(store: Store, cores: &Cores) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
+        let behind = match store.kind {
+            Kind::Etcd => vec![],
+            Kind::GoKine => start_nats(1, store.durable, cores, dir.path()).await?,
+            Kind::KineNats(servers) => start_nats(servers, store.durable, cores, dir.path()).await?,
+        };
+        let urls: Vec<_> = behind
+            .iter()
+            .map(|(_, port)| format!("nats://127.0.0.1:{port}"))
+            .collect();
+        let port = free_port()?;
+        let arguments = match store.kind {
+            Kind::Etcd => etcd(port, free_port()?, store.durable, dir.path()),
+            Kind::GoKine => vec![
+                "kine".to_owned(),
+                format!("--endpoint={}?noEmbed=true&bucket=bench", urls.join(",")),
+                format!("--listen-address=tcp://127.0.0.1:{port}"),
+                "--metrics-bind-address=0".to_owned(),
+            ],
+            Kind::KineNats(servers) => vec![
+                "kine-nats".to_owned(),
+                format!("--listen=http://127.0.0.1:{port}"),
+                format!("--nats={}", urls.join(",")),
+                "--stream=KINE_bench".to_owned(),
+                "--create".to_owned(),
+                format!("--replicas={servers}"),
+                // Room for a million objects.
+                format!("--quota={}", 4u64 << 30),
+                format!("--max-bytes={}", 9u64 << 30),
+            ],
+        };
+        let mut running = Self {
+            front: Process::start(cores, &arguments, &dir.path().join("front.log"))?,
+            behind: behind.into_iter().map(|(process, _)| process).collect(),
+            port,
+            _dir: dir,
+        };
+        running
+            .ready()
+            .await
+            .with_context(|| format!("starting {}", store.name()))?;
+        Ok(running)
+    }
+
+    /// A new connection.
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::new(self.port)
+    }
+
+    /// Waits until a linearizable read is answered.
+    pub(crate) async fn ready(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let client = self.client()?;
+        while client.get("/registry/health").await.is_err() {
+            self.front.check()?;
+            anyhow::ensure!(begun.elapsed() < START_LIMIT, "no answer within {START_LIMIT:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+
+    /// What all its processes have used.
+    pub(crate) fn used(&self) -> Result<Used> {
+        Used::by(&self.ids()?)
+    }
+
+    /// Looks at the memory of all its processes from now on.
+    pub(crate) fn peak(&self) -> Result<Peak> {
+        Ok(Peak::of(self.ids()?))
+    }
+
+    fn ids(&self) -> Result<Vec<i32>> {
+        std::iter::once(&self.front)
+            .chain(&self.behind)
+            .map(Process::id)
+            .collect()
+    }
+}
+
+fn etcd(port: u16, peer: u16, durable: bool, dir: &Path) -> Vec<String> {
+    let (url, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
+    let mut arguments = vec![
+        "etcd".to_owned(),
+        format!("--data-dir={}", dir.join("data").display()),
+        format!("--listen-client-urls={url}"),
+        format!("--advertise-client-urls={url}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=default={peer}"),
+        "--log-level=warn".to_owned(),
+        format!("--quota-backend-bytes={}", 8u64 << 30),
+    ];
+    if !durable {
+        arguments.push("--unsafe-no-fsync".to_owned());
+    }
+    arguments
+}
+
+/// Starts nats-servers, a cluster if they are several, and waits until each says that it is healthy.
+async fn start_nats(servers: usize, durable: bool, cores: &Cores, dir: &Path) -> Result<Vec<(Process, u16)>> {
+    let ports = |count: usize| (0..count).map(|_| free_port()).collect::<Result<Vec<_>>>();
+    let (clients, routes, monitors) = (ports(servers)?, ports(servers)?, ports(servers)?);
+    let peers: Vec<_> = routes.iter().map(|port| format!("nats://127.0.0.1:{port}")).collect();
+    let mut started = Vec::new();
+    for server in 0..servers {
+        let home = dir.join(format!("nats-{server}"));
+        std::fs::create_dir(&home)?;
+        // Without `always` a nats-server syncs every two minutes, and acknowledges before.
+        let sync = if durable { "sync_interval: always" } else { "" };
+        let mut config = format!(
+            "listen: 127.0.0.1:{}\nhttp: 127.0.0.1:{}\nserver_name: n{server}\nmax_payload: 8MB\n\
+             jetstream {{ store_dir: {:?}, max_file_store: 1TB, {sync} }}\n",
+            clients[server],
+            monitors[server],
+            home.join("jetstream"),
+        );
+        if servers > 1 {
+            config += &format!(
+                "cluster {{ name: bench, listen: 127.0.0.1:{}, routes: {peers:?} }}\n",
+                routes[server]
+            );
+        }
+        let path = home.join("nats.conf");
+        std::fs::write(&path, config)?;
+        let arguments = ["nats-server".to_owned(), "-c".to_owned(), path.display().to_string()];
+        let process = Process::start(cores, &arguments, &home.join("nats.log"))?;
+        started.push((process, clients[server]));
+    }
+    for (index, (process, _)) in started.iter_mut().enumerate() {
+        let begun = Instant::now();
+        while !is_healthy(monitors[index]).await {
+            process.check()?;
+            anyhow::ensure!(begun.elapsed() < START_LIMIT, "nats-server is not healthy");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    Ok(started)
+}
+
+async fn is_healthy(monitor: u16) -> bool {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let ask = async {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", monitor)).await?;
+        stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    ask.await.is_ok_and(|answer| answer.starts_with("HTTP/1.0 200"))
+}

@@ -1,0 +1,151 @@
+//! The tables: a row a phase, a column a store, in each cell the median of all rounds.
+
+use crate::stores::Store;
+
+/// A load that uses more of its core than this is what limits a rate.
+const LOAD_BOUND: f64 = 0.9;
+
+/// What the numbers of a cell are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Requests a second; their median and 99th percentile in milliseconds; processor time of each in microseconds; how
+    /// much of a core the load used.
+    Requests,
+    /// Median and 99th percentile of a lag in milliseconds; processor time of each write in microseconds.
+    Lag,
+    /// One number with so many digits behind the point.
+    Number(usize),
+}
+
+/// What one phase said of one store.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    /// What the numbers are.
+    pub(crate) form: Form,
+    /// As `form` says.
+    pub(crate) numbers: Vec<f64>,
+    /// Requests that failed, or events that did not come.
+    pub(crate) problems: u64,
+}
+
+impl Cell {
+    /// One number with so many digits behind the point.
+    pub(crate) fn number(value: f64, digits: usize) -> Self {
+        Self {
+            form: Form::Number(digits),
+            numbers: vec![value],
+            problems: 0,
+        }
+    }
+
+    fn median(cells: &[&Self]) -> Option<Self> {
+        let first = cells.first()?;
+        let median = |index: usize| {
+            let mut values: Vec<_> = cells.iter().map(|cell| cell.numbers[index]).collect();
+            values.sort_by(f64::total_cmp);
+            let middle = values.len() / 2;
+            (values[middle] + values[values.len() - 1 - middle]) / 2.0
+        };
+        Some(Self {
+            form: first.form,
+            numbers: (0..first.numbers.len()).map(median).collect(),
+            problems: cells.iter().map(|cell| cell.problems).sum(),
+        })
+    }
+}
+
+impl std::fmt::Display for Cell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let what = match (self.form, self.numbers.as_slice()) {
+            (Form::Requests, [rate, median, slowest, cpu, busy]) => {
+                let bound = if *busy > LOAD_BOUND { "≥ " } else { "" };
+                write!(f, "{bound}{rate:.0}/s, {median:.1} / {slowest:.1} ms, {cpu:.0} µs")?;
+                "failed"
+            }
+            (Form::Lag, [median, slowest, cpu]) => {
+                write!(f, "{median:.1} / {slowest:.1} ms, {cpu:.0} µs")?;
+                "events missing"
+            }
+            (Form::Number(digits), [number]) => {
+                write!(f, "{number:.digits$}")?;
+                "failed"
+            }
+            (form, numbers) => unreachable!("{numbers:?} as {form:?}"),
+        };
+        match self.problems {
+            0 => Ok(()),
+            problems => write!(f, ", **{problems} {what}**"),
+        }
+    }
+}
+
+/// All that was measured, in the order in which it came.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    seen: Vec<(Store, String, Cell)>,
+}
+
+impl Table {
+    /// Keeps what a phase said.
+    pub(crate) fn add(&mut self, store: Store, row: &str, cell: Cell) {
+        eprintln!("{}: {row}: {cell}", store.name());
+        self.seen.push((store, row.to_owned(), cell));
+    }
+
+    /// The table of the stores of one class of durability, in Markdown; nothing if there are none.
+    pub(crate) fn print(&self, durable: bool) -> String {
+        let is_shown = |store: &Store| store.durable == durable && self.seen.iter().any(|(seen, ..)| seen == store);
+        let stores: Vec<_> = Store::ALL.into_iter().filter(is_shown).collect();
+        let mut rows = Vec::<&str>::new();
+        for (store, row, _) in &self.seen {
+            if stores.contains(store) && !rows.contains(&row.as_str()) {
+                rows.push(row);
+            }
+        }
+        if rows.is_empty() {
+            return String::new();
+        }
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let names = stores.iter().map(|store| store.name().to_owned());
+        let mut text = line(std::iter::once(String::new()).chain(names).collect());
+        text += &format!("|{}\n", "---|".repeat(stores.len() + 1));
+        for row in rows {
+            let cells = stores.iter().map(|store| {
+                let of = |(seen, name, _): &&(Store, String, Cell)| seen == store && name == row;
+                let cells: Vec<_> = self.seen.iter().filter(of).map(|(.., cell)| cell).collect();
+                Cell::median(&cells).map_or("–".to_owned(), |cell| cell.to_string())
+            });
+            text += &line(std::iter::once(row.to_owned()).chain(cells).collect());
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_the_median_of_its_rounds_and_counts_all_problems() {
+        let mut table = Table::default();
+        let [etcd, other] = [Store::ALL[0], Store::ALL[2]];
+        for (rate, problems) in [(100.0, 0), (300.0, 2), (200.0, 1)] {
+            let numbers = vec![rate, 1.25, 10.0, 50.4, 0.5];
+            let form = Form::Requests;
+            table.add(
+                etcd,
+                "get",
+                Cell {
+                    form,
+                    numbers,
+                    problems,
+                },
+            );
+        }
+        table.add(other, "boot", Cell::number(0.126, 2));
+        let expected = "|  | etcd | kine-nats, single |\n|---|---|---|\n\
+            | get | 200/s, 1.2 / 10.0 ms, 50 µs, **3 failed** | – |\n| boot | – | 0.13 |\n";
+        assert_eq!(table.print(true), expected);
+        assert_eq!(table.print(false), "");
+    }
+}
