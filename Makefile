@@ -13,6 +13,10 @@ FAILED = echo "== failed" | tee -a $(REPORT)
 # What the test of a change of version moves a cluster between; the stack's own release is the older one.
 SLOW_VERSIONS := 1.35.4 1.35.5
 
+# How often the slow tests of the store run: Kubernetes' own, and etcd's with faults in them.
+COUNT ?= 1
+ROBUSTNESS_RUNS ?= 12
+
 # Tests of crates run servers and wait for them: this many share the cores.
 WAITING := 6
 
@@ -99,7 +103,8 @@ test-slow: ## Run the tests that take long
 	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
 	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
 	$(call timed,replicated stores whose servers fail,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated)
-	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh)
+	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh -- -test.count $(COUNT))
+	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 
 .PHONY: bench-store
 bench-store: tools ## Measure the store beside etcd and Go kine (ARGS="--rounds 1" and others: see ARGS=--help)

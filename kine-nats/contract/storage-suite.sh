@@ -78,7 +78,7 @@ for suite in $suites; do
     [ "$suite" != etcd3 ] || parallel=-test.parallel=1
     log=$cache/$suite.log
     result=ok
-    (cd "$module/pkg/storage/$suite" && "$cache/$suite.test" -test.v $parallel -test.timeout 30m "$@") >"$log" 2>&1 || result=FAILED
+    (cd "$module/pkg/storage/$suite" && "$cache/$suite.test" -test.v $parallel -test.timeout 2h "$@") >"$log" 2>&1 || result=FAILED
     passed=$(grep -a -c '^--- PASS' "$log" || true)
     failed=$(grep -a -c '^--- FAIL' "$log" || true)
     echo "storage-suite: $suite $version: $result, $passed passed, $failed failed ($log)"

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Runs etcd's robustness tests against kine-nats: their traffic, model and checks unchanged, faults of our own, and our log
+# as what was stored.
+#
+#   robustness.sh [arguments of the program: -runs N -seed N -fault NAME -traffic NAME -shape SHAPE]
+#
+# Wants nats-server in YOKE_BIN or PATH, kine-nats in KINE_NATS or target/debug, and go.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+cache=${CONTRACT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/yoke/contract}
+PATH=${YOKE_BIN:+$YOKE_BIN:}$PATH
+KINE_NATS=${KINE_NATS:-$root/target/debug/kine-nats}
+export GOTOOLCHAIN=local KINE_NATS
+
+for program in nats-server go "$KINE_NATS"; do
+    command -v "$program" >/dev/null || { echo "robustness: $program not found" >&2; exit 2; }
+done
+mkdir -p "$cache"
+go build -C "$here/robustness" -o "$cache/robustness" .
+exec "$cache/robustness" "$@"

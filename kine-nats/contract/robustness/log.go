@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/zeebo/xxh3"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+	"google.golang.org/protobuf/proto"
+)
+
+// What kine-nats stored, as its log says: read here from its bytes, by the form that the head of codec.rs gives, so that
+// neither a watch nor the code under test says what happened.
+
+const (
+	recordHead  = 64
+	recordHash  = 8
+	readLimit   = 30 * time.Second
+	opChange    = 1
+	opGrant     = 3
+	opRevoke    = 4
+	opCompact   = 5
+	opEpoch     = 6
+	opResign    = 7
+	recordMagic = "KNL1"
+)
+
+// history is what a log says.
+type history struct {
+	requests []model.EtcdRequest
+	records  int
+	epochs   int
+	revision int64
+	hash     uint64
+}
+
+// readLog reads a whole stream.
+func readLog(ctx context.Context, url, stream string) (*history, error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	connection, err := nats.Connect(url)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", url, err)
+	}
+	defer connection.Close()
+	js, err := jetstream.New(connection)
+	if err != nil {
+		return nil, err
+	}
+	source, err := js.Stream(ctx, stream)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", stream, err)
+	}
+	state := source.CachedInfo().State
+	if state.FirstSeq != 1 {
+		return nil, fmt.Errorf("%s begins at %d: what was purged cannot be checked", stream, state.FirstSeq)
+	}
+	log := &history{revision: 1}
+	for sequence := uint64(1); sequence <= state.LastSeq; sequence++ {
+		message, err := source.GetMsg(ctx, sequence)
+		if err != nil {
+			return nil, fmt.Errorf("read message %d of %s: %w", sequence, stream, err)
+		}
+		if err := log.add(message.Data); err != nil {
+			return nil, fmt.Errorf("message %d of %s: %w", sequence, stream, err)
+		}
+	}
+	return log, nil
+}
+
+// add reads one record.
+func (h *history) add(record []byte) error {
+	if len(record) < recordHead+recordHash || string(record[:4]) != recordMagic {
+		return errors.New("not a record")
+	}
+	body, sum := record[:len(record)-recordHash], binary.LittleEndian.Uint64(record[len(record)-recordHash:])
+	if xxh3.Hash(body) != sum {
+		return errors.New("its hash does not match")
+	}
+	word := func(at int) uint64 { return binary.LittleEndian.Uint64(body[at:]) }
+	if previous := word(40); h.records > 0 && previous != h.hash {
+		return fmt.Errorf("stands on %x, not on the record before it", previous)
+	}
+	if base := int64(word(48)); base != h.revision {
+		return fmt.Errorf("begins at revision %d, the record before it ended at %d", base, h.revision)
+	}
+	h.records++
+	h.hash = sum
+	operations := body[recordHead:]
+	for len(operations) > 0 {
+		kind, length := operations[0], binary.LittleEndian.Uint32(operations[1:])
+		if err := h.operation(kind, operations[5:5+length]); err != nil {
+			return err
+		}
+		operations = operations[5+length:]
+	}
+	return nil
+}
+
+func (h *history) operation(kind byte, data []byte) error {
+	number := func(at int) int64 { return int64(binary.LittleEndian.Uint64(data[at:])) }
+	switch kind {
+	case opChange:
+		var pair mvccpb.KeyValue
+		if err := proto.Unmarshal(data, &pair); err != nil {
+			return err
+		}
+		return h.change(&pair)
+	case opGrant:
+		h.push(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{LeaseID: number(0)}})
+	case opRevoke:
+		h.push(model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: number(0)}})
+		if revision := number(8); revision != 0 {
+			h.revision = revision
+		}
+	case opCompact:
+		h.push(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{Revision: number(0)}})
+	case opEpoch:
+		h.epochs++
+	case opResign:
+	default:
+		return fmt.Errorf("operation of kind %d: no traffic asks for it", kind)
+	}
+	return nil
+}
+
+// change adds a write to the transaction of its revision.
+func (h *history) change(pair *mvccpb.KeyValue) error {
+	operation := model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{
+		Key:     string(pair.Key),
+		Value:   model.ToValueOrHash(string(pair.Value)),
+		LeaseID: pair.Lease,
+	}}
+	if pair.Version == 0 {
+		operation = model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(pair.Key)}}
+	}
+	switch pair.ModRevision {
+	case h.revision + 1:
+		h.revision++
+		h.push(model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{}})
+	case h.revision:
+	default:
+		return fmt.Errorf("a write at revision %d behind revision %d", pair.ModRevision, h.revision)
+	}
+	last := &h.requests[len(h.requests)-1]
+	if last.Type != model.Txn {
+		return fmt.Errorf("a write at revision %d, which is that of a %s", pair.ModRevision, last.Type)
+	}
+	last.Txn.OperationsOnSuccess = append(last.Txn.OperationsOnSuccess, operation)
+	return nil
+}
+
+func (h *history) push(request model.EtcdRequest) {
+	h.requests = append(h.requests, request)
+}
+
+// withoutOne is what the log would say had it lost the write in its middle.
+func (h *history) withoutOne() []model.EtcdRequest {
+	for at := len(h.requests) / 2; at < len(h.requests); at++ {
+		if h.requests[at].Type == model.Txn {
+			return slices.Delete(slices.Clone(h.requests), at, at+1)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+// Robustness drives etcd's robustness tests against kine-nats: their traffic, their model and their checks, unchanged,
+// with faults of our own, and with what our own log says in place of etcd's.
+//
+//	robustness [-runs N] [-seed N] [-fault NAME] [-traffic NAME] [-shape SHAPE] [-keep DIR]
+//
+// KINE_NATS names the binary; nats-server is in PATH. Every run prints its seed, from which its traffic, its fault and
+// their times follow; how processes interleave does not. A run that fails keeps its logs and a picture of its history.
+//
+//go:debug randseednop=0
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand"
+	"os"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/tests/v3/robustness/traffic"
+)
+
+// kind is traffic with its name.
+type kind struct {
+	name string
+	traffic.Traffic
+}
+
+var kinds = []kind{
+	{"kubernetes", traffic.Kubernetes},
+	{"kubernetes-create-delete", traffic.KubernetesCreateDelete},
+	{"etcd", traffic.EtcdPutDeleteLease},
+}
+
+// shape is how many nats-servers and kine-nats a store has.
+type shape struct{ servers, members int }
+
+func (s shape) String() string { return fmt.Sprintf("%dx%d", s.servers, s.members) }
+
+// The classes single and replicated. Those with followers run only when asked for: a follower shows what its writer has
+// not heard to be stored yet, so that a read at the writer may come behind one at the follower.
+var (
+	shapes    = []shape{{1, 1}, {3, 1}}
+	following = []shape{{1, 2}, {3, 2}}
+)
+
+func main() {
+	runs := flag.Int("runs", 1, "how many runs")
+	seed := flag.Int64("seed", 0, "the first run's seed; 0 for one of the time")
+	onlyFault := flag.String("fault", "", "the one fault to inject")
+	onlyShape := flag.String("shape", "", "the one shape: nats-servers and kine-nats, as in 3x2")
+	onlyTraffic := flag.String("traffic", "", "the one traffic to make")
+	keep := flag.String("keep", os.TempDir(), "where runs that fail leave their files")
+	flag.Parse()
+	if *seed == 0 {
+		*seed = time.Now().UnixNano() % 1e9
+	}
+	failed := 0
+	for number := range *runs {
+		if err := one(*seed+int64(number), *onlyFault, *onlyTraffic, *onlyShape, *keep); err != nil {
+			failed++
+		}
+	}
+	fmt.Printf("robustness: %d runs, %d failed\n", *runs, failed)
+	if failed > 0 {
+		os.Exit(1)
+	}
+}
+
+// one runs what a seed says, and prints how it went.
+func one(seed int64, onlyFault, onlyTraffic, onlyShape, keep string) error {
+	rand.Seed(seed)
+	plan := plan{fault: pick(faults), kind: pick(kinds), shape: pick(shapes)}
+	for _, f := range faults {
+		if f.name == onlyFault {
+			plan.fault = f
+		}
+	}
+	for _, k := range kinds {
+		if k.name == onlyTraffic {
+			plan.kind = k
+		}
+	}
+	for _, s := range slices.Concat(shapes, following) {
+		if s.String() == onlyShape {
+			plan.shape = s
+		}
+	}
+	dir, err := os.MkdirTemp(keep, fmt.Sprintf("robustness-%d-", seed))
+	if err != nil {
+		return err
+	}
+	said, err := plan.run(context.Background(), dir)
+	fmt.Printf("robustness: seed %d: %s: %s\n", seed, plan, said)
+	if err != nil {
+		fmt.Printf("robustness: seed %d: FAILED: %v (%s)\n", seed, err, dir)
+		return err
+	}
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+const (
+	startLimit = 30 * time.Second
+	stream     = "KINE_robust"
+)
+
+// process is a server that is started again when it ends, unless it is kept down.
+type process struct {
+	arguments []string
+	log       string
+
+	lock    sync.Mutex
+	command *exec.Cmd
+	down    bool
+	starts  int
+}
+
+func startProcess(log string, arguments ...string) (*process, error) {
+	p := &process{arguments: arguments, log: log}
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	return p, p.begin()
+}
+
+func (p *process) begin() error {
+	output, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	command := exec.Command(p.arguments[0], p.arguments[1:]...)
+	command.Stdout, command.Stderr = output, output
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := command.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", strings.Join(p.arguments, " "), err)
+	}
+	p.command, p.down = command, false
+	p.starts++
+	go p.supervise(command)
+	return nil
+}
+
+func (p *process) supervise(command *exec.Cmd) {
+	command.Wait()
+	// As a kubelet does, who waits a little, too.
+	time.Sleep(50 * time.Millisecond)
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if !p.down && p.command == command {
+		if err := p.begin(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+}
+
+func (p *process) signal(signal syscall.Signal) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	p.command.Process.Signal(signal)
+}
+
+// kill ends it and keeps it down until start.
+func (p *process) kill() {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	p.down = true
+	p.command.Process.Kill()
+}
+
+func (p *process) start() error {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if !p.down {
+		return nil
+	}
+	return p.begin()
+}
+
+// member is a kine-nats with proxies before and behind it.
+type member struct {
+	*process
+	clients *proxy
+	nats    []*proxy
+	metrics string
+}
+
+// store is what is tested: nats-servers and the kine-nats on them.
+type store struct {
+	nats    []*process
+	natsURL string
+	members []*member
+	close   func()
+}
+
+// startStore starts an empty store of so many nats-servers and kine-nats.
+func startStore(dir string, servers, members int) (*store, error) {
+	s := &store{}
+	s.close = func() {
+		for _, m := range s.members {
+			m.kill()
+			m.clients.close()
+			for _, p := range m.nats {
+				p.close()
+			}
+		}
+		for _, p := range s.nats {
+			p.kill()
+		}
+	}
+	addresses, err := s.startNATS(dir, servers)
+	if err != nil {
+		return s, err
+	}
+	s.natsURL = "nats://" + strings.Join(addresses, ",nats://")
+	for number := range members {
+		m, err := startMember(filepath.Join(dir, fmt.Sprintf("kine-nats-%d.log", number)), addresses, members > 1)
+		if err != nil {
+			return s, err
+		}
+		s.members = append(s.members, m)
+	}
+	return s, s.ready()
+}
+
+func (s *store) startNATS(dir string, servers int) ([]string, error) {
+	free := func() []string {
+		addresses := make([]string, servers)
+		for i := range addresses {
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				panic(err)
+			}
+			defer listener.Close()
+			addresses[i] = listener.Addr().String()
+		}
+		return addresses
+	}
+	clients, routes, monitors := free(), free(), free()
+	for i := range servers {
+		home := filepath.Join(dir, fmt.Sprintf("nats-%d", i))
+		if err := os.MkdirAll(home, 0o755); err != nil {
+			return nil, err
+		}
+		config := fmt.Sprintf("listen: %q\nhttp: %q\nserver_name: n%d\nmax_payload: 8MB\n"+
+			"jetstream { store_dir: %q, max_file_store: 1TB, sync_interval: always }\n", clients[i], monitors[i], i, home)
+		if servers > 1 {
+			// Clients are not told of the other servers: they would go around the proxies.
+			config += fmt.Sprintf("cluster { name: robust, listen: %q, no_advertise: true, routes: [nats://%s] }\n",
+				routes[i], strings.Join(routes, ", nats://"))
+		}
+		path := home + ".conf"
+		if err := os.WriteFile(path, []byte(config), 0o644); err != nil {
+			return nil, err
+		}
+		p, err := startProcess(home+".log", "nats-server", "-c", path)
+		if err != nil {
+			return nil, err
+		}
+		s.nats = append(s.nats, p)
+	}
+	for _, monitor := range monitors {
+		if err := healthy("http://" + monitor + "/healthz"); err != nil {
+			return nil, fmt.Errorf("nats-server: %w", err)
+		}
+	}
+	return clients, nil
+}
+
+func startMember(log string, nats []string, follow bool) (*member, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	m := &member{}
+	if m.clients, err = newProxy(address); err != nil {
+		return nil, err
+	}
+	var urls []string
+	for _, server := range nats {
+		p, err := newProxy(server)
+		if err != nil {
+			return nil, err
+		}
+		m.nats = append(m.nats, p)
+		urls = append(urls, "nats://"+p.address())
+	}
+	arguments := []string{
+		os.Getenv("KINE_NATS"),
+		"--listen=http://" + address,
+		"--nats=" + strings.Join(urls, ","),
+		"--stream=" + stream,
+		"--create",
+		fmt.Sprintf("--replicas=%d", len(nats)),
+		"--progress-interval=100ms",
+	}
+	if follow {
+		arguments = append(arguments, "--follow")
+	}
+	m.process, err = startProcess(log, arguments...)
+	return m, err
+}
+
+// endpoints are where clients reach each kine-nats.
+func (s *store) endpoints() []string {
+	var addresses []string
+	for _, m := range s.members {
+		addresses = append(addresses, m.clients.address())
+	}
+	return addresses
+}
+
+// ready waits until every kine-nats answers a linearizable read.
+func (s *store) ready() error {
+	for _, endpoint := range s.endpoints() {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		err = eventually(func(ctx context.Context) error {
+			_, err := client.Get(ctx, "ready")
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("kine-nats: %w", err)
+		}
+	}
+	return nil
+}
+
+func healthy(url string) error {
+	return eventually(func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", url, answer.Status)
+		}
+		return nil
+	})
+}
+
+// eventually tries until there is no error, or it has taken too long.
+func eventually(try func(context.Context) error) error {
+	for deadline := time.Now().Add(startLimit); ; {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		err := try(ctx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %s: %w", startLimit, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
