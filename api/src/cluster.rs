@@ -116,7 +116,8 @@ pub enum DeletionPolicy {
     /// The streams are deleted, last of all.
     #[default]
     Delete,
-    /// The streams stay in the Tenant's account and count against its quota.
+    /// The streams stay, and count against the Tenant's quota of storage. A Cluster that is made again under the same name with
+    /// the same `spec.id` has them again; they go with it, or with the Tenant.
     Retain,
 }
 
@@ -360,7 +361,7 @@ pub struct SecretRef {
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageStatus {
-    /// Public key of the NATS account.
+    /// Public key of the NATS account, which holds this store alone.
     pub account: String,
     /// JetStream stream of the log.
     pub stream: String,

@@ -134,16 +134,13 @@ reasons! {
     ControllersPending,
     /// NATS does not answer the operator.
     StoreUnavailable,
-    /// The Secret with the keys of the Tenant's NATS account is lost. Control planes that run go on. Where NATS knows the
-    /// account, other keys are made for it and no data is lost; where it does not, the Secret must be restored.
-    AccountKeyLost,
     /// A key of the cluster is lost, and there is no copy of it. A service-account key must be restored, and nothing is drawn
     /// in its place; a leaf of a CA that is lost must be issued again; a lost user of the store is replaced, which an event
     /// tells.
     KeyLost,
-    /// The Tenant's NATS account is not there yet.
-    AccountPending,
-    /// The account's storage is used up.
+    /// The Tenant's namespace is not there yet.
+    NamespacePending,
+    /// NATS has no room for the streams.
     StoreQuotaExceeded,
     /// The ingress refused the cluster's configuration.
     IngressRefused,

@@ -1,4 +1,4 @@
-//! The `Tenant`: a user of the host, with a namespace of its name and a NATS account.
+//! The `Tenant`: a user of the host, with a namespace of its name.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
     status = "TenantStatus",
     shortname = "ykt",
     category = "yoke",
-    doc = "A tenant of this host: a namespace of its name in which its subjects make Clusters, a quota, and a NATS account.",
+    doc = "A tenant of this host: a namespace of its name in which its subjects make Clusters, and a quota.",
     derive = "PartialEq",
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
     printcolumn(name = "Clusters", type_ = "integer", json_path = ".status.clusters"),
@@ -116,7 +116,7 @@ pub struct TenantQuota {
     #[serde(default = "default_clusters")]
     #[schemars(range(min = 0, max = 100000))]
     pub clusters: i32,
-    /// Sum of the storage quotas of all Clusters, in bytes; the NATS account is limited to what their streams reserve.
+    /// Sum of the storage quotas of all Clusters, in bytes; of those that are gone too, as long as their data stays.
     #[serde(default = "default_storage")]
     #[schemars(extend("nullable" = false))]
     pub storage: Quantity,
@@ -146,9 +146,9 @@ pub struct TenantStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Public key of the Tenant's NATS account (`A…`).
+    /// Bytes of `quota.storage` that are taken by Clusters that are gone and whose data is still there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub account: Option<String>,
+    pub retained_storage: Option<i64>,
     /// Number of Clusters in the Tenant's namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clusters: Option<i32>,

@@ -24,9 +24,9 @@ const CLUSTER: [&str; 15] = [
 ];
 const TENANT: [&str; 4] = [
     "status",
-    "status.account",
     "status.clusters",
     "status.observedGeneration",
+    "status.retainedStorage",
 ];
 
 fn nullable<C: kube::CustomResourceExt>() -> Vec<String> {
@@ -77,6 +77,6 @@ fn nulls_of_optional_fields_are_read() {
             "phase": null, "pki": null, "storage": null, "version": null}});
     serde_json::from_value::<Cluster>(object).unwrap();
     let object = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": "a"},
-        "spec": {}, "status": {"account": null, "clusters": null, "observedGeneration": null}});
+        "spec": {}, "status": {"clusters": null, "observedGeneration": null, "retainedStorage": null}});
     serde_json::from_value::<Tenant>(object).unwrap();
 }

@@ -27,7 +27,7 @@ pub mod validate;
 mod withdraw;
 
 pub use guard::{Guard, Keeper};
-pub(crate) use kept::data_of;
+pub(crate) use kept::find_left;
 pub use probe::Answer;
 
 use std::sync::Arc;
@@ -196,7 +196,10 @@ fn judge<'a>(
     if observed.is_foreign {
         return Err(Refusal {
             reason: Reason::IdentityConflict,
-            message: format!("Namespace {} exists and belongs to somebody else.", identity.hosted()),
+            message: format!(
+                "What has identity {} on this host belongs to somebody else.",
+                identity.id
+            ),
         });
     }
     let narrow = cluster.spec.endpoint.extra_sans.iter().find(|name| {

@@ -44,7 +44,7 @@ pub enum ConfigError {
 pub struct Config {
     /// Domain under which every cluster's public name is one label.
     pub base_domain: String,
-    /// Namespace of the operator itself; Tenants' NATS account keys are kept there.
+    /// Namespace of the operator itself, which no Tenant may have.
     #[serde(default = "default_namespace")]
     pub namespace: String,
     /// The one way in.

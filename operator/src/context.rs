@@ -16,8 +16,7 @@ use crate::cluster::{Answer, Guard};
 use crate::config::Config;
 use crate::events::Events;
 use crate::metrics::OperatorMetrics;
-use crate::nats::Nats;
-use crate::nats::streams::StreamsPlan;
+use crate::nats::{Account, Nats};
 use crate::tenant_api::{BaseObjects, TenantApis};
 
 /// The root is read again this often.
@@ -58,8 +57,8 @@ pub struct Context {
 /// What was last seen of one cluster at places that have no watch.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Streams that were found or made so, when, and what they held.
-    pub streams: Option<(StreamsPlan, Instant, i64)>,
+    /// The account whose streams were found or made, when, and what they held.
+    pub store: Option<(Account, Instant, i64)>,
     /// When the base objects were applied in the tenant's API, by the uid of the pod that answered.
     pub base: Option<(String, Instant)>,
     /// Nodes that were counted.
@@ -141,11 +140,11 @@ impl Context {
         self.apis.forget(id);
     }
 
-    /// Forgets when streams were seen: NATS may have come back without them.
-    pub fn forget_streams(&self) {
+    /// Forgets when stores were seen: NATS may have come back without them.
+    pub fn forget_stores(&self) {
         let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for seen in all.values_mut() {
-            seen.streams = None;
+            seen.store = None;
         }
     }
 }

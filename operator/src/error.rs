@@ -6,7 +6,7 @@ use crate::apply::ApplyError;
 use crate::cluster::build::secrets::MaterialError;
 use crate::context::RootError;
 use crate::nats::NatsError;
-use crate::nats::account::KeyError;
+use crate::nats::account::AccountError;
 use crate::nats::claims::ClaimsError;
 
 /// A reconciliation failed. It is tried again.
@@ -36,9 +36,9 @@ pub enum ReconcileError {
     /// The root certificate cannot be had.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// The account's keys cannot be used.
-    #[error("using the Tenant's NATS account")]
-    Account(#[from] KeyError),
+    /// What names the store's account cannot be used.
+    #[error("using the store's NATS account")]
+    Account(#[from] AccountError),
     /// A NATS token cannot be made.
     #[error("making a NATS token")]
     Claims(#[from] ClaimsError),
@@ -53,10 +53,10 @@ pub enum ReconcileError {
         /// The key.
         key: &'static str,
     },
-    /// A key is lost that a running cluster cannot do without.
+    /// What a running cluster cannot do without is lost.
     #[error(
         "Secret {name} in the namespace of certificate authorities is lost and there is no copy of it: the cluster's \
-         service-account tokens hang on it; restore the Secret, or delete the Cluster"
+         service-account tokens or its data hang on it; restore the Secret, or delete the Cluster"
     )]
     Lost {
         /// The Secret.

@@ -1,10 +1,10 @@
 //! The operator: brings Tenants and Clusters on the host to what their specs ask for.
 //!
 //! ```text
-//!  config file, NATS secret ─▶ run ─┬─ watches (cache) ─▶ triggers ─┬─▶ tenant::reconcile ──▶ namespace, role, NATS account
+//!  config file, NATS secret ─▶ run ─┬─ watches (cache) ─▶ triggers ─┬─▶ tenant::reconcile ──▶ namespace, role
 //!                                   │                               └─▶ cluster::reconcile ─▶ certificates, store, control
 //!                                   ├─ /metrics /livez /readyz                                plane, ingress, kubeconfig
-//!                                   └─ NATS connection ─▶ all Tenants again when it comes back
+//!                                   └─ NATS connection ─▶ all Clusters again when it comes back
 //! ```
 //!
 //! It holds no state of its own: what it draws once (keys) it keeps in Secrets, and everything else follows from objects.

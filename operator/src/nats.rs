@@ -1,20 +1,19 @@
-//! The store's server: one account a Tenant, one user and two streams a Cluster.
+//! The store's server: one account with one user and two streams a Cluster (`docs/adr/0006-account-per-cluster.md`).
 //!
 //! ```text
-//!  Tenant  ─▶ keys (Secret) ─▶ claims ─▶ signed by the operator's signing key ─▶ $SYS.REQ.CLAIMS.UPDATE
-//!  Cluster ─▶ provisioner (a user of an hour in the account, one connection) ─▶ streams KINE_<id>, KINE_SNAP_<id>
-//!          └▶ user <id>, signed by the account's scoped key ─▶ credentials in the hosted namespace
+//!  Cluster ─▶ account, user (Secret <id>-store) ─▶ claims, signed by the operator's signing key ─▶ $SYS.REQ.CLAIMS.UPDATE
+//!          ├▶ provisioner (a user of minutes in the account) ─▶ streams KINE_<id>, KINE_SNAP_<id>
+//!          └▶ user <id> ─▶ credentials in the hosted namespace
 //! ```
 //!
-//! [`claims`], [`permissions`] and [`limits`] are pure; [`server`], its connections and [`streams`] speak to NATS.
+//! [`account`], [`claims`], [`permissions`] and [`limits`] are pure; [`server`] and [`streams`] speak to NATS.
 
 pub mod account;
 pub mod claims;
-mod connections;
 pub mod limits;
 pub mod permissions;
 pub mod server;
 pub mod streams;
 
-pub use account::{AccountKeys, ClusterUser};
+pub use account::{Account, ClusterUser, Size};
 pub use server::{Nats, NatsError};

@@ -124,9 +124,19 @@ async fn run_controllers(
 }
 
 async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Cluster>>, drain: Drain) {
+    // NATS may have come back without what was seen there.
+    let reconnected = stream::unfold(
+        (context.nats.connected(), Arc::clone(&context)),
+        async |(mut connected, context)| {
+            connected.changed().await.ok()?;
+            context.forget_stores();
+            Some(((), (connected, context)))
+        },
+    );
     Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.clone())
         .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
         .reconcile_on(triggers)
+        .reconcile_all_on(reconnected)
         .graceful_shutdown_on(async move { drain.started().await })
         .run(cluster::reconcile, cluster::on_error, context)
         .for_each(async |_| ())
@@ -134,39 +144,25 @@ async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, Object
 }
 
 async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Tenant>>, drain: Drain) {
-    let reconnected = stream::unfold(context.nats.connected(), async |mut connected| {
-        connected.changed().await.ok()?;
-        Some(((), connected))
-    });
     Controller::for_shared_stream(stream::pending::<Arc<Tenant>>(), context.caches.tenants.clone())
         .with_config(ControllerConfig::default().concurrency(TENANTS_AT_ONCE))
         .reconcile_on(triggers)
-        .reconcile_all_on(reconnected)
         .graceful_shutdown_on(async move { drain.started().await })
         .run(tenant::reconcile, tenant::on_error, context)
         .for_each(async |_| ())
         .await;
 }
 
-/// Keeps `/readyz` in step with the connection to NATS, and forgets what was seen there when it comes back.
+/// Keeps `/readyz` in step with the connection to NATS.
 async fn watch_nats(context: Arc<Context>, check: Check, drain: Drain) -> Result<(), std::convert::Infallible> {
-    let mut connected = context.nats.connected();
     loop {
-        context.nats.close_idle();
         if context.nats.is_connected() {
             check.set_ready();
         } else {
             check.set_not_ready("not connected");
         }
-        tokio::select! {
-            () = drain.started() => return Ok(()),
-            changed = connected.changed() => {
-                context.forget_streams();
-                if changed.is_err() {
-                    tokio::time::sleep(NATS_CHECK).await;
-                }
-            }
-            () = tokio::time::sleep(NATS_CHECK) => {}
+        if drain.until_started(tokio::time::sleep(NATS_CHECK)).await.is_none() {
+            return Ok(());
         }
     }
 }

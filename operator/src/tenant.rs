@@ -1,6 +1,5 @@
-//! The Tenant controller: a namespace, a Role for the Tenant's subjects, an account at NATS.
+//! The Tenant controller: a namespace, a Role for the Tenant's subjects, and what their Clusters left that counts.
 
-mod account;
 pub mod build;
 mod delete;
 mod patch;
@@ -17,18 +16,16 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::{Reason, Tenant};
 
+use crate::cluster;
 use crate::context::Context;
 use crate::error::ReconcileError;
 use status::Outcome;
 use validate::Refusal;
 
-pub(crate) use account::{ensure as ensure_account, push as push_account};
-pub use build::account_secret;
-
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "tenant";
 
-/// NATS has no watch: accounts are looked at this often, and after a lost connection.
+/// Pace of looking at what Clusters left, which the end of one calls for too.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// Brings one Tenant to what its spec asks for.
@@ -44,7 +41,12 @@ pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Act
 }
 
 async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
-    let mut outcome = Outcome::new(context.caches.clusters_of(&tenant.name_any()).len());
+    let clusters = context.caches.clusters_of(&tenant.name_any());
+    let mut outcome = Outcome::new(clusters.len());
+    outcome.retained = cluster::find_left(context, &tenant.name_any())
+        .iter()
+        .map(|left| left.account.size.quota)
+        .sum();
     let result = match validate::validate(tenant, &context.caches.tenants.state(), &context.config) {
         Err(refusal) => {
             context.metrics.failed(CONTROLLER, refusal.reason);
@@ -72,16 +74,7 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
     }
     bind(context, tenant).await?;
     // Clusters are judged by what is known of the namespace: told of it, we come back.
-    if !owns_namespace(context, tenant) {
-        return Ok(());
-    }
-    match account::ensure(context, tenant).await? {
-        Some(secret) => {
-            let secret = account::prune(context, secret).await?;
-            outcome.account = Some(account::push(context, tenant, &secret).await?);
-        }
-        None => outcome.account_lost = true,
-    }
+    outcome.is_bound = owns_namespace(context, tenant);
     Ok(())
 }
 

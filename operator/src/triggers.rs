@@ -16,7 +16,6 @@ use serde_json::Value;
 use yoke_api::{Cluster, ConditionType, Tenant, labels, names};
 
 use crate::conditions;
-use crate::nats::account::REVOKED_PREFIX;
 
 /// Sends the calls of one watch.
 #[derive(Clone)]
@@ -62,18 +61,17 @@ const CLUSTER: Parts = Parts {
     names: "/spec/endpoint/extraSANs",
 };
 const TENANT: Parts = Parts {
-    all: &["/metadata/generation", "/metadata/deletionTimestamp", "/status/account"],
+    all: &[
+        "/metadata/generation",
+        "/metadata/deletionTimestamp",
+        "/status/retainedStorage",
+    ],
     names: "/spec/allowedDomains",
 };
 const NAMESPACE: Parts = Parts {
     all: &["/metadata/annotations", "/metadata/deletionTimestamp"],
     names: "",
 };
-const SECRET: Parts = Parts {
-    all: &["/data"],
-    names: "",
-};
-
 /// Whom a change calls for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Calls {
@@ -185,7 +183,6 @@ impl Memory {
                 ..Calls::default()
             },
             "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
-            "Secret" => self.plan_shared(object, gone, &SECRET),
             _ => Calls {
                 tenant: true,
                 ..Calls::default()
@@ -216,12 +213,8 @@ impl Memory {
         let mut hasher = DefaultHasher::new();
         object.uid().hash(&mut hasher);
         for part in parts.all {
-            let mut part = value.pointer(part).cloned();
-            // Revocations come with each Cluster that goes and matter to none that stays.
-            if let Some(Value::Object(fields)) = &mut part {
-                fields.retain(|key, _| !key.starts_with(REVOKED_PREFIX));
-            }
-            part.unwrap_or_default().to_string().hash(&mut hasher);
+            let part = value.pointer(part).unwrap_or(&Value::Null);
+            part.to_string().hash(&mut hasher);
         }
         let list = Some(parts.names).filter(|names| !names.is_empty());
         let list = list.and_then(|names| value.pointer(names)?.as_array());
@@ -245,7 +238,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{Pod, Secret};
+    use k8s_openapi::api::core::v1::Pod;
     use k8s_openapi::api::rbac::v1::Role;
     use serde_json::json;
 
@@ -272,44 +265,28 @@ mod tests {
     #[test]
     fn clusters_are_called_for_what_they_are_held_against() {
         let mut memory = Memory::default();
-        let tenant = |generation: i64, clusters: i64, account: Option<&str>| {
+        let tenant = |generation: i64, clusters: i64, retained: Option<i64>| {
             json!({"metadata": {"name": "t", "uid": "1", "generation": generation}, "spec": {},
-                "status": {"clusters": clusters, "account": account}})
+                "status": {"clusters": clusters, "retainedStorage": retained}})
         };
         let (all, none) = (calls(true, None, Others::All), calls(true, None, Others::None));
         for (rule, value, expected) in [
             ("first sight", tenant(1, 0, None), &all),
-            ("its account", tenant(1, 0, Some("A")), &all),
-            ("a Cluster more", tenant(1, 1, Some("A")), &none),
-            ("another quota", tenant(2, 1, Some("A")), &all),
-            ("listed again", tenant(2, 1, Some("A")), &none),
+            ("retained data", tenant(1, 0, Some(1)), &all),
+            ("a Cluster more", tenant(1, 1, Some(1)), &none),
+            ("another quota", tenant(2, 1, Some(1)), &all),
+            ("listed again", tenant(2, 1, Some(1)), &none),
         ] {
             check::<Tenant>(rule, &mut memory, value, false, expected);
         }
-        check::<Tenant>("gone", &mut memory, tenant(2, 1, Some("A")), true, &all);
+        check::<Tenant>("gone", &mut memory, tenant(2, 1, Some(1)), true, &all);
     }
 
     #[test]
-    fn keys_of_an_account_matter_and_revocations_do_not() {
-        let mut memory = Memory::default();
-        let secret = |data: Value| json!({"metadata": {"name": "nats-account-t", "uid": "1"}, "data": data});
-        for (rule, data, others) in [
-            ("made", json!({"account.seed": "QQ=="}), Others::All),
-            (
-                "revocation",
-                json!({"account.seed": "QQ==", "revoked.U": "QQ=="}),
-                Others::None,
-            ),
-            (
-                "another key",
-                json!({"account.seed": "Qg==", "revoked.U": "QQ=="}),
-                Others::All,
-            ),
-        ] {
-            check::<Secret>(rule, &mut memory, secret(data), false, &calls(true, None, others));
-        }
+    fn objects_of_a_tenant_call_for_no_cluster() {
         let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
-        check::<Role>("role", &mut memory, role, false, &calls(true, None, Others::None));
+        let expected = calls(true, None, Others::None);
+        check::<Role>("role", &mut Memory::default(), role, false, &expected);
     }
 
     #[test]

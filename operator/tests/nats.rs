@@ -5,33 +5,24 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use async_nats::client::RequestErrorKind;
-use async_nats::jetstream::{self, stream};
+use async_nats::jetstream;
 use async_nats::{ConnectErrorKind, Event, ServerError};
 use futures::StreamExt as _;
 use support::Server;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use yoke_api::ClusterId;
-use yoke_operator::nats::claims::same_claims;
-use yoke_operator::nats::limits::account_limits;
-use yoke_operator::nats::streams::{Provisioner, StreamsPlan};
-use yoke_operator::nats::{AccountKeys, ClusterUser, Nats, NatsError};
+use yoke_operator::nats::claims::disk_storage_of;
+use yoke_operator::nats::streams::{self, Provisioner, StreamsPlan, build_log};
+use yoke_operator::nats::{Account, ClusterUser, Nats, NatsError, Size};
 
-const QUOTA: i64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(5);
 
 fn now() -> i64 {
-    i64::try_from(
-        std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap()
-            .as_secs(),
-    )
-    .unwrap()
+    k8s_openapi::jiff::Timestamp::now().as_second()
 }
 
 fn id(text: &str) -> ClusterId {
@@ -41,53 +32,50 @@ fn id(text: &str) -> ClusterId {
 fn plan(text: &str) -> StreamsPlan {
     StreamsPlan {
         id: id(text),
-        quota: QUOTA,
-        replicas: 1,
+        size: Size {
+            quota: 1 << 20,
+            replicas: 1,
+        },
     }
 }
 
-struct Tenant {
+/// A Cluster's account and streams, as the operator makes them.
+struct Store {
     nats: Nats,
-    keys: AccountKeys,
-    clusters: i32,
+    plan: StreamsPlan,
+    account: Account,
 }
 
-impl Tenant {
-    async fn new(server: &Server, clusters: i32) -> Self {
-        let nats = Nats::connect(&server.config()).await.unwrap();
-        let tenant = Self {
-            nats,
-            keys: AccountKeys::generate(),
-            clusters,
+impl Store {
+    async fn new(nats: &Nats, cluster: &str) -> Self {
+        let plan = plan(cluster);
+        let store = Self {
+            nats: nats.clone(),
+            account: Account::draw(&plan.id, plan.size, now()).unwrap(),
+            plan,
         };
-        tenant.push(BTreeMap::new()).await;
-        tenant
+        store.ensure().await.unwrap();
+        store
     }
 
-    fn jwt(&self, revocations: BTreeMap<String, i64>) -> String {
-        let limits = account_limits(self.clusters, QUOTA * i64::from(self.clusters), 1);
-        self.keys
-            .account_jwt("tenant-a", limits, revocations, now(), self.nats.signer())
+    /// Makes what is missing, as a reconciliation does.
+    async fn ensure(&self) -> Result<i64, NatsError> {
+        streams::ensure(&self.nats, &self.plan.id, &self.account).await
+    }
+
+    fn user(&self) -> &ClusterUser {
+        self.account.user.as_ref().unwrap()
+    }
+
+    async fn open(&self, server: &Server) -> Connection {
+        Connection::open(server, self.user(), self.plan.id.as_str())
+            .await
             .unwrap()
     }
+}
 
-    async fn push(&self, revocations: BTreeMap<String, i64>) {
-        self.nats.push_account(&self.jwt(revocations)).await.unwrap();
-    }
-
-    async fn provisioner(&self) -> Provisioner {
-        Provisioner::connect(&self.nats, &self.keys).await.unwrap()
-    }
-
-    /// Makes a Cluster's streams, as a reconciliation does.
-    async fn ensure(&self, cluster: &str) -> Result<i64, NatsError> {
-        let provisioner = Provisioner::connect(&self.nats, &self.keys).await?;
-        provisioner.ensure(&plan(cluster)).await
-    }
-
-    fn user(&self, text: &str) -> ClusterUser {
-        ClusterUser::mint(&id(text), &self.keys, now()).unwrap()
-    }
+async fn connect(server: &Server) -> Nats {
+    Nats::connect(&server.config()).await.unwrap()
 }
 
 /// What comes of a request.
@@ -106,7 +94,7 @@ impl Answer {
     }
 }
 
-/// A connection that keeps what the server says about it.
+/// A connection that keeps what the server says about it; its end is said as `disconnected`.
 struct Connection {
     client: async_nats::Client,
     said: mpsc::UnboundedReceiver<String>,
@@ -119,9 +107,12 @@ impl Connection {
             .connect_options(&user.credentials)
             .custom_inbox_prefix(format!("_INBOX_{id}"))
             .event_callback(move |event| {
-                if let Event::ServerError(ServerError::Other(text)) = event {
-                    let _ = sender.send(text);
-                }
+                let said = match event {
+                    Event::ServerError(ServerError::Other(text)) => Some(text),
+                    Event::Disconnected => Some("disconnected".to_owned()),
+                    _ => None,
+                };
+                let _ = said.map(|said| sender.send(said));
                 async {}
             })
             .connect(server.url())
@@ -159,8 +150,12 @@ impl Connection {
 
     /// Number of messages in the log.
     async fn count_records(&mut self, id: &str) -> u64 {
-        let Answer::Reply(info) = self.ask(&format!("$JS.API.STREAM.INFO.KINE_{id}"), "").await else {
-            panic!("no answer about the log of {id}");
+        self.count(&format!("KINE_{id}")).await
+    }
+
+    async fn count(&mut self, stream: &str) -> u64 {
+        let Answer::Reply(info) = self.ask(&format!("$JS.API.STREAM.INFO.{stream}"), "").await else {
+            panic!("no answer about {stream}");
         };
         let info: serde_json::Value = serde_json::from_str(&info).unwrap();
         info["state"]["messages"].as_u64().unwrap_or_else(|| panic!("{info}"))
@@ -184,14 +179,10 @@ const OTHER: &str = "cdfghjkl24";
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
     let server = Server::start().await;
-    let tenant = Tenant::new(&server, 2).await;
-    let provisioner = tenant.provisioner().await;
-    for cluster in [OWN, OTHER] {
-        provisioner.ensure(&plan(cluster)).await.unwrap();
-    }
-    let mut user = Connection::open(&server, &tenant.user(OWN), OWN).await.unwrap();
-    let mut peer = Connection::open(&server, &tenant.user(OWN), OWN).await.unwrap();
-    let mut neighbour = Connection::open(&server, &tenant.user(OTHER), OTHER).await.unwrap();
+    let nats = connect(&server).await;
+    let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
+    let (mut user, mut peer) = (own.open(&server).await, own.open(&server).await);
+    let mut neighbour = other.open(&server).await;
     // Both stores answer, and the neighbour has data: what fails below fails for want of a permission.
     let own_store = serve(&mut peer, "kine.bcdfghjk24.rpc.>").await;
     let other_store = serve(&mut neighbour, "kine.cdfghjkl24.rpc.>").await;
@@ -347,17 +338,80 @@ async fn assert_subscriptions(user: &mut Connection, peer: &mut Connection, neig
     assert_eq!(refusal, no_publish("_INBOX_bcdfghjk24.x"));
 }
 
-/// Two Tenants whose Clusters have even the same identity, so that no permission tells them apart.
+/// What a store's user may send, with answers that it asks to be sent to a neighbour's log: one to each is an attack.
+fn requests() -> [(String, &'static str); 7] {
+    let api = |request: &str| format!("$JS.API.{request}");
+    let first = r#"{"seq":1}"#;
+    [
+        (format!("kine.{OWN}.log"), "x"),
+        (api("INFO"), ""),
+        (api(&format!("STREAM.INFO.KINE_{OWN}")), ""),
+        (api(&format!("STREAM.MSG.GET.KINE_{OWN}")), first),
+        (api(&format!("DIRECT.GET.KINE_{OWN}")), first),
+        (api(&format!("DIRECT.GET.KINE_{OWN}.kine.{OWN}.log")), ""),
+        (api(&format!("STREAM.PURGE.KINE_{OWN}")), r#"{"keep":1}"#),
+    ]
+}
+
+/// Sends everything that the user may, with a reply subject of the neighbour's.
+async fn attack(user: &mut Connection, reply: &'static str) {
+    for (subject, payload) in requests() {
+        let sent = user.client.publish_with_reply(subject, reply, payload.into());
+        sent.await.unwrap();
+    }
+    // What answers by the way of a message and what answers by the way of the API have both come to these.
+    for (subject, payload) in requests() {
+        assert!(user.ask(&subject, payload).await.is_reply(), "{subject}");
+    }
+}
+
+/// The server sends answers wherever a request asks, whatever its user may publish to.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_reach_no_neighbour() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
+    let (mut user, mut neighbour) = (own.open(&server).await, other.open(&server).await);
+    let mut inbox = neighbour.listen("_INBOX_cdfghjkl24.x").await;
+    let mut questions = neighbour.listen("kine.cdfghjkl24.rpc.>").await;
+    for reply in [
+        "kine.cdfghjkl24.log",
+        "kine.cdfghjkl24.snap.1.a.0",
+        "_INBOX_cdfghjkl24.x",
+        "kine.cdfghjkl24.rpc.x",
+        "$JS.API.STREAM.PURGE.KINE_cdfghjkl24",
+    ] {
+        attack(&mut user, reply).await;
+    }
+    assert!(neighbour.ask("kine.cdfghjkl24.log", "mine").await.is_reply());
+    assert_eq!(neighbour.count_records(OTHER).await, 1);
+    for (subject, messages) in [
+        ("_INBOX_cdfghjkl24.x", &mut inbox),
+        ("kine.cdfghjkl24.rpc.x", &mut questions),
+    ] {
+        neighbour.client.publish(subject, "mine".into()).await.unwrap();
+        let message = timeout(LIMIT, messages.next()).await.unwrap().unwrap();
+        assert_eq!(message.payload, "mine", "{subject}");
+    }
+    // Were the neighbour's log in the same account, it would hold the answers: so it was while Tenants had the accounts.
+    let client = nats.connect_account(&own.account.public_key).await.unwrap();
+    let log = jetstream::stream::Config {
+        name: format!("KINE_SNAP_{OWN}"),
+        ..build_log(&other.plan)
+    };
+    jetstream::new(client).update_stream(log).await.unwrap();
+    attack(&mut user, "kine.cdfghjkl24.log").await;
+    assert!(user.count(&format!("KINE_SNAP_{OWN}")).await > 0);
+}
+
+/// Two Clusters that have even the same identity, so that no permission tells them apart.
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_share_nothing_but_the_server() {
     let server = Server::start().await;
-    let (one, two) = (Tenant::new(&server, 1).await, Tenant::new(&server, 1).await);
-    for tenant in [&one, &two] {
-        tenant.provisioner().await.ensure(&plan(OWN)).await.unwrap();
-    }
-    let mut first = Connection::open(&server, &one.user(OWN), OWN).await.unwrap();
-    let mut peer = Connection::open(&server, &one.user(OWN), OWN).await.unwrap();
-    let mut second = Connection::open(&server, &two.user(OWN), OWN).await.unwrap();
+    let nats = connect(&server).await;
+    let (one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OWN).await);
+    let (mut first, mut peer) = (one.open(&server).await, one.open(&server).await);
+    let mut second = two.open(&server).await;
     for _ in 0..3 {
         assert!(first.ask("kine.bcdfghjk24.log", "x").await.is_reply());
     }
@@ -371,129 +425,114 @@ async fn accounts_share_nothing_but_the_server() {
     store.abort();
 
     assert!(second.ask("$JS.API.STREAM.PURGE.KINE_bcdfghjk24", "").await.is_reply());
-    two.provisioner().await.delete(&id(OWN)).await.unwrap();
+    nats.delete_account(&id(OWN), &two.account.public_key).await.unwrap();
     assert_eq!(first.count_records(OWN).await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn revocation_cuts_a_live_connection() {
+async fn closed_account_cuts_a_live_connection() {
     let server = Server::start().await;
-    let tenant = Tenant::new(&server, 1).await;
-    tenant.provisioner().await.ensure(&plan(OWN)).await.unwrap();
-    let user = tenant.user(OWN);
-    let mut connection = Connection::open(&server, &user, OWN).await.unwrap();
+    let nats = connect(&server).await;
+    let mut store = Store::new(&nats, OWN).await;
+    let mut connection = store.open(&server).await;
     assert_eq!(connection.count_records(OWN).await, 0);
-    tenant.push(BTreeMap::from([(user.public_key.clone(), now())])).await;
-    let said = connection.next_said("the revocation").await;
-    assert_eq!(said, "User Authentication Revoked");
-    let refusal = Connection::open(&server, &user, OWN)
-        .await
-        .err()
-        .map(|error| error.kind());
-    assert_eq!(refusal, Some(ConnectErrorKind::AuthorizationViolation));
-    // Its successor is another user and is not touched.
-    let mut successor = Connection::open(&server, &tenant.user(OWN), OWN).await.unwrap();
-    assert_eq!(successor.count_records(OWN).await, 0);
+    nats.close_account(&id(OWN), store.account.clone()).await.unwrap();
+    assert_eq!(connection.next_said("the end").await, "disconnected");
+    let refused = async |user: &ClusterUser| {
+        let refusal = Connection::open(&server, user, OWN).await.err();
+        assert_eq!(
+            refusal.map(|error| error.kind()),
+            Some(ConnectErrorKind::AuthorizationViolation)
+        );
+    };
+    refused(store.user()).await;
+    // Opened again for another user, the data is there, and the former user is not let in.
+    let former = store.user().clone();
+    store.account.renew_user(&id(OWN), now()).unwrap();
+    store.ensure().await.unwrap();
+    assert_eq!(store.open(&server).await.count_records(OWN).await, 0);
+    refused(&former).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn account_is_limited_to_what_its_clusters_reserve() {
+async fn account_is_limited_to_what_its_streams_reserve() {
     let server = Server::start().await;
-    let tenant = Tenant::new(&server, 1).await;
-    let provisioner = tenant.provisioner().await;
-    let first = provisioner.ensure(&plan("bcdfghjk24")).await.unwrap();
-    assert_eq!(first, 0);
+    let nats = connect(&server).await;
+    let mut store = Store::new(&nats, OWN).await;
     // Again is no change.
-    provisioner.ensure(&plan("bcdfghjk24")).await.unwrap();
-    let refused = provisioner.ensure(&plan("cdfghjkl24")).await.unwrap_err();
+    assert_eq!(store.ensure().await.unwrap(), 0);
+    let provisioner = Provisioner::connect(&nats, &store.account.public_key).await.unwrap();
+    let refused = provisioner.ensure(&plan(OTHER)).await.unwrap_err();
     assert!(refused.is_limit(), "{refused:?}");
-    let credentials = tenant.keys.provisioner_credentials(now()).unwrap();
-    let client = tenant.nats.connect_user(&credentials).await.unwrap();
-    let unbounded = jetstream::new(client)
-        .create_stream(stream::Config {
-            name: "UNBOUNDED".into(),
-            subjects: vec!["unbounded".into()],
-            ..Default::default()
-        })
-        .await;
-    assert!(unbounded.is_err());
-    provisioner.delete(&id("bcdfghjk24")).await.unwrap();
-    provisioner.delete(&id("bcdfghjk24")).await.unwrap();
-    provisioner.ensure(&plan("cdfghjkl24")).await.unwrap();
+    // Larger, and smaller than at first.
+    for (quota, reserved) in [(4 << 20, 148 << 20), (1 << 19, (130 << 20) + (1 << 19))] {
+        store.account.size.quota = quota;
+        store.ensure().await.unwrap();
+        let claims = nats.find_account(&store.account.public_key).await.unwrap().unwrap();
+        assert_eq!(disk_storage_of(&claims), reserved);
+        let client = nats.connect_account(&store.account.public_key).await.unwrap();
+        let found = jetstream::new(client).get_stream(format!("KINE_{OWN}")).await.unwrap();
+        assert_eq!(found.cached_info().config.max_bytes, 2 * quota + (64 << 20));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn account_can_be_found_compared_and_deleted() {
+async fn deletion_takes_the_data_and_only_its_own() {
     let server = Server::start().await;
-    let tenant = Tenant::new(&server, 1).await;
-    let account = tenant.keys.public_key();
-    let found = tenant.nats.find_account(&account).await.unwrap().unwrap();
-    assert!(same_claims(&found, &tenant.jwt(BTreeMap::new())));
-    let revoked = BTreeMap::from([(tenant.user("bcdfghjk24").public_key, now())]);
-    assert!(!same_claims(&found, &tenant.jwt(revoked)));
-    tenant.nats.delete_account(&account, now()).await.unwrap();
-    assert_eq!(tenant.nats.find_account(&account).await.unwrap(), None);
-    tenant.nats.delete_account(&account, now()).await.unwrap();
+    let nats = connect(&server).await;
+    let store = Store::new(&nats, OWN).await;
+    let key = store.account.public_key.clone();
+    assert!(
+        store
+            .open(&server)
+            .await
+            .ask("kine.bcdfghjk24.log", "x")
+            .await
+            .is_reply()
+    );
+    // What is named after somebody else is neither changed, closed nor deleted.
+    let other = id(OTHER);
+    let taken = nats.ensure_account(&other, &store.account).await.unwrap_err();
+    assert!(matches!(taken, NatsError::Foreign { .. }), "{taken:?}");
+    nats.close_account(&other, store.account.clone()).await.unwrap();
+    nats.delete_account(&other, &key).await.unwrap();
+    assert_eq!(store.open(&server).await.count_records(OWN).await, 1);
+    assert!(server.holds(&key));
+    for _ in 0..2 {
+        nats.delete_account(&id(OWN), &key).await.unwrap();
+        assert_eq!(nats.find_account(&key).await.unwrap(), None);
+        assert!(!server.holds(&key), "no file is left");
+    }
     assert!(matches!(
-        Provisioner::connect(&tenant.nats, &tenant.keys).await,
+        Provisioner::connect(&nats, &key).await,
         Err(NatsError::Connect(_))
     ));
-}
-
-/// Number of connections that were ever made to the server.
-async fn count_connections(system: &async_nats::Client) -> u64 {
-    let answer = system.request("$SYS.REQ.SERVER.PING.VARZ", "".into()).await.unwrap();
-    let answer: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap();
-    answer["data"]["total_connections"].as_u64().unwrap()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn one_connection_serves_all_clusters_of_a_tenant() {
-    let server = Server::start().await;
-    let tenant = Tenant::new(&server, 3).await;
-    let system = server.system().await;
-    let before = count_connections(&system).await;
-    for _ in 0..5 {
-        let looks = ["bcdfghjk24", "cdfghjkl24", "dfghjklm24"].map(|cluster| {
-            let tenant = &tenant;
-            async move { tenant.provisioner().await.ensure(&plan(cluster)).await.unwrap() }
-        });
-        futures::future::join_all(looks).await;
-    }
-    assert_eq!(count_connections(&system).await - before, 1);
-    // Another account has one of its own.
-    let other = Tenant {
-        nats: tenant.nats.clone(),
-        keys: AccountKeys::generate(),
-        clusters: 1,
-    };
-    other.push(BTreeMap::new()).await;
-    other.ensure("fghjklmn24").await.unwrap();
-    assert_eq!(count_connections(&system).await - before, 2);
+    // A Cluster of the same identity has another account, and none of the data.
+    let successor = Store::new(&nats, OWN).await;
+    assert_eq!(successor.open(&server).await.count_records(OWN).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_server_keeps_nobody_waiting() {
     let mut server = Server::start().await;
-    let tenant = Tenant::new(&server, 1).await;
-    tenant.ensure("bcdfghjk24").await.unwrap();
-    let account = tenant.keys.public_key();
+    let store = Store::new(&connect(&server).await, OWN).await;
+    let key = store.account.public_key.clone();
     server.stop();
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !matches!(tenant.nats.find_account(&account).await, Err(NatsError::Lost)) {
+    while !matches!(store.nats.find_account(&key).await, Err(NatsError::Lost)) {
         assert!(Instant::now() < deadline, "the loss is not told");
     }
     let began = Instant::now();
     for _ in 0..20 {
-        let (found, made) = tokio::join!(tenant.nats.find_account(&account), tenant.ensure("bcdfghjk24"));
+        let (found, made) = tokio::join!(store.nats.find_account(&key), store.ensure());
         assert!(matches!(found, Err(NatsError::Lost)), "{found:?}");
         assert!(matches!(made, Err(NatsError::Lost)), "{made:?}");
     }
-    let late = Nats::connect(&server.config()).await.unwrap();
+    let late = connect(&server).await;
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     server.start_again();
     let deadline = Instant::now() + Duration::from_secs(20);
-    while tenant.ensure("bcdfghjk24").await.is_err() || late.find_account(&account).await.is_err() {
+    while store.ensure().await.is_err() || late.find_account(&key).await.is_err() {
         assert!(Instant::now() < deadline, "it is not found again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

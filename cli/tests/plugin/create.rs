@@ -67,7 +67,7 @@ async fn tenant_is_waited_for_so_that_clusters_can_follow() {
     host.until_watched().await;
     host.set(
         TENANT,
-        tenant("False", "AccountPending", "The namespace is being made."),
+        tenant("False", "NamespacePending", "The namespace is being made."),
     );
     running.until_err("The namespace is being made.").await;
     host.set(TENANT, tenant("True", "AsExpected", "All is there."));

@@ -18,7 +18,7 @@ use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
 
 /// What Yoke's processes say of those that were killed.
-const LOSSES: [Expected; 15] = {
+const LOSSES: [Expected; 16] = {
     const NATS: &str = "nats-server was killed";
     const HOST: &str = "the host's API server, or its store, was killed";
     const YOUNG: &str = "the host's API server has just started, and does not know of roles yet";
@@ -29,6 +29,7 @@ const LOSSES: [Expected; 15] = {
         expected("Disconnected from NATS", NATS),
         expected("connection to NATS lost", NATS),
         expected("event on the connection to NATS", NATS),
+        expected("streams cannot be made", NATS),
         expected("Waiting for NATS", NATS),
         expected("The log does not answer", NATS),
         expected("The log did not answer in time", NATS),

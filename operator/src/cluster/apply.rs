@@ -17,7 +17,7 @@ use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::streams::StreamsPlan;
+use crate::nats::Size;
 
 /// What was done and found.
 #[derive(Debug)]
@@ -67,26 +67,20 @@ pub(super) async fn apply(
     observed: &Observed,
 ) -> Result<Applied, ReconcileError> {
     let identity = blueprint.identity;
-    let keys = store::find_account(context, &identity.tenant)?;
-    let streams = StreamsPlan {
-        id: identity.id.clone(),
+    let size = Size {
         quota: blueprint.accepted.quota,
         replicas: blueprint.accepted.class.store_replicas,
     };
-    let (surroundings, certificates, service_account, credentials, store) = tokio::join!(
+    let (surroundings, certificates, service_account, store) = tokio::join!(
         apply_surroundings(context, blueprint, observed),
         apply_certificates(context, blueprint),
         kept::ensure_service_account(context, cluster, identity),
-        kept::ensure_user(context, cluster, identity, keys.as_ref()),
-        store::ensure_streams(context, cluster, &streams, keys.as_ref()),
+        store::ensure(context, cluster, identity, size),
     );
     surroundings?;
     certificates?;
-    let (service_account, credentials) = (service_account?, credentials?);
+    let (service_account, (store, credentials)) = (service_account?, store?);
     let mut applied = Applied::new(store, observed);
-    let Some(credentials) = credentials else {
-        return Ok(applied);
-    };
     let plan = &blueprint.accepted.plan;
     let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
         Ok(materials) => {

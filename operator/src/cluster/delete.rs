@@ -6,12 +6,12 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::jiff::Timestamp;
-use k8s_openapi::{ByteString, NamespaceResourceScope};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::Store;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,17 +20,12 @@ use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
 use yoke_api::{Cluster, labels};
 
 use super::identity::Identity;
-use super::kept::{PUBLIC_KEY, data_of};
 use super::observe::{self, Observed};
-use super::store;
-use super::{gate, patch, validate};
+use super::{gate, kept, patch, validate};
 use crate::apply::is_held;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::AccountKeys;
-use crate::nats::account::{to_retained, to_revocation};
-use crate::nats::streams::Provisioner;
-use crate::tenant;
+use crate::nats::Account;
 
 /// Watches tell when something is gone; this is for what they do not tell.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -48,7 +43,10 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     if !owns(context, cluster, &observed) {
         return release(context, cluster, Some(&identity)).await;
     }
-    if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed).await? {
+    let known = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
+    let known = known.map(|storage| storage.account.as_str());
+    let account = kept::find_account(context, &identity, known, kept::size_of(context, cluster));
+    if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed, account).await? {
         patch::write_deleting(context, cluster, waiting).await?;
         return Ok(Action::requeue(AGAIN));
     }
@@ -56,7 +54,7 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
 }
 
 fn owns(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
-    if observed.namespace.is_some() {
+    if observed.namespace.is_some() || observed.is_foreign {
         return !observed.is_foreign;
     }
     validate::holds_identity(cluster, &context.caches.clusters.state())
@@ -76,23 +74,25 @@ async fn remove(
     policy: DeletionPolicy,
     identity: &Identity,
     observed: &Observed,
+    account: Option<Account>,
 ) -> Result<Option<&'static str>, ReconcileError> {
-    if let Some(waiting) = stop(context, policy, identity, observed).await? {
+    if let Some(waiting) = stop(context, identity, observed, account.as_ref()).await? {
         return Ok(Some(waiting));
     }
     if let Some(waiting) = remove_objects(context, identity, observed).await? {
         return Ok(Some(waiting));
     }
-    remove_streams(context, policy, identity).await?;
-    Ok(None)
+    Ok(remove_store(context, policy, identity, account)
+        .await?
+        .then_some("What named the store is being removed."))
 }
 
-/// Ends the control plane and revokes its user: from here on nothing is written to the streams.
+/// Ends the control plane and closes its account: from here on nothing is written to the streams.
 pub(super) async fn stop(
     context: &Context,
-    policy: DeletionPolicy,
     identity: &Identity,
     observed: &Observed,
+    account: Option<&Account>,
 ) -> Result<Option<&'static str>, ReconcileError> {
     let caches = &context.caches;
     let hosted = identity.hosted().to_string();
@@ -107,7 +107,9 @@ pub(super) async fn stop(
         return Ok(Some("The control plane is being stopped."));
     }
     // A pod on a machine that is lost may run on: from here on it writes nothing.
-    revoke_user(context, identity, policy).await?;
+    if let Some(account) = account {
+        context.nats.close_account(&identity.id, account.clone()).await?;
+    }
     if !lost.is_empty() {
         force(context, &lost).await?;
         return Ok(Some("What is left of the control plane is being taken away."));
@@ -140,9 +142,6 @@ pub(super) async fn remove_objects(
     .await?;
     if secrets || given {
         return Ok(Some("Keys and the kubeconfig are being removed."));
-    }
-    if remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |_| true).await? {
-        return Ok(Some("The store's user is being removed."));
     }
     if let Some(namespace) = observed.namespace.as_deref() {
         if namespace.metadata.deletion_timestamp.is_none() {
@@ -203,82 +202,25 @@ async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
     Ok(())
 }
 
-/// Notes the revocation in the account's Secret, where it outlives this Cluster, and pushes it.
-async fn revoke_user(context: &Context, identity: &Identity, policy: DeletionPolicy) -> Result<(), ReconcileError> {
-    let key = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
-    let Some(secret) = context.caches.secrets.get(&key) else {
-        return Ok(());
-    };
-    let user = data_of(&secret)
-        .remove(PUBLIC_KEY)
-        .and_then(|bytes| String::from_utf8(bytes).ok());
-    let Some(user) = user else {
-        return Ok(());
-    };
-    let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
-        return Ok(());
-    };
-    let Some(account) = tenant::ensure_account(context, &owner).await? else {
-        return Ok(());
-    };
-    let now = Timestamp::now().as_second();
-    let (entry, value) = match policy {
-        DeletionPolicy::Delete => to_revocation(&user, now),
-        DeletionPolicy::Retain => to_retained(&user, now),
-    };
-    let noted = account.data.as_ref().is_some_and(|data| data.contains_key(&entry));
-    let account = if noted {
-        account
-    } else {
-        let revocation = Revocation {
-            data: [(entry, ByteString(value))].into(),
-        };
-        let name = tenant::account_secret(&identity.tenant);
-        let api = Api::<Secret>::namespaced(context.client.clone(), &context.config.namespace);
-        api.patch(&name, &PatchParams::default(), &Patch::Merge(&revocation))
-            .await
-            .map_err(ReconcileError::host("the account's Secret"))?
-    };
-    tenant::push_account(context, &owner, &account).await?;
-    Ok(())
-}
-
-#[derive(Serialize, Debug)]
-struct Revocation {
-    data: std::collections::BTreeMap<String, ByteString>,
-}
-
-pub(super) async fn remove_streams(
+/// Removes the streams with their account, and then the Secret that names it; says whether that is still there. Data that
+/// stays keeps its account, which lets nobody in, and its Secret.
+pub(super) async fn remove_store(
     context: &Context,
     policy: DeletionPolicy,
     identity: &Identity,
-) -> Result<(), ReconcileError> {
+    account: Option<Account>,
+) -> Result<bool, ReconcileError> {
+    let Some(account) = account else {
+        return Ok(false);
+    };
     if policy == DeletionPolicy::Retain {
-        return Ok(());
+        kept::retain(context, identity, account).await?;
+        return Ok(false);
     }
-    let Some(keys) = find_keys(context, identity).await? else {
-        return Ok(());
-    };
-    if context.nats.find_account(&keys.public_key()).await?.is_none() {
-        return Ok(());
-    }
-    let provisioner = Provisioner::connect(&context.nats, &keys).await?;
-    provisioner.delete(&identity.id).await?;
-    Ok(())
-}
-
-/// The account's keys, made anew if they were lost. Without an account its streams are gone with it, or out of anybody's
-/// reach.
-async fn find_keys(context: &Context, identity: &Identity) -> Result<Option<AccountKeys>, ReconcileError> {
-    if let Some(keys) = store::find_account(context, &identity.tenant)? {
-        return Ok(Some(keys));
-    }
-    let Some(owner) = context.caches.tenants.get(&ObjectRef::new(&identity.tenant)) else {
-        return Ok(None);
-    };
-    let Some(secret) = tenant::ensure_account(context, &owner).await? else {
-        return Ok(None);
-    };
-    tenant::push_account(context, &owner, &secret).await?;
-    Ok(Some(AccountKeys::from_data(&data_of(&secret))?))
+    context.nats.delete_account(&identity.id, &account.public_key).await?;
+    let store = identity.store_secret();
+    remove_all(context, identity, &context.caches.secrets, PKI_NAMESPACE, |secret| {
+        secret.name_any() == store
+    })
+    .await
 }

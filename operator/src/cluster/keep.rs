@@ -24,23 +24,14 @@ pub(super) async fn keep(
     observed: &Observed,
     names: Vec<String>,
 ) -> Result<Applied, ReconcileError> {
-    let mut applied = Applied::new(find_store(cluster), observed);
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
     let has_provider = observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns);
     apply_doors(context, identity, has_provider).await?;
-    let keys = store::find_account(context, &identity.tenant)?;
-    let (service_account, credentials) = tokio::try_join!(
+    let (service_account, (account, credentials)) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),
-        kept::ensure_user(context, cluster, identity, keys.as_ref()),
+        kept::ensure_account(context, cluster, identity, kept::size_of(context, cluster)),
     )?;
-    let Some(credentials) = credentials else {
-        applied.certificates = State::no(
-            Reason::AccountKeyLost,
-            "Nothing is copied: the store's user is lost, and so are the account's keys to make another one.",
-        );
-        copies::replace_stuck(context, observed).await?;
-        return Ok(applied);
-    };
+    let mut applied = Applied::new(store::look(context, identity, &account).await, observed);
     let plan = validate::plan_names(identity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {
@@ -80,7 +71,7 @@ pub(super) async fn copy(
     Ok(applied)
 }
 
-/// The store as it was last seen: streams are not changed for a Cluster whose spec is not carried out.
+/// The store as it was last seen.
 fn find_store(cluster: &Cluster) -> Store {
     let before = cluster.status.as_ref().and_then(|status| status.storage.clone());
     Store {

@@ -1,19 +1,22 @@
-//! What is drawn once for a Cluster and kept for its life: the service-account key, the store's user.
+//! What is drawn once for a Cluster and kept for its life: the service-account key, the store's account and user.
 //!
 //! It lives in the namespace of certificate authorities, so that a lost hosted namespace takes nothing with it. A Secret
 //! that is lost there is made again from the copy in the hosted namespace. Only a Cluster that never had an API is drawn
-//! a service-account key: another one voids every token of a cluster that runs.
+//! a service-account key or an account: another key voids every token of a cluster that runs, and another account has none
+//! of its data. An account outlives its Cluster if the data does; the Secret then says whose it was.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
+use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
 use yoke_api::labels::component;
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, Reason, labels};
+use yoke_api::{Cluster, ClusterId, Reason, labels};
 use yoke_pki::service_account::ServiceAccountKey;
 
 use super::build::secrets;
@@ -21,12 +24,10 @@ use super::identity::Identity;
 use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::events::Notice;
-use crate::nats::{AccountKeys, ClusterUser};
+use crate::nats::account::{ACCOUNT, CREDENTIALS, QUOTA, REPLICAS};
+use crate::nats::{Account, ClusterUser, Size};
+use crate::quantity;
 
-/// Key of the credentials in the Secrets that hold them.
-pub(super) const CREDENTIALS: &str = "user.creds";
-/// Key of the user's public key.
-pub(super) const PUBLIC_KEY: &str = "user.pub";
 /// Key of the service-account key in the Secrets that hold it.
 const SERVICE_ACCOUNT: &str = "sa.key";
 
@@ -52,7 +53,8 @@ fn has_state(cluster: &Cluster) -> bool {
 pub(super) fn find_known(context: &Context, identity: &Identity) -> Option<(String, String)> {
     let find = |name: &str, key: &str| {
         let secret = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
-        text_of(context.caches.secrets.get(&secret)?.as_ref(), identity, key)
+        let secret = context.caches.secrets.get(&secret)?;
+        text_of(&secret, key).filter(|_| is_of(&secret, identity))
     };
     Some((
         find(&identity.service_account_secret(), SERVICE_ACCOUNT)?,
@@ -80,71 +82,237 @@ pub(super) async fn ensure_service_account(
         .into()
     };
     let read = |text: String| ServiceAccountKey::from_pem(&text).ok().map(|key| texts(&key));
-    let lost = || ReconcileError::Lost {
-        name: identity.service_account_secret(),
-    };
     let draw = async {
         match has_state(cluster) {
-            true => Err(lost()),
-            false => Ok(Some(texts(&ServiceAccountKey::generate()?))),
+            true => Err(ReconcileError::Lost {
+                name: identity.service_account_secret(),
+            }),
+            false => Ok(texts(&ServiceAccountKey::generate()?)),
         }
     };
-    keep(context, identity, &place, read, draw).await?.ok_or_else(lost)
+    let secret = keep(context, identity, &place, read, draw).await?;
+    text_of(&secret, place.key).ok_or(ReconcileError::Kept {
+        name: place.name,
+        key: place.key,
+    })
 }
 
-/// The credentials of the store's user; `None` if there are none and no keys to sign them with.
+/// The account of the store, and its user's credentials. `size` is for one whose Secret is made now.
 ///
-/// A lost user is replaced by another one, which harms no data: but the lost one cannot be revoked, so it is told.
-pub(super) async fn ensure_user(
+/// A lost user is replaced by another one, which harms no data: the account forgets the lost one.
+pub(super) async fn ensure_account(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
-    keys: Option<&AccountKeys>,
-) -> Result<Option<String>, ReconcileError> {
+    size: Size,
+) -> Result<(Account, String), ReconcileError> {
     let place = Place {
         name: identity.store_secret(),
         component: component::STORE,
         key: CREDENTIALS,
         copy: secrets::STORE,
     };
-    let texts = |user: ClusterUser| -> Texts {
-        [
-            (CREDENTIALS.to_owned(), user.credentials),
-            (PUBLIC_KEY.to_owned(), user.public_key),
-        ]
-        .into()
-    };
-    let read = |text: String| ClusterUser::from_credentials(&text).map(texts);
+    let now = Timestamp::now().as_second();
+    let read = |text: String| Some(Account::of_user(ClusterUser::from_credentials(&text)?, size).to_data());
     let draw = async {
-        let Some(keys) = keys else {
-            return Ok(None);
-        };
-        let user = ClusterUser::mint(&identity.id, keys, Timestamp::now().as_second())?;
-        if has_state(cluster) {
-            let note = "The store's user was lost, and another one is made; the lost one cannot be revoked.";
-            tracing::warn!(cluster = %identity.id, "store's user was lost and another one is made");
-            let notice = Notice {
-                warning: true,
-                action: "Reconcile",
-                reason: Reason::KeyLost,
-                note: note.into(),
-            };
-            context.events.publish(cluster, &[notice]).await;
+        let had = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
+        match had {
+            Some(had) => {
+                tell_of_lost_user(context, cluster, identity).await;
+                let mut account = Account {
+                    public_key: had.account.clone(),
+                    user: None,
+                    size,
+                };
+                account.renew_user(&identity.id, now)?;
+                Ok(account.to_data())
+            }
+            None if has_state(cluster) => Err(ReconcileError::Lost {
+                name: identity.store_secret(),
+            }),
+            None => Ok(Account::draw(&identity.id, size, now)?.to_data()),
         }
-        Ok(Some(texts(user)))
     };
-    keep(context, identity, &place, read, draw).await
+    let secret = keep(context, identity, &place, read, draw).await?;
+    let mut account = Account::from_data(&data_of(&secret))?;
+    if account.user.is_none() {
+        // The data stayed when a Cluster of this identity went, and is this one's now.
+        account.renew_user(&identity.id, now)?;
+        write(context, &secret, account.to_data()).await?;
+    }
+    let user = account.user.as_ref().expect("it has one, or was given one");
+    let credentials = user.credentials.clone();
+    Ok((account, credentials))
 }
 
-/// The text that is kept; restored from the copy, or drawn, if there is none. The watch may lag behind, so absence is asked
+/// What the account of a Cluster has room for if nothing says so but its spec, which may not be one that is accepted.
+pub(super) fn size_of(context: &Context, cluster: &Cluster) -> Size {
+    Size {
+        quota: quantity::to_bytes(&cluster.spec.storage.quota).unwrap_or(0),
+        replicas: context.config.max_store_replicas(),
+    }
+}
+
+/// Notes what the account is to have room for.
+pub(super) async fn note_size(
+    context: &Context,
+    identity: &Identity,
+    account: &mut Account,
+    size: Size,
+) -> Result<(), ReconcileError> {
+    if account.size == size {
+        return Ok(());
+    }
+    let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let Some(secret) = find(&api, &identity.store_secret()).await? else {
+        return Ok(());
+    };
+    account.size = size;
+    let mut data = account.to_data();
+    data.retain(|key, _| key == QUOTA || key == REPLICAS);
+    write(context, &secret, data).await
+}
+
+async fn tell_of_lost_user(context: &Context, cluster: &Cluster, identity: &Identity) {
+    tracing::warn!(cluster = %identity.id, "store's user was lost and another one is made");
+    let notice = Notice {
+        warning: true,
+        action: "Reconcile",
+        reason: Reason::KeyLost,
+        note: "The store's user was lost, and another one is made; the lost one is let in no more.".into(),
+    };
+    context.events.publish(cluster, &[notice]).await;
+}
+
+/// The account of the store as far as it is known: by its Secret, by the copy in the hosted namespace, or by its public key.
+pub(super) fn find_account(context: &Context, identity: &Identity, known: Option<&str>, size: Size) -> Option<Account> {
+    let secret = |name: &str, namespace: &str| {
+        let secret = context
+            .caches
+            .secrets
+            .get(&ObjectRef::<Secret>::new(name).within(namespace));
+        secret.filter(|secret| is_of(secret, identity))
+    };
+    let kept = secret(&identity.store_secret(), PKI_NAMESPACE);
+    let kept = kept.and_then(|secret| Account::from_data(&data_of(&secret)).ok());
+    let copied = || {
+        let secret = secret(secrets::STORE, identity.hosted().as_str())?;
+        let text = text_of(&secret, CREDENTIALS)?;
+        Some(Account::of_user(ClusterUser::from_credentials(&text)?, size))
+    };
+    let named = || {
+        Some(Account {
+            public_key: known?.to_owned(),
+            user: None,
+            size,
+        })
+    };
+    kept.or_else(copied).or_else(named)
+}
+
+/// Keeps what names an account whose data stays, and lets nobody use it.
+pub(super) async fn retain(context: &Context, identity: &Identity, account: Account) -> Result<(), ReconcileError> {
+    let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let name = identity.store_secret();
+    let Some(secret) = find(&api, &name).await? else {
+        let secret = build(identity, &name, component::STORE, account.closed().to_data());
+        context.clusters.create(&api, &secret).await?;
+        return Ok(());
+    };
+    if !data_of(&secret).contains_key(CREDENTIALS) {
+        return Ok(());
+    }
+    let patch = Removal {
+        data: [(CREDENTIALS, None)].into(),
+    };
+    api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .map_err(ReconcileError::host("a kept Secret"))?;
+    Ok(())
+}
+
+/// What a Cluster left that is gone.
+pub(crate) struct Left {
+    /// The identity that it had.
+    pub(crate) id: ClusterId,
+    /// The account with its data.
+    pub(crate) account: Account,
+    /// The Secret that names it.
+    pub(crate) secret: Secret,
+}
+
+/// The stores of a Tenant's Clusters that are gone, be it that their data stays or that nobody has collected it yet.
+pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
+    let clusters = context.caches.clusters.state();
+    let has = |secret: &Secret, key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
+    let stores = context.caches.secrets.state_filter(|secret| {
+        secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE)
+            && has(secret, labels::COMPONENT, component::STORE)
+            && has(secret, labels::TENANT, tenant)
+    });
+    let left = stores.into_iter().filter_map(|secret| {
+        let id: ClusterId = secret.labels().get(labels::ID)?.parse().ok()?;
+        let account = Account::from_data(&data_of(&secret)).ok()?;
+        // Another that only claims the identity is refused, and has none of it.
+        let is_had = clusters.iter().any(|cluster| {
+            cluster.id().as_ref() == Some(&id)
+                && cluster.metadata.namespace.as_deref() == Some(tenant)
+                && has(&secret, labels::CLUSTER, &cluster.name_any())
+        });
+        let secret = (*secret).clone();
+        (!is_had).then_some(Left { id, account, secret })
+    });
+    left.collect()
+}
+
+/// Whether a Secret names an account that lets nobody in: its Cluster is gone, and its data stays.
+pub(super) fn is_retained(secret: &Secret) -> bool {
+    let data = secret.data.as_ref();
+    data.is_some_and(|data| data.contains_key(ACCOUNT) && !data.contains_key(CREDENTIALS))
+}
+
+#[derive(Debug, Serialize)]
+struct Removal {
+    data: BTreeMap<&'static str, Option<ByteString>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Addition {
+    metadata: Version,
+    string_data: Texts,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    resource_version: String,
+}
+
+/// Writes texts into a Secret, if it is still as it was seen.
+async fn write(context: &Context, secret: &Secret, texts: Texts) -> Result<(), ReconcileError> {
+    let patch = Addition {
+        metadata: Version {
+            resource_version: secret.resource_version().unwrap_or_default(),
+        },
+        string_data: texts,
+    };
+    let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    api.patch(&secret.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .map_err(ReconcileError::host("a kept Secret"))?;
+    Ok(())
+}
+
+/// The Secret that is kept; restored from the copy, or drawn, if there is none. The watch may lag behind, so absence is asked
 /// for before anything is drawn.
 async fn keep(
     context: &Context,
     identity: &Identity,
     place: &Place<'_>,
     read: impl Fn(String) -> Option<Texts>,
-    draw: impl Future<Output = Result<Option<Texts>, ReconcileError>>,
-) -> Result<Option<String>, ReconcileError> {
+    draw: impl Future<Output = Result<Texts, ReconcileError>>,
+) -> Result<Secret, ReconcileError> {
     let key = ObjectRef::<Secret>::new(&place.name).within(PKI_NAMESPACE);
     let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
     let mut found = context.caches.secrets.get(&key).map(|secret| (*secret).clone());
@@ -153,48 +321,55 @@ async fn keep(
     }
     if found.is_none() {
         let hosted = Api::<Secret>::namespaced(context.client.clone(), identity.hosted().as_str());
-        let copy = find(&hosted, place.copy).await?;
-        let copied = copy.and_then(|copy| read(text_of(&copy, identity, place.key)?));
+        let copy = find(&hosted, place.copy).await?.filter(|copy| is_of(copy, identity));
+        let copied = copy.and_then(|copy| read(text_of(&copy, place.key)?));
         let texts = match copied {
             Some(texts) => {
                 tracing::warn!(cluster = %identity.id, secret = place.name, "kept Secret was lost and is restored");
                 texts
             }
-            None => match draw.await? {
-                Some(texts) => texts,
-                None => return Ok(None),
-            },
+            None => draw.await?,
         };
-        let data = texts
-            .into_iter()
-            .map(|(key, text)| (key, ByteString(text.into_bytes())));
-        let secret = Secret {
-            metadata: identity.pki_meta(&place.name, place.component),
-            data: Some(data.collect()),
-            type_: Some("Opaque".into()),
-            ..Secret::default()
-        };
+        let secret = build(identity, &place.name, place.component, texts);
         found = match context.clusters.create(&api, &secret).await? {
             Some(made) => Some(made),
             None => find(&api, &place.name).await?,
         };
     }
-    let text = found.and_then(|secret| text_of(&secret, identity, place.key));
-    text.map(Some).ok_or_else(|| ReconcileError::Kept {
-        name: place.name.clone(),
-        key: place.key,
-    })
+    found
+        .filter(|secret| is_of(secret, identity))
+        .ok_or_else(|| ReconcileError::Kept {
+            name: place.name.clone(),
+            key: place.key,
+        })
+}
+
+fn build(identity: &Identity, name: &str, component: &str, texts: Texts) -> Secret {
+    let data = texts
+        .into_iter()
+        .map(|(key, text)| (key, ByteString(text.into_bytes())));
+    Secret {
+        metadata: identity.pki_meta(name, component),
+        data: Some(data.collect()),
+        type_: Some("Opaque".into()),
+        ..Secret::default()
+    }
 }
 
 async fn find(api: &Api<Secret>, name: &str) -> Result<Option<Secret>, ReconcileError> {
     api.get_opt(name).await.map_err(ReconcileError::host("a kept Secret"))
 }
 
-/// A text in a Secret, if the Secret is this Cluster's.
-fn text_of(secret: &Secret, identity: &Identity, key: &str) -> Option<String> {
-    let owner = secret.metadata.labels.as_ref()?.get(labels::ID)?;
-    let text = data_of(secret).remove(key)?;
-    String::from_utf8(text).ok().filter(|_| owner == identity.id.as_str())
+/// Whether a Secret is this Cluster's: one of its identity may be left from another's.
+pub(super) fn is_of(secret: &Secret, identity: &Identity) -> bool {
+    let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
+    has(labels::ID, identity.id.as_str())
+        && has(labels::TENANT, &identity.tenant)
+        && has(labels::CLUSTER, &identity.cluster)
+}
+
+fn text_of(secret: &Secret, key: &str) -> Option<String> {
+    String::from_utf8(data_of(secret).remove(key)?).ok()
 }
 
 /// Data of a Secret.

@@ -14,7 +14,7 @@ use yoke_pki::plan::{AuthorityRole, Generation};
 
 use super::build::stateful_set;
 use super::identity::Identity;
-use super::kept::data_of;
+use super::kept::{self, data_of};
 use crate::cache::Caches;
 use crate::conditions;
 
@@ -31,7 +31,7 @@ pub(super) struct Observed {
     pub(super) service: Option<Arc<Service>>,
     /// The CA that signs, if it is issued.
     pub(super) authority: Option<ParsedCertificate>,
-    /// Whether a namespace of that name is there and belongs to somebody else.
+    /// Whether a namespace or a store of that identity is there and belongs to somebody else.
     pub(super) is_foreign: bool,
     /// Whether the Cluster was Ready, and the kubelet finds that its pod still is.
     pub(super) is_trusted: bool,
@@ -51,11 +51,14 @@ pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
     let id = identity.id.as_str();
     let namespace = caches.namespaces.get(&ObjectRef::new(&hosted));
     let clusters = caches.clusters.state();
+    let store = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
+    let store = caches.secrets.get(&store);
     Observed {
         is_trusted: false,
         is_foreign: namespace
             .as_deref()
-            .is_some_and(|namespace| is_foreign(namespace, identity, &clusters)),
+            .is_some_and(|namespace| is_foreign(namespace, identity, &clusters))
+            || store.is_some_and(|store| !kept::is_of(&store, identity)),
         namespace,
         stateful_set: caches
             .stateful_sets

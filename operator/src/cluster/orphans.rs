@@ -18,10 +18,11 @@ use yoke_api::{Cluster, ClusterId, Reason, labels};
 use yoke_runtime::Drain;
 
 use super::identity::Identity;
-use super::{delete, observe};
+use super::{delete, kept, observe};
 use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::events::Notice;
+use crate::nats::Size;
 
 /// Pace of looking.
 const EVERY: Duration = Duration::from_secs(30);
@@ -145,8 +146,9 @@ fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
             see(&namespace.metadata);
         }
     }
+    // What is left of a store whose data stays is no orphan.
     for secret in context.caches.secrets.state() {
-        if secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE) {
+        if secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE) && !kept::is_retained(&secret) {
             see(&secret.metadata);
         }
     }
@@ -196,7 +198,11 @@ async fn collect(context: &Context, identity: &Identity) -> Result<(), Reconcile
         Some(labels::DELETION_POLICY_DELETE) => DeletionPolicy::Delete,
         _ => DeletionPolicy::Retain,
     };
-    if delete::stop(context, policy, identity, &observed).await?.is_some() {
+    let account = kept::find_account(context, identity, None, Size::default());
+    if delete::stop(context, identity, &observed, account.as_ref())
+        .await?
+        .is_some()
+    {
         return Ok(());
     }
     // All else can be made again.
@@ -204,7 +210,7 @@ async fn collect(context: &Context, identity: &Identity) -> Result<(), Reconcile
         return Ok(());
     }
     // The namespace says what becomes of the streams, so they go before it.
-    delete::remove_streams(context, policy, identity).await?;
+    delete::remove_store(context, policy, identity, account).await?;
     delete::remove_objects(context, identity, &observed).await?;
     Ok(())
 }

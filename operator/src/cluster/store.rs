@@ -2,20 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Secret;
-use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, Reason};
 
-use super::kept::data_of;
+use super::identity::Identity;
+use super::kept;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::AccountKeys;
-use crate::nats::streams::{Provisioner, StreamsPlan};
-use crate::tenant::account_secret;
+use crate::nats::{Account, NatsError, Size, streams};
 
-/// Streams have no watch: they are looked at this often, and after a lost connection.
-const STREAMS_EVERY: Duration = Duration::from_secs(120);
+/// Accounts and streams have no watch: they are looked at this often, and after a lost connection. Each look at streams is a
+/// connection of its own.
+const LOOK_EVERY: Duration = Duration::from_secs(600);
 
 /// What is known of the store.
 #[derive(Clone, Debug)]
@@ -28,81 +26,48 @@ pub(super) struct Store {
     pub(super) bytes: Option<i64>,
 }
 
-impl Store {
-    fn pending(reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            state: State::no(reason, message),
-            account: None,
-            bytes: None,
-        }
-    }
-}
-
-/// Without the account's keys streams cannot be looked at; those of a Cluster that has some go on without.
-fn plan_without_keys(cluster: &Cluster) -> Store {
-    let before = cluster.status.as_ref().and_then(|status| status.storage.clone());
-    match before {
-        None => Store::pending(Reason::AccountPending, "The Tenant's NATS account is being made."),
-        Some(before) => Store {
-            account: Some(before.account),
-            bytes: before.bytes,
-            ..Store::pending(
-                Reason::AccountKeyLost,
-                "The keys of the Tenant's NATS account are lost.",
-            )
-        },
-    }
-}
-
-/// The account's keys, if the Tenant's reconciliation has made them.
-pub(super) fn find_account(context: &Context, tenant: &str) -> Result<Option<AccountKeys>, ReconcileError> {
-    let key = ObjectRef::<Secret>::new(&account_secret(tenant)).within(&context.config.namespace);
-    let Some(secret) = context.caches.secrets.get(&key) else {
-        return Ok(None);
-    };
-    Ok(Some(AccountKeys::from_data(&data_of(&secret))?))
-}
-
-/// Makes the streams, or finds them; what goes wrong at NATS is a condition, not a failure.
-pub(super) async fn ensure_streams(
+/// The store of an accepted spec, and the credentials of its user.
+pub(super) async fn ensure(
     context: &Context,
     cluster: &Cluster,
-    plan: &StreamsPlan,
-    keys: Option<&AccountKeys>,
-) -> Store {
-    let Some(keys) = keys else {
-        return plan_without_keys(cluster);
-    };
-    let account = Some(keys.public_key());
+    identity: &Identity,
+    size: Size,
+) -> Result<(Store, String), ReconcileError> {
+    let (mut account, credentials) = kept::ensure_account(context, cluster, identity, size).await?;
+    kept::note_size(context, identity, &mut account, size).await?;
+    Ok((look(context, identity, &account).await, credentials))
+}
+
+/// Gives NATS the account, and makes the streams or finds them; what goes wrong there is a condition, not a failure.
+pub(super) async fn look(context: &Context, identity: &Identity, account: &Account) -> Store {
+    let id = &identity.id;
     let ready = |bytes| Store {
         state: State::yes(Reason::AsExpected, "Account, user and streams are there."),
-        account: account.clone(),
+        account: Some(account.public_key.clone()),
         bytes: Some(bytes),
     };
-    if let Some((known, since, bytes)) = context.seen(&plan.id).streams
-        && known == *plan
-        && since.elapsed() < STREAMS_EVERY
+    if let Some((known, since, bytes)) = context.seen(id).store
+        && known == *account
+        && since.elapsed() < LOOK_EVERY
     {
         return ready(bytes);
     }
-    let made = async { Provisioner::connect(&context.nats, keys).await?.ensure(plan).await };
-    match made.await {
+    match streams::ensure(&context.nats, id, account).await {
         Ok(bytes) => {
-            context.note(&plan.id, |seen| {
-                seen.streams = Some((plan.clone(), Instant::now(), bytes))
-            });
+            context.note(id, |seen| seen.store = Some((account.clone(), Instant::now(), bytes)));
             ready(bytes)
         }
         Err(error) => {
-            let reason = if error.is_limit() {
-                Reason::StoreQuotaExceeded
-            } else {
-                Reason::StoreUnavailable
+            let reason = match error {
+                NatsError::Foreign { .. } => Reason::IdentityConflict,
+                _ if error.is_limit() => Reason::StoreQuotaExceeded,
+                _ => Reason::StoreUnavailable,
             };
-            tracing::warn!(cluster = %plan.id, error = %crate::chain(&error), "streams cannot be made");
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be made");
             Store {
-                account,
-                ..Store::pending(reason, format!("The streams cannot be made: {}.", crate::chain(&error)))
+                state: State::no(reason, format!("The streams cannot be made: {}.", crate::chain(&error))),
+                account: Some(account.public_key.clone()),
+                bytes: None,
             }
         }
     }

@@ -284,8 +284,13 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
         .filter(|other| other.namespace() == cluster.namespace() && precedes(other, cluster))
         .collect();
     older.sort_by_key(|other| rank(other));
+    let retained = tenant
+        .status
+        .as_ref()
+        .and_then(|status| status.retained_storage)
+        .unwrap_or(0);
     // Only those that fit count: one that is refused for its size takes nothing from the others.
-    let (mut count, mut used) = (0, 0_i64);
+    let (mut count, mut used) = (0, retained);
     for bytes in older.into_iter().filter_map(|other| bytes_of(other).ok()) {
         if count < allowed && used.saturating_add(bytes) <= storage {
             count += 1;
@@ -302,9 +307,9 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
         return refuse(
             Reason::QuotaExceeded,
             format!(
-                "The Tenant's Clusters may store {} in all; older ones leave {} bytes, and this one asks for {own}.",
+                "The Tenant's Clusters may store {} in all; older ones, and data that was retained of such, leave {} bytes, and this one asks for {own}.",
                 quota.storage.0,
-                storage - used
+                storage.saturating_sub(used).max(0)
             ),
         );
     }

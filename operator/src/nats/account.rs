@@ -1,330 +1,275 @@
-//! Keys of a Tenant's account and the tokens made with them. Pure but for [`AccountKeys::generate`] and
-//! [`ClusterUser::mint`], which draw keys.
+//! The account of one Cluster's store, its user, and the tokens that say so. Pure but for what draws keys:
+//! [`Account::draw`], [`Account::renew_user`] and [`provisioner_credentials`].
+//!
+//! No key of an account is kept: the operator signs for accounts, a user once signed needs its signer no more, and the
+//! operator's own users are signed by a key that follows from its signing key. So there is none to be lost.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use nkeys::KeyPair;
+use nkeys::{KeyPair, KeyPairType};
+use sha2::{Digest as _, Sha512_256};
 use yoke_api::ClusterId;
 
-use super::claims::{
-    self, AccountClaims, AccountLimits, ClaimsError, Envelope, SigningKey, UserClaims, UserLimits, UserScope,
-};
-use super::permissions;
+use super::claims::{self, AccountClaims, ClaimsError, Envelope, SigningKey, UserClaims, UserLimits, UserScope};
+use super::{limits, permissions};
 
-/// Key of the account's seed in its Secret.
-pub const ACCOUNT_SEED: &str = "account.seed";
-/// Key of the seed of the key that signs the operator's own users.
-pub const PROVISIONER_SEED: &str = "provisioner.seed";
-/// Key of the seed of the scoped key that signs Clusters' users.
-pub const CLUSTER_SEED: &str = "cluster.seed";
-/// Key of the account's public key, in the place of its seed where that was lost.
-pub const ACCOUNT_PUBLIC: &str = "account.pub";
-/// Prefix of the keys that hold revocations: `revoked.<public key>` is the Unix time of the revocation, with
-/// [`RETAINED`] behind it if what the user could reach is still there.
-pub const REVOKED_PREFIX: &str = "revoked.";
-/// Prefix of the keys that name scoped keys that were lost, and signed users that live.
-const FORMER_PREFIX: &str = "former.";
-/// Mark of a revocation that is kept for ever.
-const RETAINED: &str = "retained";
-/// How long other revocations are kept. A Cluster's user reaches nothing but its Cluster's streams, and they are gone; this
-/// is for a machine that was lost, comes back, and finds a Cluster with the same identity restored.
-const REVOKED_SECONDS: i64 = 30 * 24 * 3600;
+/// Key of the account's public key in the Secret of a store.
+pub const ACCOUNT: &str = "account.pub";
+/// Key of the credentials of the store's user.
+pub const CREDENTIALS: &str = "user.creds";
+/// Key of the storage quota in bytes that the account was last given.
+pub const QUOTA: &str = "quota";
+/// Key of the number of replicas that it was last given.
+pub const REPLICAS: &str = "replicas";
 
-/// Name of the scope of Clusters' users.
-const CLUSTER_ROLE: &str = "control-plane";
-/// Life of the operator's own users. Their connections are used for a part of it.
-pub(super) const PROVISIONER_SECONDS: i64 = 3600;
+/// Name of the scope of the store's user.
+const ROLE: &str = "control-plane";
+/// Life of the operator's own users, whose connections are used for seconds.
+const PROVISIONER_SECONDS: i64 = 600;
 
-/// The keys in a Secret cannot be used.
+/// The Secret of a store does not say what its account is.
 #[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    /// A key is not there.
-    #[error("the Secret of the NATS account has no {0}")]
-    Missing(&'static str),
-    /// A key is not a seed of the expected kind.
-    #[error("{0} in the Secret of the NATS account is not a seed")]
-    Malformed(&'static str, #[source] Box<dyn std::error::Error + Send + Sync>),
+#[error("the Secret of the store has no usable {0}")]
+pub struct AccountError(pub &'static str);
+
+/// What an account must have room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// The store's quota in bytes.
+    pub quota: i64,
+    /// Replicas, by class.
+    pub replicas: usize,
 }
 
-/// The three keys of an account. Of the first the public half is enough: the operator signs for accounts.
-pub struct AccountKeys {
-    account: KeyPair,
-    provisioner: KeyPair,
-    cluster: KeyPair,
-    /// Public keys of scoped keys that were lost.
-    former: BTreeSet<String>,
+/// The account of one Cluster's store: all that its claims follow from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Public key, `A…`.
+    pub public_key: String,
+    /// The store's user; nobody but the operator gets in without one.
+    pub user: Option<ClusterUser>,
+    /// What it has room for.
+    pub size: Size,
 }
 
-impl std::fmt::Debug for AccountKeys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AccountKeys")
-            .field("account", &self.public_key())
-            .finish_non_exhaustive()
+/// The user of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterUser {
+    /// Credentials file.
+    pub credentials: String,
+    /// Public key of its account.
+    account: String,
+    /// Public key of the scoped key that signed it. The account knows it as long as the user may come in.
+    signer: String,
+}
+
+impl Account {
+    /// Draws an account and its user.
+    pub fn draw(id: &ClusterId, size: Size, now: i64) -> Result<Self, ClaimsError> {
+        let mut account = Self {
+            public_key: KeyPair::new_account().public_key(),
+            user: None,
+            size,
+        };
+        account.renew_user(id, now)?;
+        Ok(account)
     }
-}
 
-impl AccountKeys {
-    /// Draws new keys.
-    pub fn generate() -> Self {
+    /// Draws another user in the place of the one that there was, whom the account forgets.
+    pub fn renew_user(&mut self, id: &ClusterId, now: i64) -> Result<(), ClaimsError> {
+        self.user = Some(ClusterUser::mint(id, &self.public_key, now)?);
+        Ok(())
+    }
+
+    /// The account that a user is of.
+    pub fn of_user(user: ClusterUser, size: Size) -> Self {
         Self {
-            account: KeyPair::new_account(),
-            provisioner: KeyPair::new_account(),
-            cluster: KeyPair::new_account(),
-            former: BTreeSet::new(),
+            public_key: user.account.clone(),
+            user: Some(user),
+            size,
         }
     }
 
-    /// New keys for an account whose keys were lost, from its token at the server; and its revocations. Users that were
-    /// signed before stay good.
-    pub fn recover(account: &str, jwt: &str) -> Result<(Self, BTreeMap<String, i64>), ClaimsError> {
-        let facts = claims::read_account(jwt)?;
-        if facts.subject != account {
-            return Err(ClaimsError::Malformed);
-        }
-        let keys = Self {
-            account: KeyPair::from_public_key(account).map_err(ClaimsError::Sign)?,
-            former: facts.scoped_keys,
-            ..Self::generate()
-        };
-        Ok((keys, facts.revocations))
+    /// The same account, which lets nobody in.
+    pub fn closed(self) -> Self {
+        Self { user: None, ..self }
     }
 
-    /// Keys from the data of a Secret.
-    pub fn from_data(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, KeyError> {
-        let key = |name: &'static str| {
-            let bytes = data.get(name).ok_or(KeyError::Missing(name))?;
-            let text = std::str::from_utf8(bytes).map_err(|error| KeyError::Malformed(name, error.into()))?;
-            KeyPair::from_seed(text.trim()).map_err(|error| KeyError::Malformed(name, error.into()))
+    /// The account in the data of a Secret.
+    pub fn from_data(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, AccountError> {
+        let text = |key: &str| std::str::from_utf8(data.get(key)?).ok();
+        let public_key = text(ACCOUNT).filter(|key| KeyPair::from_public_key(key).is_ok());
+        let user = match text(CREDENTIALS) {
+            Some(credentials) => Some(ClusterUser::from_credentials(credentials).ok_or(AccountError(CREDENTIALS))?),
+            None => None,
         };
-        let account = match (data.contains_key(ACCOUNT_SEED), data.get(ACCOUNT_PUBLIC)) {
-            (false, Some(public)) => std::str::from_utf8(public)
-                .map_err(|error| KeyError::Malformed(ACCOUNT_PUBLIC, error.into()))
-                .and_then(|text| {
-                    let read = KeyPair::from_public_key(text.trim());
-                    read.map_err(|error| KeyError::Malformed(ACCOUNT_PUBLIC, error.into()))
-                })?,
-            _ => key(ACCOUNT_SEED)?,
-        };
-        let former = data.keys().filter_map(|key| key.strip_prefix(FORMER_PREFIX));
         Ok(Self {
-            account,
-            former: former.map(str::to_owned).collect(),
-            provisioner: key(PROVISIONER_SEED)?,
-            cluster: key(CLUSTER_SEED)?,
+            public_key: public_key.ok_or(AccountError(ACCOUNT))?.to_owned(),
+            user,
+            size: Size {
+                quota: text(QUOTA)
+                    .and_then(|text| text.parse().ok())
+                    .ok_or(AccountError(QUOTA))?,
+                replicas: text(REPLICAS)
+                    .and_then(|text| text.parse().ok())
+                    .ok_or(AccountError(REPLICAS))?,
+            },
         })
     }
 
-    /// The keys as the data of a Secret.
-    pub fn to_data(&self) -> BTreeMap<String, Vec<u8>> {
-        let seed = |key: &KeyPair| {
-            key.seed()
-                .expect("drawn or made from a seed, so it has one")
-                .into_bytes()
-        };
-        let account = match self.account.seed() {
-            Ok(seed) => (ACCOUNT_SEED.to_owned(), seed.into_bytes()),
-            Err(_) => (ACCOUNT_PUBLIC.to_owned(), self.public_key().into_bytes()),
-        };
-        let mut data: BTreeMap<_, _> = [
-            account,
-            (PROVISIONER_SEED.to_owned(), seed(&self.provisioner)),
-            (CLUSTER_SEED.to_owned(), seed(&self.cluster)),
-        ]
-        .into();
-        let former = self
-            .former
-            .iter()
-            .map(|key| (format!("{FORMER_PREFIX}{key}"), Vec::new()));
-        data.extend(former);
-        data
+    /// The account as data of a Secret.
+    pub fn to_data(&self) -> BTreeMap<String, String> {
+        let user = self.user.iter();
+        user.map(|user| (CREDENTIALS.to_owned(), user.credentials.clone()))
+            .chain([
+                (ACCOUNT.to_owned(), self.public_key.clone()),
+                (QUOTA.to_owned(), self.size.quota.to_string()),
+                (REPLICAS.to_owned(), self.size.replicas.to_string()),
+            ])
+            .collect()
     }
 
-    /// Public key of the account, `A…`.
-    pub fn public_key(&self) -> String {
-        self.account.public_key()
-    }
-
-    /// The account's token, signed by the operator's signing key.
-    pub fn account_jwt(
+    /// The account's token, named after its Cluster and signed by the operator's signing key. Its limit of storage is at
+    /// least `floor`.
+    pub fn jwt(
         &self,
-        tenant: &str,
-        limits: AccountLimits,
-        revocations: BTreeMap<String, i64>,
+        id: &ClusterId,
+        floor: i64,
+        provisioner: &str,
         now: i64,
         operator: &KeyPair,
     ) -> Result<String, ClaimsError> {
-        let scope = |key| {
-            let scope = UserScope::new(key, CLUSTER_ROLE, permissions::cluster_scope());
+        let scope = |user: &ClusterUser| {
+            let scope = UserScope::new(user.signer.clone(), ROLE, permissions::cluster_scope());
             SigningKey::Scoped(Box::new(scope))
         };
-        let mut keys = vec![
-            SigningKey::Plain(self.provisioner.public_key()),
-            scope(self.cluster.public_key()),
-        ];
-        keys.extend(self.former.iter().cloned().map(scope));
-        let claims = AccountClaims::new(limits, keys, revocations);
-        let subject = self.public_key();
+        let own = SigningKey::Plain(provisioner.to_owned());
+        let keys = [own].into_iter().chain(self.user.as_ref().map(scope)).collect();
+        let mut limits = limits::account_limits(self.size);
+        limits.disk_storage = limits.disk_storage.max(floor);
+        let claims = AccountClaims::new(limits, keys);
         let envelope = Envelope {
-            subject: &subject,
-            name: tenant,
+            subject: &self.public_key,
+            name: id.as_str(),
             issued: now,
             expires: None,
         };
         claims::sign(&claims, &envelope, operator)
     }
-
-    /// Public key of the key that signs the operator's own users.
-    pub fn provisioner_key(&self) -> String {
-        self.provisioner.public_key()
-    }
-
-    /// Credentials of a user of an hour that may make and delete streams.
-    pub fn provisioner_credentials(&self, now: i64) -> Result<String, ClaimsError> {
-        let user = KeyPair::new_user();
-        let claims = UserClaims::new(self.public_key(), permissions::provisioner());
-        let subject = user.public_key();
-        let envelope = Envelope {
-            subject: &subject,
-            name: "yoke-operator",
-            issued: now,
-            expires: Some(now + PROVISIONER_SECONDS),
-        };
-        let jwt = claims::sign(&claims, &envelope, &self.provisioner)?;
-        let seed = user.seed().map_err(ClaimsError::Sign)?;
-        Ok(claims::to_credentials(&jwt, &seed))
-    }
-}
-
-/// Revocations in the data of an account's Secret.
-pub fn revocations_of(data: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, i64> {
-    data.iter()
-        .filter_map(|(name, value)| {
-            let user = name.strip_prefix(REVOKED_PREFIX)?;
-            let time = std::str::from_utf8(value)
-                .ok()?
-                .split_whitespace()
-                .next()?
-                .parse()
-                .ok()?;
-            Some((user.to_owned(), time))
-        })
-        .collect()
-}
-
-/// Keys in the data of an account's Secret of the revocations that need not be kept any longer: older than 30 days, and of
-/// users whose streams were deleted with their Cluster.
-pub fn expired_revocations(data: &BTreeMap<String, Vec<u8>>, now: i64) -> Vec<String> {
-    let revocations = revocations_of(data);
-    let old = revocations.into_iter().filter(|(_, time)| now - time > REVOKED_SECONDS);
-    old.map(|(user, _)| format!("{REVOKED_PREFIX}{user}"))
-        .filter(|key| !data.get(key).is_some_and(|value| value.ends_with(RETAINED.as_bytes())))
-        .collect()
-}
-
-/// A revocation as data of an account's Secret.
-pub fn to_revocation(user: &str, time: i64) -> (String, Vec<u8>) {
-    (format!("{REVOKED_PREFIX}{user}"), time.to_string().into_bytes())
-}
-
-/// A revocation that is kept for ever, as data of an account's Secret: what the user could reach is still there.
-pub fn to_retained(user: &str, time: i64) -> (String, Vec<u8>) {
-    (
-        format!("{REVOKED_PREFIX}{user}"),
-        format!("{time} {RETAINED}").into_bytes(),
-    )
-}
-
-/// The user of one Cluster's store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterUser {
-    /// Public key, `U…`.
-    pub public_key: String,
-    /// Credentials file.
-    pub credentials: String,
 }
 
 impl ClusterUser {
     /// The user that a credentials file is of.
     pub fn from_credentials(credentials: &str) -> Option<Self> {
-        let seed = claims::seed_of(credentials)?;
-        let public_key = KeyPair::from_seed(seed).ok()?.public_key();
+        let (account, signer) = claims::read_user(claims::jwt_of(credentials)?)?;
         Some(Self {
             credentials: credentials.to_owned(),
-            public_key,
+            account,
+            signer,
         })
     }
 
-    /// Draws a key and signs a token without end for it: the operator's absence must not stop a store. It ends by
-    /// revocation.
-    pub fn mint(id: &ClusterId, keys: &AccountKeys, now: i64) -> Result<Self, ClaimsError> {
-        let user = KeyPair::new_user();
-        let public_key = user.public_key();
-        let claims = UserClaims::new(keys.public_key(), UserLimits::default());
-        let envelope = Envelope {
-            subject: &public_key,
-            name: id.as_str(),
-            issued: now,
-            expires: None,
-        };
-        let jwt = claims::sign(&claims, &envelope, &keys.cluster)?;
-        let seed = user.seed().map_err(ClaimsError::Sign)?;
+    /// Draws a user and signs a token without end for it: the operator's absence must not stop a store. It ends when its
+    /// account forgets the key that signed it, which signs nothing else and is kept by nobody.
+    fn mint(id: &ClusterId, account: &str, now: i64) -> Result<Self, ClaimsError> {
+        let (user, signer) = (KeyPair::new_user(), KeyPair::new_account());
+        let claims = UserClaims::new(account.to_owned(), UserLimits::default());
+        let credentials = sign_user(&claims, &user, id.as_str(), (now, None), &signer)?;
         Ok(Self {
-            credentials: claims::to_credentials(&jwt, &seed),
-            public_key,
+            credentials,
+            account: account.to_owned(),
+            signer: signer.public_key(),
         })
     }
+}
+
+/// The key that signs the operator's own users in every account: it follows from the seed of its signing key.
+pub fn derive_provisioner(signing_seed: &str) -> Result<KeyPair, ClaimsError> {
+    let digest = Sha512_256::digest(format!("yoke-operator provisioner {signing_seed}"));
+    KeyPair::new_from_raw(KeyPairType::Account, digest.into()).map_err(ClaimsError::Sign)
+}
+
+/// Credentials of a user of minutes that may make and change the streams of an account.
+pub fn provisioner_credentials(account: &str, provisioner: &KeyPair, now: i64) -> Result<String, ClaimsError> {
+    let claims = UserClaims::new(account.to_owned(), permissions::provisioner());
+    let life = (now, Some(now + PROVISIONER_SECONDS));
+    sign_user(&claims, &KeyPair::new_user(), "yoke-operator", life, provisioner)
+}
+
+/// The credentials file of a user, whose token is good from and until the given times.
+fn sign_user(
+    claims: &UserClaims,
+    user: &KeyPair,
+    name: &str,
+    (issued, expires): (i64, Option<i64>),
+    signer: &KeyPair,
+) -> Result<String, ClaimsError> {
+    let envelope = Envelope {
+        subject: &user.public_key(),
+        name,
+        issued,
+        expires,
+    };
+    let jwt = claims::sign(claims, &envelope, signer)?;
+    let seed = user.seed().map_err(ClaimsError::Sign)?;
+    Ok(claims::to_credentials(&jwt, &seed))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn keys_survive_the_secret() {
-        let keys = AccountKeys::generate();
-        let again = AccountKeys::from_data(&keys.to_data()).unwrap();
-        assert_eq!(keys.to_data(), again.to_data());
-        assert!(matches!(
-            AccountKeys::from_data(&BTreeMap::new()),
-            Err(KeyError::Missing(ACCOUNT_SEED))
-        ));
-        let mut broken = keys.to_data();
-        broken.insert(CLUSTER_SEED.into(), b"SA".to_vec());
-        assert!(matches!(
-            AccountKeys::from_data(&broken),
-            Err(KeyError::Malformed(CLUSTER_SEED, _))
-        ));
+    const SIZE: Size = Size {
+        quota: 1 << 20,
+        replicas: 1,
+    };
+
+    fn id() -> ClusterId {
+        "bcdfghjk24".parse().expect("valid")
+    }
+
+    fn to_bytes(account: &Account) -> BTreeMap<String, Vec<u8>> {
+        let data = account.to_data().into_iter();
+        data.map(|(key, text)| (key, text.into_bytes())).collect()
     }
 
     #[test]
-    fn revocations_are_read_by_key() {
-        let data = BTreeMap::from([
-            ("revoked.UABC".to_owned(), b"1700000000".to_vec()),
-            ("revoked.UDEF".to_owned(), b"soon".to_vec()),
-            ("revoked.UGHI".to_owned(), b"1700000000 retained".to_vec()),
-            (ACCOUNT_SEED.to_owned(), b"x".to_vec()),
-        ]);
-        assert_eq!(
-            revocations_of(&data),
-            BTreeMap::from([("UABC".to_owned(), 1_700_000_000), ("UGHI".to_owned(), 1_700_000_000)])
-        );
-        let day = 24 * 3600;
-        assert!(expired_revocations(&data, 1_700_000_000 + 30 * day).is_empty());
-        assert_eq!(expired_revocations(&data, 1_700_000_001 + 30 * day), ["revoked.UABC"]);
+    fn account_survives_the_secret() {
+        let account = Account::draw(&id(), SIZE, 7).unwrap();
+        assert_eq!(Account::from_data(&to_bytes(&account)).unwrap(), account);
+        let user = account.user.clone().unwrap();
+        assert_eq!(Account::of_user(user, SIZE), account, "its user's credentials name it");
+        let closed = account.clone().closed();
+        assert_eq!(Account::from_data(&to_bytes(&closed)).unwrap(), closed);
+        for key in [ACCOUNT, QUOTA, REPLICAS] {
+            let mut data = to_bytes(&account);
+            data.insert(key.into(), b"x".to_vec());
+            let error = Account::from_data(&data).unwrap_err();
+            assert_eq!(error.0, key);
+        }
     }
 
     #[test]
-    fn lost_keys_are_followed_by_others_for_the_same_account() {
-        let (operator, lost) = (KeyPair::new_operator(), AccountKeys::generate());
-        let limits = super::super::limits::account_limits(1, 1 << 20, 1);
-        let revoked = BTreeMap::from([("UABC".to_owned(), 7)]);
-        let jwt = lost.account_jwt("a", limits, revoked.clone(), 1, &operator).unwrap();
-        let (keys, revocations) = AccountKeys::recover(&lost.public_key(), &jwt).unwrap();
-        assert_eq!((keys.public_key(), revocations), (lost.public_key(), revoked));
-        assert_eq!(keys.former, BTreeSet::from([lost.cluster.public_key()]));
-        let again = AccountKeys::from_data(&keys.to_data()).unwrap();
-        assert_eq!(again.to_data(), keys.to_data());
-        assert!(!keys.to_data().contains_key(ACCOUNT_SEED));
-        assert!(AccountKeys::recover(&AccountKeys::generate().public_key(), &jwt).is_err());
+    fn account_forgets_the_user_that_was_replaced() {
+        let operator = KeyPair::new_operator();
+        let mut account = Account::draw(&id(), SIZE, 7).unwrap();
+        let signer = |account: &Account| account.user.clone().unwrap().signer;
+        let knows = |account: &Account, key: &str| {
+            let jwt = account.jwt(&id(), 0, "AP", 7, &operator).unwrap();
+            claims::payload_of(&jwt).unwrap().to_string().contains(key)
+        };
+        let former = signer(&account);
+        assert!(knows(&account, &former));
+        account.renew_user(&id(), 8).unwrap();
+        assert!(knows(&account, &signer(&account)) && !knows(&account, &former));
+        let last = signer(&account);
+        assert!(!knows(&account.closed(), &last));
+    }
+
+    #[test]
+    fn own_key_follows_from_the_signing_key() {
+        let key = |seed: &str| derive_provisioner(seed).unwrap().public_key();
+        assert_eq!(key("SOA"), key("SOA"));
+        assert_ne!(key("SOA"), key("SOB"));
     }
 }

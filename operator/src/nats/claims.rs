@@ -1,8 +1,6 @@
 //! JSON Web Tokens of NATS, version 2, signed with ed25519 nkeys (ADR-14,
 //! <https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-14.md>). Pure: time and keys come in.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use nkeys::KeyPair;
 use serde::Serialize;
@@ -166,9 +164,6 @@ pub struct AccountClaims {
     pub limits: AccountLimits,
     /// Keys that may sign its users.
     pub signing_keys: Vec<SigningKey>,
-    /// Users' public keys and the Unix time up to which tokens issued for them are void.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub revocations: BTreeMap<String, i64>,
     default_permissions: UserPermissions,
     #[serde(flatten)]
     kind: Kind,
@@ -176,11 +171,10 @@ pub struct AccountClaims {
 
 impl AccountClaims {
     /// An account.
-    pub fn new(limits: AccountLimits, signing_keys: Vec<SigningKey>, revocations: BTreeMap<String, i64>) -> Self {
+    pub fn new(limits: AccountLimits, signing_keys: Vec<SigningKey>) -> Self {
         Self {
             limits,
             signing_keys,
-            revocations,
             default_permissions: UserPermissions::default(),
             kind: Kind::new("account"),
         }
@@ -288,40 +282,26 @@ pub fn same_claims(one: &str, other: &str) -> bool {
     }
 }
 
-/// What the token of an account says that outlives the loss of its keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccountFacts {
-    /// Public key of the account.
-    pub subject: String,
-    /// Public keys of its scoped signing keys.
-    pub scoped_keys: BTreeSet<String>,
-    /// Revocations.
-    pub revocations: BTreeMap<String, i64>,
+/// The name in a token that came from the server, which has checked the signature.
+pub fn name_of(token: &str) -> Result<String, ClaimsError> {
+    let name = payload_of(token)?["name"].as_str().map(str::to_owned);
+    name.ok_or(ClaimsError::Malformed)
 }
 
-/// Reads an account's token that came from the server, which has checked the signature.
-pub fn read_account(token: &str) -> Result<AccountFacts, ClaimsError> {
-    let claims = payload_of(token)?;
+/// The limit of storage in the token of an account; 0 if it says none.
+pub fn disk_storage_of(token: &str) -> i64 {
+    let claims = payload_of(token).unwrap_or_default();
+    claims["nats"]["limits"]["disk_storage"].as_i64().unwrap_or(0)
+}
+
+/// Public keys of the account that a user's token is for, and of the key that signed it.
+pub fn read_user(token: &str) -> Option<(String, String)> {
+    let claims = payload_of(token).ok()?;
     let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
-    let scopes = claims["nats"]["signing_keys"].as_array();
-    let revocations = claims["nats"]["revocations"].as_object();
-    Ok(AccountFacts {
-        subject: text(&claims["sub"]).ok_or(ClaimsError::Malformed)?,
-        // A key without a scope is a plain text: it signed users of minutes only.
-        scoped_keys: scopes
-            .into_iter()
-            .flatten()
-            .filter_map(|scope| text(&scope["key"]))
-            .collect(),
-        revocations: revocations
-            .into_iter()
-            .flatten()
-            .filter_map(|(user, time)| Some((user.clone(), time.as_i64()?)))
-            .collect(),
-    })
+    Some((text(&claims["nats"]["issuer_account"])?, text(&claims["iss"])?))
 }
 
-fn payload_of(token: &str) -> Result<serde_json::Value, ClaimsError> {
+pub(super) fn payload_of(token: &str) -> Result<serde_json::Value, ClaimsError> {
     let payload = token.split('.').nth(1).ok_or(ClaimsError::Malformed)?;
     let payload = BASE64URL_NOPAD
         .decode(payload.as_bytes())
@@ -345,10 +325,10 @@ pub fn to_credentials(jwt: &str, seed: &str) -> String {
     )
 }
 
-/// The seed in a credentials file.
-pub fn seed_of(credentials: &str) -> Option<&str> {
-    let (_, rest) = credentials.split_once("-----BEGIN USER NKEY SEED-----")?;
-    rest.lines().map(str::trim).find(|line| line.starts_with("SU"))
+/// The token in a credentials file.
+pub fn jwt_of(credentials: &str) -> Option<&str> {
+    let (_, rest) = credentials.split_once("-----BEGIN NATS USER JWT-----")?;
+    rest.lines().map(str::trim).find(|line| !line.is_empty())
 }
 
 fn is_zero(number: &i64) -> bool {
@@ -358,11 +338,6 @@ fn is_zero(number: &i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn payload(token: &str) -> serde_json::Value {
-        let payload = token.split('.').nth(1).unwrap();
-        serde_json::from_slice(&BASE64URL_NOPAD.decode(payload.as_bytes()).unwrap()).unwrap()
-    }
 
     #[test]
     fn user_of_a_scoped_key_carries_no_permissions() {
@@ -375,7 +350,7 @@ mod tests {
             expires: None,
         };
         let token = sign(&claims, &envelope, &signer).unwrap();
-        let mut payload = payload(&token);
+        let mut payload = payload_of(&token).unwrap();
         assert_eq!(payload["jti"].as_str().unwrap().len(), 52);
         payload.as_object_mut().unwrap().remove("jti");
         assert_eq!(
@@ -400,7 +375,7 @@ mod tests {
         let (signed, signature) = token.rsplit_once('.').unwrap();
         let signature = BASE64URL_NOPAD.decode(signature.as_bytes()).unwrap();
         signer.verify(signed.as_bytes(), &signature).unwrap();
-        assert_eq!(payload(&token)["exp"], 2);
+        assert_eq!(payload_of(&token).unwrap()["exp"], 2);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What users of a Tenant's account may publish to and subscribe to. Pure.
+//! What the users of a Cluster's account may publish to and subscribe to. Pure.
 
 use super::claims::UserLimits;
 
@@ -7,15 +7,14 @@ pub const PROVISIONER_INBOX: &str = "_INBOX_yoke";
 
 const STREAMS: [&str; 2] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}"];
 
-/// The template of the account's scoped key: a user named after a Cluster's identity may use that Cluster's two streams,
-/// speak to the store's other instances, and nothing else.
+/// The template of the key that signed the store's user, which is named after the Cluster's identity: it may use its two
+/// streams, speak to the store's other instances, and nothing else.
 ///
-/// No consumers: the server delivers to whatever subject a consumer names, a neighbour's log included, without asking
-/// whether the user may publish there. A store reads by sequence, so it needs none.
+/// The server sends its own answers wherever a request asks for them, and asks no permission for that (nats-server 2.15.2):
+/// what a user may not publish to, it can still have an answer stored in, if a stream of its account listens there. So there
+/// is nobody else in the account; subjects of other accounts are out of reach.
 ///
-/// What it does not bound: the server sends its own answers wherever a request asks for them, a neighbour's log or inbox
-/// included, and checks no permission for that (nats-server 2.15.2). So Clusters of one Tenant, who share an account, are
-/// not safe from each other's stores here; other Tenants' are.
+/// No consumers: they deliver to whatever subject they name, and a store reads by sequence, so it needs none.
 ///
 /// A store purges its log below a snapshot and deletes old snapshots, so it may destroy its own data; it can neither
 /// delete a stream nor change one.
@@ -41,15 +40,9 @@ pub fn cluster_scope() -> UserLimits {
     UserLimits::of(publish, subscribe.to_vec())
 }
 
-/// The operator's own user: it makes, inspects and deletes streams, and reads no message.
+/// The operator's own user: it makes, changes and inspects streams, and reads no message.
 pub fn provisioner() -> UserLimits {
-    let publish = [
-        "INFO",
-        "STREAM.CREATE.*",
-        "STREAM.UPDATE.*",
-        "STREAM.INFO.*",
-        "STREAM.DELETE.*",
-    ];
+    let publish = ["STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.INFO.*"];
     UserLimits::of(
         publish.map(|request| format!("$JS.API.{request}")).to_vec(),
         vec![format!("{PROVISIONER_INBOX}.>")],

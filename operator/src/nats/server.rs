@@ -1,7 +1,9 @@
-//! Connections to NATS: one as a user of the system account, which pushes accounts, and one a Tenant's account, as its
-//! provisioner.
+//! Connections to NATS: one as a user of the system account, which pushes and deletes accounts; and in a Cluster's account,
+//! for as long as its streams are looked at.
 //!
 //! While NATS is lost nobody waits for it but for moments: who asks is told at once, and the connection comes back by itself.
+
+mod accounts;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,12 +14,10 @@ use k8s_openapi::jiff::Timestamp;
 use nkeys::KeyPair;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::account::AccountKeys;
-use super::claims::{self, ClaimsError, DeleteClaims, Envelope};
-use super::connections::{Connections, Key};
+use super::account;
+use super::claims::ClaimsError;
 use super::permissions::PROVISIONER_INBOX;
 use crate::config::NatsConfig;
 
@@ -70,6 +70,14 @@ pub enum NatsError {
         /// The server's words.
         message: String,
     },
+    /// An account is not the Cluster's.
+    #[error("NATS account {account} is that of {name:?} and not this Cluster's; delete the Cluster and make it anew")]
+    Foreign {
+        /// The account.
+        account: String,
+        /// The name in its claims.
+        name: String,
+    },
     /// A token cannot be made.
     #[error("making a NATS token")]
     Claims(#[from] ClaimsError),
@@ -108,10 +116,11 @@ pub struct Nats {
     tls: rustls::ClientConfig,
     system: Client,
     signer: Arc<KeyPair>,
+    /// Signs the operator's own users in every account.
+    provisioner: Arc<KeyPair>,
     connected: watch::Receiver<u64>,
     /// Since when the connection is not up; `None` while it is.
     lost: watch::Receiver<Option<Instant>>,
-    accounts: Connections,
 }
 
 impl std::fmt::Debug for Nats {
@@ -127,7 +136,8 @@ impl Nats {
             let path = config.secret_dir.join(name);
             std::fs::read_to_string(&path).map_err(|source| NatsError::File { path, source })
         };
-        let signer = KeyPair::from_seed(read("operator-signing.nk")?.trim()).map_err(|error| NatsError::Malformed {
+        let seed = read("operator-signing.nk")?;
+        let signer = KeyPair::from_seed(seed.trim()).map_err(|error| NatsError::Malformed {
             what: "operator-signing.nk",
             source: error.into(),
         })?;
@@ -175,15 +185,17 @@ impl Nats {
             tls,
             system,
             signer: Arc::new(signer),
+            provisioner: Arc::new(account::derive_provisioner(seed.trim())?),
             connected,
             lost,
-            accounts: Connections::default(),
         })
     }
 
-    /// Counts the times that the connection came up; changes when NATS may have lost accounts.
+    /// Counts the times that the connection came up; changes with the next one, when NATS may have lost accounts.
     pub fn connected(&self) -> watch::Receiver<u64> {
-        self.connected.clone()
+        let mut connected = self.connected.clone();
+        connected.mark_unchanged();
+        connected
     }
 
     /// Whether the connection is up.
@@ -191,64 +203,15 @@ impl Nats {
         self.system.connection_state() == async_nats::connection::State::Connected
     }
 
-    /// The operator's signing key.
-    pub fn signer(&self) -> &KeyPair {
-        &self.signer
-    }
-
-    /// The token of an account as the server has it; `None` if it has none.
-    pub async fn find_account(&self, account: &str) -> Result<Option<String>, NatsError> {
-        let subject = format!("$SYS.REQ.ACCOUNT.{account}.CLAIMS.LOOKUP");
-        let answer = self.request(subject, String::new()).await?;
-        let text = String::from_utf8_lossy(&answer.payload).into_owned();
-        Ok(Some(text).filter(|text| !text.is_empty()))
-    }
-
-    /// Gives the server an account's token. Existing connections feel it at once.
-    pub async fn push_account(&self, jwt: &str) -> Result<(), NatsError> {
-        let answer = self.request("$SYS.REQ.CLAIMS.UPDATE".into(), jwt.to_owned()).await?;
-        check_answer("the account's claims", &answer.payload)
-    }
-
-    /// Deletes an account, with its streams; also if there is none.
-    pub async fn delete_account(&self, account: &str, now: i64) -> Result<(), NatsError> {
-        if self.find_account(account).await?.is_none() {
-            return Ok(());
-        }
-        let subject = self.signer.public_key();
-        let envelope = Envelope {
-            subject: &subject,
-            name: "yoke-operator",
-            issued: now,
-            expires: None,
-        };
-        let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
-        self.accounts.close(account).await;
-        let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
-        check_answer("the deletion of the account", &answer.payload)
-    }
-
-    /// The connection as a provisioner of an account; the same for all who ask for it.
-    pub async fn connect_account(&self, keys: &AccountKeys) -> Result<Client, NatsError> {
+    /// Connects in an account, as a user that may make and change its streams.
+    pub async fn connect_account(&self, account: &str) -> Result<Client, NatsError> {
         self.wait().await?;
-        let connect = async {
-            let credentials = keys.provisioner_credentials(Timestamp::now().as_second())?;
-            self.connect_user(&credentials).await
-        };
-        let key = Key {
-            account: keys.public_key(),
-            provisioner: keys.provisioner_key(),
-        };
-        self.accounts.get(key, connect).await
+        let now = Timestamp::now().as_second();
+        let credentials = account::provisioner_credentials(account, &self.provisioner, now)?;
+        self.connect_user(&credentials).await
     }
 
-    /// Closes the connections of accounts that nobody uses.
-    pub fn close_idle(&self) {
-        self.accounts.close_idle();
-    }
-
-    /// Connects as a user with the given credentials and inboxes.
-    pub async fn connect_user(&self, credentials: &str) -> Result<Client, NatsError> {
+    async fn connect_user(&self, credentials: &str) -> Result<Client, NatsError> {
         ConnectOptions::with_credentials(credentials)
             .map_err(|error| NatsError::Malformed {
                 what: "credentials",
@@ -310,32 +273,4 @@ fn trust(pem: &str) -> Result<rustls::ClientConfig, NatsError> {
     Ok(rustls::ClientConfig::builder()
         .with_root_certificates(roots)
         .with_no_client_auth())
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    data: Option<AnswerData>,
-    error: Option<AnswerError>,
-}
-
-#[derive(Deserialize)]
-struct AnswerData {
-    code: i64,
-}
-
-#[derive(Deserialize)]
-struct AnswerError {
-    #[serde(default)]
-    description: String,
-}
-
-fn check_answer(what: &'static str, payload: &[u8]) -> Result<(), NatsError> {
-    let refused = |message: String| NatsError::Refused { what, message };
-    let answer: Answer =
-        serde_json::from_slice(payload).map_err(|error| refused(format!("unreadable answer: {error}")))?;
-    match (answer.error, answer.data) {
-        (Some(error), _) => Err(refused(error.description)),
-        (None, Some(data)) if data.code == 200 => Ok(()),
-        (None, _) => Err(refused(String::from_utf8_lossy(payload).into_owned())),
-    }
 }

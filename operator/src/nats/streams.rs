@@ -1,16 +1,16 @@
-//! The two streams of a Cluster, made and inspected through a provisioner of the Tenant's account.
+//! The two streams of a Cluster, made and inspected by a user of the operator's own in its account.
 
 use std::time::Duration;
 
 use async_nats::jetstream::context::RequestErrorKind;
 use async_nats::jetstream::response::Response;
-use async_nats::jetstream::stream::{Config, DeleteStatus, DiscardPolicy, Info, RetentionPolicy, StorageType};
+use async_nats::jetstream::stream::{Config, DiscardPolicy, Info, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, Context};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::ClusterId;
 
-use super::account::AccountKeys;
+use super::account::{Account, Size};
 use super::limits;
 use super::server::{Nats, NatsError};
 
@@ -26,20 +26,36 @@ const DUPLICATE_WINDOW: Duration = Duration::from_secs(1);
 struct Nothing {}
 
 /// How a Cluster's streams should be.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamsPlan {
     /// The Cluster's identity.
     pub id: ClusterId,
-    /// The store's quota in bytes.
-    pub quota: i64,
-    /// Replicas, by class.
-    pub replicas: usize,
+    /// What they must have room for.
+    pub size: Size,
 }
 
-/// A connection that may make, inspect and delete streams of one account.
+/// A connection that may make, change and inspect streams of one account; dropped, it ends.
 #[derive(Debug)]
 pub struct Provisioner {
     context: Context,
+}
+
+/// Gives NATS a Cluster's account, and makes its streams or changes them to what they should be; returns the bytes that they
+/// hold.
+pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account) -> Result<i64, NatsError> {
+    let is_larger = nats.ensure_account(id, account).await?;
+    let plan = StreamsPlan {
+        id: id.clone(),
+        size: account.size,
+    };
+    let bytes = Provisioner::connect(nats, &account.public_key)
+        .await?
+        .ensure(&plan)
+        .await?;
+    if is_larger {
+        nats.trim_account(id, account).await?;
+    }
+    Ok(bytes)
 }
 
 /// The configuration of the log stream.
@@ -47,7 +63,7 @@ pub fn build_log(plan: &StreamsPlan) -> Config {
     Config {
         name: plan.id.stream(),
         subjects: vec![plan.id.log_subject()],
-        max_bytes: limits::log_bytes(plan.quota),
+        max_bytes: limits::log_bytes(plan.size.quota),
         deny_delete: true,
         ..base(plan)
     }
@@ -58,7 +74,7 @@ pub fn build_snapshots(plan: &StreamsPlan) -> Config {
     Config {
         name: plan.id.snapshot_stream(),
         subjects: vec![plan.id.snapshot_subjects()],
-        max_bytes: limits::snapshot_bytes(plan.quota),
+        max_bytes: limits::snapshot_bytes(plan.size.quota),
         ..base(plan)
     }
 }
@@ -68,7 +84,7 @@ fn base(plan: &StreamsPlan) -> Config {
         retention: RetentionPolicy::Limits,
         storage: StorageType::File,
         discard: DiscardPolicy::New,
-        num_replicas: plan.replicas,
+        num_replicas: plan.size.replicas,
         max_messages: -1,
         max_messages_per_subject: -1,
         max_consumers: -1,
@@ -95,9 +111,9 @@ fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
 }
 
 impl Provisioner {
-    /// By the connection of an account.
-    pub async fn connect(nats: &Nats, keys: &AccountKeys) -> Result<Self, NatsError> {
-        let client = nats.connect_account(keys).await?;
+    /// Connects in an account that the server knows.
+    pub async fn connect(nats: &Nats, account: &str) -> Result<Self, NatsError> {
+        let client = nats.connect_account(account).await?;
         Ok(Self {
             context: jetstream::new(client),
         })
@@ -109,20 +125,6 @@ impl Provisioner {
         let (log, snapshots) = tokio::try_join!(self.ensure_one(&log), self.ensure_one(&snapshots))?;
         let bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
         Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
-    }
-
-    /// Deletes the streams of a Cluster; also if there are none.
-    pub async fn delete(&self, id: &ClusterId) -> Result<(), NatsError> {
-        for stream in [id.stream(), id.snapshot_stream()] {
-            let what = format!("deleting stream {stream}");
-            let deleted: Result<DeleteStatus, _> =
-                self.request(what, format!("STREAM.DELETE.{stream}"), &Nothing {}).await;
-            match deleted {
-                Ok(_) | Err(NatsError::JetStream { code: NOT_FOUND, .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 
     async fn ensure_one(&self, wanted: &Config) -> Result<Info, NatsError> {
@@ -190,8 +192,10 @@ mod tests {
     fn plan() -> StreamsPlan {
         StreamsPlan {
             id: "bcdfghjk24".parse().expect("valid"),
-            quota: 1 << 20,
-            replicas: 1,
+            size: Size {
+                quota: 1 << 20,
+                replicas: 1,
+            },
         }
     }
 
@@ -212,10 +216,8 @@ mod tests {
         let mut is = build_log(&plan());
         is.metadata.insert("_nats.ver".into(), "2.15.2".into());
         assert!(plan_update(&is, &build_log(&plan())).is_none());
-        let larger = StreamsPlan {
-            quota: 2 << 20,
-            ..plan()
-        };
+        let mut larger = plan();
+        larger.size.quota = 2 << 20;
         let update = plan_update(&is, &build_log(&larger)).unwrap();
         assert_eq!(update.max_bytes, (4 << 20) + (64 << 20));
         assert_eq!(update.metadata, is.metadata);

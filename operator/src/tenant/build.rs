@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
-use yoke_api::labels::{self, component};
+use yoke_api::labels;
 use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
 use yoke_api::{Cluster, GROUP, Tenant};
@@ -29,19 +29,12 @@ const CLUSTER_VERBS: [&str; 8] = [
 ];
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// Name of the Secret with the keys of a Tenant's NATS account, in the operator's namespace.
-pub fn account_secret(tenant: &str) -> String {
-    format!("nats-account-{tenant}")
-}
-
-fn labels_of(tenant: &str, component: Option<&str>) -> BTreeMap<String, String> {
-    let mut all: BTreeMap<_, _> = [
+fn labels_of(tenant: &str) -> BTreeMap<String, String> {
+    [
         (labels::TENANT.to_owned(), tenant.to_owned()),
         (labels::MANAGED_BY.to_owned(), labels::MANAGED_BY_OPERATOR.to_owned()),
     ]
-    .into();
-    all.extend(component.map(|component| (labels::COMPONENT.to_owned(), component.to_owned())));
-    all
+    .into()
 }
 
 /// The Tenant's namespace.
@@ -49,7 +42,7 @@ pub fn build_namespace(tenant: &Tenant) -> Namespace {
     let name = tenant.name_any();
     Namespace {
         metadata: ObjectMeta {
-            labels: Some(labels_of(&name, None)),
+            labels: Some(labels_of(&name)),
             annotations: Some(
                 [
                     (labels::OWNER.to_owned(), name.clone()),
@@ -74,7 +67,7 @@ pub fn is_owned(namespace: &Namespace, tenant: &Tenant) -> bool {
 /// name the Tenant, and no annotation names anybody else, or the UID of a Tenant that lives.
 pub fn is_left(namespace: &Namespace, tenant: &Tenant, tenants: &[Arc<Tenant>]) -> bool {
     let name = tenant.name_any();
-    let labelled = labels_of(&name, None);
+    let labelled = labels_of(&name);
     let mut labels = labelled.iter();
     let annotation = |key| namespace.annotations().get(key);
     let lives = |uid: &String| tenants.iter().any(|other| other.metadata.uid.as_ref() == Some(uid));
@@ -143,26 +136,11 @@ pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
     }
 }
 
-/// The Secret of the Tenant's NATS account, without its data.
-pub fn build_account_secret(tenant: &Tenant, namespace: &str) -> Secret {
-    let name = tenant.name_any();
-    Secret {
-        metadata: ObjectMeta {
-            name: Some(account_secret(&name)),
-            namespace: Some(namespace.to_owned()),
-            labels: Some(labels_of(&name, Some(component::STORE))),
-            ..ObjectMeta::default()
-        },
-        type_: Some("Opaque".into()),
-        ..Secret::default()
-    }
-}
-
 fn build_meta(tenant: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(ROLE.into()),
         namespace: Some(tenant.to_owned()),
-        labels: Some(labels_of(tenant, None)),
+        labels: Some(labels_of(tenant)),
         ..ObjectMeta::default()
     }
 }

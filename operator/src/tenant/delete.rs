@@ -1,20 +1,19 @@
-//! Removes a Tenant once its Clusters are gone: the account with what streams it still has, then the namespace.
+//! Removes a Tenant once its Clusters are gone: the data that they left, then the namespace.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
+use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Reason, Tenant};
 
-use super::{account_secret, build, patch};
+use super::{build, patch};
 use crate::apply::is_held;
-use crate::cluster::data_of;
+use crate::cluster;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::AccountKeys;
 
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -29,7 +28,7 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
         patch::write_deleting(context, tenant, clusters, Reason::ClustersRemain, message).await?;
         return Ok(Action::await_change());
     }
-    delete_account(context, tenant).await?;
+    delete_left(context, &name).await?;
     let namespace = context.caches.namespaces.get(&ObjectRef::<Namespace>::new(&name));
     if let Some(namespace) = namespace.filter(|namespace| build::is_owned(namespace, tenant)) {
         if namespace.metadata.deletion_timestamp.is_none() {
@@ -44,24 +43,11 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
     Ok(Action::await_change())
 }
 
-async fn delete_account(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    let api = Api::<Secret>::namespaced(context.client.clone(), &context.config.namespace);
-    let name = account_secret(&tenant.name_any());
-    let now = Timestamp::now().as_second();
-    let Some(secret) = api
-        .get_opt(&name)
-        .await
-        .map_err(ReconcileError::host("the account's Secret"))?
-    else {
-        // Without its keys the account is known by name only, which is all that its deletion needs.
-        let account = tenant.status.as_ref().and_then(|status| status.account.as_deref());
-        if let Some(account) = account {
-            context.nats.delete_account(account, now).await?;
-        }
-        return Ok(());
-    };
-    let keys = AccountKeys::from_data(&data_of(&secret))?;
-    context.nats.delete_account(&keys.public_key(), now).await?;
-    context.tenants.delete(&api, &secret).await?;
+async fn delete_left(context: &Context, tenant: &str) -> Result<(), ReconcileError> {
+    let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    for left in cluster::find_left(context, tenant) {
+        context.nats.delete_account(&left.id, &left.account.public_key).await?;
+        context.tenants.delete(&api, &left.secret).await?;
+    }
     Ok(())
 }

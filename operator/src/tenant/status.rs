@@ -12,10 +12,10 @@ use crate::conditions::{self, State};
 pub struct Outcome {
     /// Whether the spec was accepted.
     pub accepted: Result<(), Refusal>,
-    /// Public key of the account, once NATS has it.
-    pub account: Option<String>,
-    /// The account's keys are gone.
-    pub account_lost: bool,
+    /// Whether the namespace is there, and what binds the subjects to it.
+    pub is_bound: bool,
+    /// Bytes of quota of Clusters that are gone and whose data stays.
+    pub retained: i64,
     /// Number of Clusters.
     pub clusters: usize,
     /// What failed.
@@ -27,8 +27,8 @@ impl Outcome {
     pub fn new(clusters: usize) -> Self {
         Self {
             accepted: Ok(()),
-            account: None,
-            account_lost: false,
+            is_bound: false,
+            retained: 0,
             clusters,
             failure: None,
         }
@@ -49,7 +49,7 @@ pub fn plan_status(tenant: &Tenant, outcome: &Outcome, now: Timestamp) -> (Tenan
     let generation = tenant.metadata.generation;
     let status = TenantStatus {
         observed_generation: generation,
-        account: outcome.account.clone().or(before.account),
+        retained_storage: (outcome.retained > 0).then_some(outcome.retained),
         clusters: i32::try_from(outcome.clusters).ok(),
         conditions: conditions::build_conditions(&states, &before.conditions, generation, now),
     };
@@ -60,19 +60,10 @@ fn plan_ready(outcome: &Outcome) -> State {
     if let Err(refusal) = &outcome.accepted {
         return State::no(refusal.reason, refusal.message.clone());
     }
-    if outcome.account_lost {
-        return State::no(
-            Reason::AccountKeyLost,
-            "The keys of the NATS account are gone; restore their Secret, or delete the Tenant.",
-        );
-    }
-    match (&outcome.failure, &outcome.account) {
-        (Some((reason, why)), _) => State::no(*reason, format!("{why}.")),
-        (None, Some(_)) => State::yes(Reason::AsExpected, "Namespace, role and account are there."),
-        (None, None) => State::no(
-            Reason::AccountPending,
-            "The namespace and the NATS account are being made.",
-        ),
+    match &outcome.failure {
+        Some((reason, why)) => State::no(*reason, format!("{why}.")),
+        None if outcome.is_bound => State::yes(Reason::AsExpected, "Namespace and role are there."),
+        None => State::no(Reason::NamespacePending, "The namespace is being made."),
     }
 }
 
@@ -85,30 +76,22 @@ mod tests {
     fn ready_follows_what_happened() {
         let base = Outcome::new(2);
         for (rule, outcome, expected) in [
-            ("nothing yet", base.clone(), Reason::AccountPending),
+            ("nothing yet", base.clone(), Reason::NamespacePending),
             (
-                "account",
+                "namespace",
                 Outcome {
-                    account: Some("A".into()),
+                    is_bound: true,
                     ..base.clone()
                 },
                 Reason::AsExpected,
             ),
             (
-                "lost keys",
-                Outcome {
-                    account_lost: true,
-                    ..base.clone()
-                },
-                Reason::AccountKeyLost,
-            ),
-            (
                 "failure",
                 Outcome {
-                    failure: Some((Reason::StoreUnavailable, "x".into())),
+                    failure: Some((Reason::ReconcileFailed, "x".into())),
                     ..base.clone()
                 },
-                Reason::StoreUnavailable,
+                Reason::ReconcileFailed,
             ),
         ] {
             let (status, _) = plan_status(

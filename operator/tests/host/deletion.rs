@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use yoke_api::Tenant;
+use yoke_api::{Cluster, Tenant};
 use yoke_operator::cluster::orphans::Orphans;
 
-use crate::harness::{Host, PKI, TENANT};
+use crate::harness::{Host, PKI, TENANT, condition};
 
 /// A pod of a control plane that no kubelet ends.
 async fn make_pod(host: &Host, hosted: &str, id: &str) {
@@ -27,13 +27,17 @@ async fn make_pod(host: &Host, hosted: &str, id: &str) {
         .unwrap();
 }
 
-async fn is_revoked(host: &Host) -> bool {
-    let account = host.secret("yoke-system", "nats-account-demo").await.unwrap();
-    account.data.unwrap().keys().any(|key| key.starts_with("revoked.U"))
+/// The account of a Cluster's store, and the credentials of its user.
+async fn store_of(host: &Host, id: &str) -> (String, String) {
+    let name = format!("{id}-store");
+    (
+        host.text(PKI, &name, "account.pub").await,
+        host.text(PKI, &name, "user.creds").await,
+    )
 }
 
 /// What there is of a Cluster that is being deleted, in the order in which it must go.
-async fn left(host: &Host, hosted: &str, id: &str) -> Vec<&'static str> {
+async fn left(host: &Host, hosted: &str, id: &str, account: &str) -> Vec<&'static str> {
     let selector = ListParams::default().labels(&format!("yoke.drzzl.io/id={id}"));
     let secrets = host.api::<Secret>(PKI).list(&selector).await.unwrap().items;
     let kept = secrets
@@ -60,9 +64,9 @@ async fn left(host: &Host, hosted: &str, id: &str) -> Vec<&'static str> {
                 .is_some(),
         ),
         ("keys", secrets.len() > usize::from(kept)),
-        ("user", kept),
         ("namespace", namespace.is_some()),
-        ("streams", host.has_stream(id).await),
+        ("streams", host.has_stream(account, id).await),
+        ("store", kept),
         ("cluster", host.clusters().get_opt("a").await.unwrap().is_some()),
     ]
     .into_iter()
@@ -75,18 +79,20 @@ async fn cluster_goes_in_order_and_its_data_last() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
-    make_pod(&host, &hosted, id.as_str()).await;
+    let id = id.as_str();
+    make_pod(&host, &hosted, id).await;
+    let (account, credentials) = store_of(&host, id).await;
     let order = [
         "ingress",
         "control plane",
         "pod",
         "keys",
-        "user",
         "namespace",
         "streams",
+        "store",
         "cluster",
     ];
-    assert_eq!(left(&host, &hosted, id.as_str()).await, order);
+    assert_eq!(left(&host, &hosted, id, &account).await, order);
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
     // While the pod lives nothing goes that it lives by.
     host.bring("a", "the control plane is being stopped", async || {
@@ -96,19 +102,18 @@ async fn cluster_goes_in_order_and_its_data_last() {
     for _ in 0..3 {
         host.reconcile("a").await.unwrap();
     }
-    assert_eq!(left(&host, &hosted, id.as_str()).await, &order[2..]);
-    assert!(!is_revoked(&host).await);
+    assert_eq!(left(&host, &hosted, id, &account).await, &order[2..]);
+    assert!(host.lets_in(&credentials).await);
     let now = DeleteParams::default().grace_period(0);
     host.api::<Pod>(&hosted).delete("control-plane-0", &now).await.unwrap();
     let seen = Mutex::new(Vec::new());
     host.until("the Cluster is gone", async || {
         let _ = host.reconcile("a").await;
-        let left = left(&host, &hosted, id.as_str()).await;
+        let left = left(&host, &hosted, id, &account).await;
         let gone = left.is_empty();
-        let has_user = left.contains(&"user");
         assert!(
-            has_user || is_revoked(&host).await,
-            "a user is revoked before it is forgotten"
+            left.contains(&"keys") || !host.lets_in(&credentials).await,
+            "nobody writes when the keys are gone"
         );
         // What is left is always the end of the order.
         assert_eq!(left, &order[order.len() - left.len()..]);
@@ -120,8 +125,8 @@ async fn cluster_goes_in_order_and_its_data_last() {
     })
     .await;
     assert!(
-        seen.lock().unwrap().contains(&3),
-        "streams outlive all but the object: {seen:?}"
+        seen.lock().unwrap().contains(&4),
+        "streams outlive all but the namespace: {seen:?}"
     );
 }
 
@@ -143,22 +148,6 @@ async fn finalizers_of_others_are_left_to_them() {
     host.patch_cluster("a", serde_json::json!({"metadata": {"finalizers": null}}))
         .await;
     assert!(host.clusters().get_opt("a").await.unwrap().is_none());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn tenant_without_keys_takes_its_account_along() {
-    let host = Host::start().await;
-    let tenants = Api::<Tenant>::all(host.client.clone());
-    let account = tenants.get(TENANT).await.unwrap().status.unwrap().account.unwrap();
-    host.lose_secret("yoke-system", "nats-account-demo").await;
-    tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
-    host.until("the Tenant is gone", async || {
-        let _ = host.reconcile_tenant().await;
-        host.finalize(TENANT).await;
-        tenants.get_opt(TENANT).await.unwrap().is_none()
-    })
-    .await;
-    assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,23 +190,28 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let id = id.as_str();
+    let (account, _) = store_of(&host, id).await;
     host.lose_cluster("a").await;
     let mut orphans = Orphans::default();
     let now = Instant::now();
-    let before = left(&host, &hosted, id).await;
+    let before = left(&host, &hosted, id, &account).await;
     assert_eq!(
         before,
-        ["ingress", "control plane", "keys", "user", "namespace", "streams"]
+        ["ingress", "control plane", "keys", "namespace", "streams", "store"]
     );
     orphans.sweep(&host.context, now).await;
     orphans.sweep(&host.context, now + Duration::from_secs(599)).await;
-    assert_eq!(left(&host, &hosted, id).await, before, "a Cluster may be restored");
+    assert_eq!(
+        left(&host, &hosted, id, &account).await,
+        before,
+        "a Cluster may be restored"
+    );
     let orphans = tokio::sync::Mutex::new(orphans);
     host.until("all is gone, the data too", async || {
         let later = now + Duration::from_secs(601);
         orphans.lock().await.sweep(&host.context, later).await;
         host.finalize(&hosted).await;
-        left(&host, &hosted, id).await.is_empty()
+        left(&host, &hosted, id, &account).await.is_empty()
     })
     .await;
     let remembered = || {
@@ -264,6 +258,7 @@ async fn retained_data_outlives_its_cluster() {
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
     let id = id.as_str();
+    let (account, former) = store_of(&host, id).await;
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
     host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
@@ -273,24 +268,68 @@ async fn retained_data_outlives_its_cluster() {
         host.clusters().get_opt("a").await.unwrap().is_none()
     })
     .await;
-    assert_eq!(left(&host, &hosted, id).await, ["streams"]);
-    let account = host.secret("yoke-system", "nats-account-demo").await.unwrap();
-    let noted: Vec<_> = account
-        .data
-        .unwrap()
-        .into_iter()
-        .filter(|(key, _)| key.starts_with("revoked.U"))
-        .collect();
-    // For good: as long as the data is there, the former store must not write to it.
-    assert!(
-        matches!(&noted[..], [(_, time)] if time.0.ends_with(b" retained")),
-        "{noted:?}"
-    );
-    // Nor does the collector of what Clusters leave take it.
+    // The collector of what Clusters leave does not take it.
     let mut orphans = Orphans::default();
     let now = Instant::now();
     for later in [Duration::ZERO, Duration::from_secs(601), Duration::from_secs(1202)] {
         orphans.sweep(&host.context, now + later).await;
     }
-    assert_eq!(left(&host, &hosted, id).await, ["streams"]);
+    let kept = async || left(&host, &hosted, id, &account).await == ["streams", "store"];
+    assert!(kept().await && !host.lets_in(&former).await);
+    let tenants = Api::<Tenant>::all(host.client.clone());
+    let retained = async || {
+        host.reconcile_tenant().await.unwrap();
+        tenants.get(TENANT).await.unwrap().status.unwrap().retained_storage
+    };
+    assert_eq!(retained().await, Some(256 << 20), "it counts");
+
+    // Another Cluster of this identity gets nothing of it, and leaves it when it goes.
+    let made = async |name: &str| {
+        let mut cluster = Cluster::new(name, Default::default());
+        cluster.spec.id = Some(id.to_owned());
+        host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
+    };
+    made("b").await;
+    host.bring("b", "it is refused", async || {
+        condition(&host.cluster("b").await, "Accepted") == "False/IdentityConflict"
+    })
+    .await;
+    assert_eq!(retained().await, Some(256 << 20), "what it claims is not its own");
+    host.clusters().delete("b", &DeleteParams::default()).await.unwrap();
+    host.bring("b", "it is gone", async || {
+        host.clusters().get_opt("b").await.unwrap().is_none()
+    })
+    .await;
+    assert!(kept().await);
+    // The same Cluster has its data again, by a user of its own.
+    made("a").await;
+    host.bring("a", "a control plane is asked for", async || {
+        host.stateful_set(&hosted).await.is_some()
+    })
+    .await;
+    let (again, credentials) = store_of(&host, id).await;
+    assert_eq!(again, account);
+    assert!(host.lets_in(&credentials).await && !host.lets_in(&former).await);
+    assert_eq!(retained().await, None);
+
+    // What is left goes with the Tenant.
+    host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
+        .await;
+    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
+    host.until("the Cluster is gone", async || {
+        let _ = host.reconcile("a").await;
+        host.finalize(&hosted).await;
+        host.clusters().get_opt("a").await.unwrap().is_none()
+    })
+    .await;
+    assert!(kept().await);
+    tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
+    host.until("the Tenant is gone", async || {
+        let _ = host.reconcile_tenant().await;
+        host.finalize(TENANT).await;
+        tenants.get_opt(TENANT).await.unwrap().is_none()
+    })
+    .await;
+    assert!(left(&host, &hosted, id, &account).await.is_empty());
+    assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
 }

@@ -21,9 +21,7 @@ use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::context::Context;
 use yoke_operator::events::Events;
 use yoke_operator::metrics::OperatorMetrics;
-use yoke_operator::nats::limits::account_limits;
-use yoke_operator::nats::streams::{Provisioner, StreamsPlan};
-use yoke_operator::nats::{AccountKeys, ClusterUser, Nats};
+use yoke_operator::nats::{Account, Nats, Size, streams};
 use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, tenant};
 use yoke_pki::cert_manager::Certificate;
@@ -142,10 +140,11 @@ impl Host {
         tenant.spec.quota.clusters = 3;
         let api = Api::<Tenant>::all(self.client.clone());
         api.create(&PostParams::default(), &tenant).await.unwrap();
-        self.until("the Tenant has an account", async || {
+        self.until("the Tenant is ready", async || {
             let _ = self.reconcile_tenant().await;
-            let status = api.get(TENANT).await.unwrap().status;
-            status.is_some_and(|status| status.account.is_some())
+            let status = api.get(TENANT).await.unwrap().status.unwrap_or_default();
+            let mut conditions = status.conditions.iter();
+            conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
         })
         .await;
     }
@@ -178,10 +177,8 @@ impl Host {
     /// The reasons of the warnings that the Tenant was told.
     pub(crate) async fn events(&self) -> Vec<String> {
         let events = self.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
-        let warnings = events
-            .into_iter()
-            .filter(|event| event.type_.as_deref() == Some("Warning"));
-        warnings.filter_map(|event| event.reason).collect()
+        let warned = events.into_iter().filter(|it| it.type_.as_deref() == Some("Warning"));
+        warned.filter_map(|event| event.reason).collect()
     }
 
     /// Makes a Cluster in the Tenant's namespace.
@@ -310,21 +307,33 @@ impl Host {
         }
     }
 
-    /// Whether the Tenant's account has the log of a Cluster.
-    pub(crate) async fn has_stream(&self, id: &str) -> bool {
-        let Some(secret) = self.secret("yoke-system", "nats-account-demo").await else {
+    /// Whether an account has the log of a Cluster.
+    pub(crate) async fn has_stream(&self, account: &str, id: &str) -> bool {
+        let Ok(client) = self.context.nats.connect_account(account).await else {
             return false;
         };
-        let data = secret.data.unwrap().into_iter().map(|(key, value)| (key, value.0));
-        let keys = AccountKeys::from_data(&data.collect()).unwrap();
-        let now = k8s_openapi::jiff::Timestamp::now().as_second();
-        let credentials = keys.provisioner_credentials(now).unwrap();
-        let client = self.context.nats.connect_user(&credentials).await.unwrap();
         let answer = client
             .request(format!("$JS.API.STREAM.INFO.KINE_{id}"), "".into())
             .await;
         let answer: serde_json::Value = serde_json::from_slice(&answer.unwrap().payload).unwrap();
         answer.get("error").is_none()
+    }
+
+    /// An account that has the name of an identity, and is no Cluster's.
+    pub(crate) async fn make_account(&self, id: &str) -> String {
+        let id = id.parse().unwrap();
+        let account = Account::draw(&id, Size::default(), 0).unwrap();
+        self.context.nats.ensure_account(&id, &account).await.unwrap();
+        account.public_key
+    }
+
+    /// Whether a store's user is let in.
+    pub(crate) async fn lets_in(&self, credentials: &str) -> bool {
+        self.nats
+            .connect_options(credentials)
+            .connect(self.nats.url())
+            .await
+            .is_ok()
     }
 
     /// Deletes an object, and waits until the operator's watch knows.
@@ -411,26 +420,14 @@ pub(crate) fn condition(cluster: &Cluster, type_: &str) -> String {
 
 async fn start_store(dir: &Path, server: &Server) -> Process {
     let nats = Nats::connect(&server.config()).await.unwrap();
-    let keys = AccountKeys::generate();
-    let limits = account_limits(1, 256 << 20, 1);
-    let jwt = keys
-        .account_jwt("host", limits, Default::default(), 1_700_000_000, nats.signer())
-        .unwrap();
-    nats.push_account(&jwt).await.unwrap();
-    let plan = StreamsPlan {
-        id: HOST_STORE.parse().unwrap(),
+    let size = Size {
         quota: 256 << 20,
         replicas: 1,
     };
-    let now = k8s_openapi::jiff::Timestamp::now().as_second();
-    Provisioner::connect(&nats, &keys)
-        .await
-        .unwrap()
-        .ensure(&plan)
-        .await
-        .unwrap();
-    let user = ClusterUser::mint(&plan.id, &keys, now).unwrap();
-    std::fs::write(dir.join("host.creds"), &user.credentials).unwrap();
+    let id = HOST_STORE.parse().unwrap();
+    let account = Account::draw(&id, size, 0).unwrap();
+    streams::ensure(&nats, &id, &account).await.unwrap();
+    std::fs::write(dir.join("host.creds"), account.user.unwrap().credentials).unwrap();
     std::fs::copy(server.config().secret_dir.join("ca.crt"), dir.join("nats-ca.crt")).unwrap();
     spawn(
         dir,

@@ -3,11 +3,9 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
 use kube::api::{Patch, PatchParams};
-use yoke_api::Tenant;
 
-use crate::harness::{Host, PKI, TENANT, condition};
+use crate::harness::{Host, PKI, condition};
 
 /// The Cluster has had an API: tokens and data hang on what was drawn for it.
 async fn note_state(host: &Host, name: &str) {
@@ -76,64 +74,67 @@ async fn leaves_of_a_lost_ca_stay_trusted() {
     );
 }
 
+/// The account is known by its name, which the status has too; nothing of it can be lost that its data hangs on.
 #[tokio::test(flavor = "multi_thread")]
-async fn account_goes_on_without_its_first_keys() {
+async fn account_goes_on_without_its_secrets() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
-    let account = "nats-account-demo";
-    let credentials = host.text(PKI, &format!("{id}-store"), "user.creds").await;
-    let works = async |host: &Host| {
-        let options = host.nats.connect_options(&credentials);
-        let client = options
-            .custom_inbox_prefix(id.inbox_prefix())
-            .connect(host.nats.url())
-            .await
-            .unwrap();
-        client
-            .request(format!("$JS.API.STREAM.INFO.KINE_{id}"), "".into())
-            .await
-            .is_ok()
-    };
-    assert!(works(&host).await);
-    host.lose_secret("yoke-system", account).await;
-    host.bring("a", "the loss is told", async || {
-        condition(&host.cluster("a").await, "StoreReady") == "False/AccountKeyLost"
+    let hosted = id.hosted_namespace().to_string();
+    let store = format!("{id}-store");
+    note_state(&host, "a").await;
+    let account = host.text(PKI, &store, "account.pub").await;
+    let former = host.text(PKI, &store, "user.creds").await;
+    assert!(host.lets_in(&former).await && host.has_stream(&account, id.as_str()).await);
+    host.lose_secret(PKI, &store).await;
+    host.lose_secret(&hosted, "kine-nats").await;
+    host.bring("a", "there is another user", async || {
+        let credentials = host.text(PKI, &store, "user.creds").await;
+        !credentials.is_empty() && host.lets_in(&credentials).await
     })
     .await;
-    assert_eq!(
-        condition(&host.cluster("a").await, "CertificatesReady"),
-        "True/AsExpected"
-    );
-    host.reconcile_tenant().await.unwrap();
-    assert!(host.secret("yoke-system", account).await.is_some());
-    assert!(works(&host).await, "a user of the lost key is good on");
-    // A Tenant that is restored has no status; its Clusters know the account.
-    let tenants = Api::<Tenant>::all(host.client.clone());
-    let known = tenants.get(TENANT).await.unwrap().status.unwrap().account;
-    host.lose_secret("yoke-system", account).await;
-    let nothing = serde_json::json!({"status": {"account": null}});
-    tenants
-        .patch_status(TENANT, &PatchParams::default(), &Patch::Merge(nothing))
+    assert_eq!(host.text(PKI, &store, "account.pub").await, account);
+    assert!(!host.lets_in(&former).await, "the lost one is let in no more");
+    assert!(host.events().await.contains(&"KeyLost".to_owned()));
+    // Where nothing names the account no other is made: it would have none of the data.
+    host.lose_secret(PKI, &store).await;
+    host.lose_secret(&hosted, "kine-nats").await;
+    let nothing = serde_json::json!({"status": {"storage": null}});
+    host.clusters()
+        .patch_status("a", &PatchParams::default(), &Patch::Merge(nothing))
         .await
         .unwrap();
-    host.reconcile_tenant().await.unwrap();
-    assert_eq!(tenants.get(TENANT).await.unwrap().status.unwrap().account, known);
-    assert!(works(&host).await);
-    host.bring("a", "the store is looked at again", async || {
-        condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
+    host.bring("a", "the loss is told", async || {
+        condition(&host.cluster("a").await, "Degraded") == "True/KeyLost"
     })
     .await;
-    // A Cluster that goes takes its streams along, also if nobody has made new keys yet.
-    host.lose_secret("yoke-system", account).await;
+    assert_eq!(host.secret(PKI, &store).await, None::<Secret>);
+}
+
+/// A Cluster whose account is somebody else's, as it was when Tenants had them, touches neither that nor its data.
+#[tokio::test(flavor = "multi_thread")]
+async fn account_of_another_name_is_left_alone() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let foreign = host.make_account("zzzzzzzzz2").await;
+    let claims = host.context.nats.find_account(&foreign).await.unwrap();
+    let named = serde_json::json!({"stringData": {"account.pub": foreign}});
+    host.api::<Secret>(PKI)
+        .patch(&format!("{id}-store"), &PatchParams::default(), &Patch::Merge(named))
+        .await
+        .unwrap();
+    host.bring("a", "it is told", async || {
+        condition(&host.cluster("a").await, "StoreReady") == "False/IdentityConflict"
+    })
+    .await;
     host.clusters().delete("a", &Default::default()).await.unwrap();
     host.until("the Cluster is gone", async || {
         let _ = host.reconcile("a").await;
-        host.finalize(id.hosted_namespace().as_str()).await;
+        host.finalize(&hosted).await;
         host.clusters().get_opt("a").await.unwrap().is_none()
     })
     .await;
-    assert!(host.secret("yoke-system", account).await.is_some());
-    assert!(!host.has_stream(id.as_str()).await);
+    assert_eq!(host.context.nats.find_account(&foreign).await.unwrap(), claims);
 }
 
 /// NATS that is lost keeps no certificate from its control plane, and takes the operator's time from nobody.

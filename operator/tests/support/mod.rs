@@ -47,10 +47,9 @@ impl Server {
             .max_reconnects(1)
     }
 
-    /// A client in the system account.
-    pub(crate) async fn system(&self) -> async_nats::Client {
-        let credentials = std::fs::read_to_string(self.dir.path().join("system.creds")).unwrap();
-        self.connect_options(&credentials).connect(self.url()).await.unwrap()
+    /// Whether there is data of an account on the disk.
+    pub(crate) fn holds(&self, account: &str) -> bool {
+        self.dir.path().join("data/jetstream").join(account).exists()
     }
 
     /// Ends the server.
@@ -119,7 +118,7 @@ fn write_files(dir: &Path) -> PathBuf {
         &operator,
     );
     let system_jwt = sign(
-        &AccountClaims::new(system_limits, vec![], Default::default()),
+        &AccountClaims::new(system_limits, vec![]),
         &system.public_key(),
         &signer,
     );

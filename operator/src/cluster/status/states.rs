@@ -185,7 +185,10 @@ fn plan_degraded(outcome: &Outcome) -> State {
             format!("Container {container} ends again and again ({why})."),
         );
     }
-    let lacks = matches!(outcome.store.reason, Reason::StoreUnavailable | Reason::AccountKeyLost);
+    let lacks = matches!(
+        outcome.store.reason,
+        Reason::StoreUnavailable | Reason::IdentityConflict
+    );
     if outcome.accepted.is_ok() && lacks {
         return State::yes(outcome.store.reason, outcome.store.message.clone());
     }

@@ -1,4 +1,5 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use yoke_api::tenant::TenantStatus;
 
 use super::*;
 use crate::cluster::fixtures::{argument, around, cluster, config, identity, made_at, tenant, with};
@@ -293,6 +294,19 @@ fn clusters_that_do_not_fit_take_nothing_from_others() {
         ),
     ] {
         assert_eq!(reason(&mine, &around(&config, &tenant, &others)), expected, "{rule}");
+    }
+}
+
+#[test]
+fn data_that_was_retained_counts() {
+    let (config, mut tenant) = (config(), tenant());
+    for (mebibytes, expected) in [(768, None), (769, Some(Reason::QuotaExceeded))] {
+        tenant.status = Some(TenantStatus {
+            retained_storage: Some(mebibytes << 20),
+            ..TenantStatus::default()
+        });
+        let refused = reason(&cluster("a"), &around(&config, &tenant, &[]));
+        assert_eq!(refused, expected, "{mebibytes} MiB");
     }
 }
 

@@ -1,0 +1,152 @@
+//! The accounts that the server knows: looked up, pushed, closed and deleted, as a user of the system account.
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
+use yoke_api::ClusterId;
+
+use super::{Nats, NatsError};
+use crate::nats::account::Account;
+use crate::nats::claims::{self, DeleteClaims, Envelope};
+use crate::nats::limits;
+
+impl Nats {
+    /// The token of an account as the server has it; `None` if it has none.
+    pub async fn find_account(&self, account: &str) -> Result<Option<String>, NatsError> {
+        let subject = format!("$SYS.REQ.ACCOUNT.{account}.CLAIMS.LOOKUP");
+        let answer = self.request(subject, String::new()).await?;
+        let text = String::from_utf8_lossy(&answer.payload).into_owned();
+        Ok(Some(text).filter(|text| !text.is_empty()))
+    }
+
+    /// Gives the server the claims of a Cluster's account, if it has others or none. Connections that there are feel it at
+    /// once. A limit that is to become lower stays as it is, for streams that are above theirs cannot be changed: says whether
+    /// [`Self::trim_account`] must follow.
+    pub async fn ensure_account(&self, id: &ClusterId, account: &Account) -> Result<bool, NatsError> {
+        let found = self.find_own(id, &account.public_key).await?;
+        let floor = found.as_deref().map_or(0, claims::disk_storage_of);
+        self.update(id, account, floor, found).await?;
+        Ok(floor > limits::account_limits(account.size).disk_storage)
+    }
+
+    /// Gives the server an account's own limit, when its streams are below it.
+    pub async fn trim_account(&self, id: &ClusterId, account: &Account) -> Result<(), NatsError> {
+        let found = self.find_own(id, &account.public_key).await?;
+        self.update(id, account, 0, found).await
+    }
+
+    /// Gives the server the claims of an account that lets nobody in, if it knows the account.
+    pub async fn close_account(&self, id: &ClusterId, account: Account) -> Result<(), NatsError> {
+        match self.find_own(id, &account.public_key).await {
+            Ok(Some(found)) => {
+                let floor = claims::disk_storage_of(&found);
+                self.update(id, &account.closed(), floor, Some(found)).await
+            }
+            Ok(None) | Err(NatsError::Foreign { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the account of a Cluster, its streams first; also if there is none. What is another's stays.
+    ///
+    /// An account that was deleted is never pushed again: a Cluster of the same identity draws another. The server keeps
+    /// what it knew of one in memory, and refuses its users for a while after it came back.
+    pub async fn delete_account(&self, id: &ClusterId, account: &str) -> Result<(), NatsError> {
+        let found = match self.find_own(id, account).await {
+            Err(error @ NatsError::Foreign { .. }) => {
+                tracing::warn!(cluster = %id, error = %crate::chain(&error), "account is left");
+                return Ok(());
+            }
+            found => found?,
+        };
+        let answer = self
+            .request(format!("$JS.API.ACCOUNT.PURGE.{account}"), String::new())
+            .await?;
+        check_purge(&answer.payload)?;
+        if found.is_none() {
+            return Ok(());
+        }
+        let subject = self.signer.public_key();
+        let envelope = Envelope {
+            subject: &subject,
+            name: "yoke-operator",
+            issued: Timestamp::now().as_second(),
+            expires: None,
+        };
+        let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
+        let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
+        check_answer("the deletion of the account", &answer.payload)
+    }
+
+    /// The token of an account that is a Cluster's or nobody's.
+    async fn find_own(&self, id: &ClusterId, account: &str) -> Result<Option<String>, NatsError> {
+        let found = self.find_account(account).await?;
+        let name = found.as_deref().map(claims::name_of).transpose()?;
+        match name.filter(|name| name != id.as_str()) {
+            None => Ok(found),
+            Some(name) => Err(NatsError::Foreign {
+                account: account.to_owned(),
+                name,
+            }),
+        }
+    }
+
+    async fn update(
+        &self,
+        id: &ClusterId,
+        account: &Account,
+        floor: i64,
+        found: Option<String>,
+    ) -> Result<(), NatsError> {
+        let now = Timestamp::now().as_second();
+        let jwt = account.jwt(id, floor, &self.provisioner.public_key(), now, &self.signer)?;
+        if found.is_some_and(|found| claims::same_claims(&found, &jwt)) {
+            return Ok(());
+        }
+        let answer = self.request("$SYS.REQ.CLAIMS.UPDATE".into(), jwt).await?;
+        check_answer("the account's claims", &answer.payload)?;
+        tracing::info!(cluster = %id, "account is pushed to NATS");
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    data: Option<AnswerData>,
+    error: Option<AnswerError>,
+}
+
+#[derive(Deserialize)]
+struct AnswerData {
+    code: i64,
+}
+
+#[derive(Deserialize)]
+struct AnswerError {
+    #[serde(default)]
+    description: String,
+}
+
+/// The server's answer to the deletion of all streams of an account, of which it may have none.
+fn check_purge(payload: &[u8]) -> Result<(), NatsError> {
+    let refused = |message: String| NatsError::Refused {
+        what: "the deletion of the streams",
+        message,
+    };
+    let answer: Answer =
+        serde_json::from_slice(payload).map_err(|error| refused(format!("unreadable answer: {error}")))?;
+    match answer.error {
+        Some(error) => Err(refused(error.description)),
+        None => Ok(()),
+    }
+}
+
+fn check_answer(what: &'static str, payload: &[u8]) -> Result<(), NatsError> {
+    let refused = |message: String| NatsError::Refused { what, message };
+    let answer: Answer =
+        serde_json::from_slice(payload).map_err(|error| refused(format!("unreadable answer: {error}")))?;
+    match (answer.error, answer.data) {
+        (Some(error), _) => Err(refused(error.description)),
+        (None, Some(data)) if data.code == 200 => Ok(()),
+        (None, _) => Err(refused(String::from_utf8_lossy(payload).into_owned())),
+    }
+}
