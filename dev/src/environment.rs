@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use crate::credentials::nats;
 use crate::layout::Layout;
 use crate::network::Network;
+use crate::ssh;
 use crate::yoke::{BASE_DOMAIN, INGRESS_PORT};
 
 /// Writes the file.
@@ -20,6 +21,7 @@ fn build(layout: &Layout, network: &Network) -> String {
     let exports = [
         ("YOKE_INGRESS", format!("{node}:{INGRESS_PORT}")),
         ("YOKE_BASE_DOMAIN", BASE_DOMAIN.to_owned()),
+        ("YOKE_SSH", format!("{node}:{}", ssh::PORT)),
         ("YOKE_NODE_IP", node.to_string()),
         ("YOKE_NETNS", layout.stack_name()),
         ("YOKE_BIN", bin.clone()),

@@ -45,6 +45,7 @@ const RELEASED: &[(&str, &str)] = &[
 const OWN: &[(&str, &str)] = &[
     ("docker.io/yoke/operator", "yoke-operator"),
     ("docker.io/yoke/ingress-xds", "yoke-ingress-xds"),
+    ("docker.io/yoke/ssh-ui", "yoke-ssh-ui"),
     ("docker.io/yoke/kine-nats", "kine-nats"),
 ];
 

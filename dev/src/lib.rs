@@ -31,6 +31,7 @@ pub mod leftovers;
 pub mod network;
 pub mod recipes;
 pub mod releases;
+pub mod ssh;
 pub mod status;
 pub mod steps;
 pub mod supervisor;

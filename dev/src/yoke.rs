@@ -19,6 +19,7 @@ use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::releases::{self, Releases};
+use crate::ssh;
 
 /// The namespace of Yoke's own processes.
 pub const NAMESPACE: &str = "yoke-system";
@@ -110,20 +111,18 @@ pub async fn install(
     for name in names.split_whitespace() {
         kubectl.wait_rollout(NAMESPACE, name, READY_LIMIT).await?;
     }
-    Ok(())
+    ssh::write_known_hosts(layout, network).await
 }
 
 /// Makes the demo tenant and cluster and waits until the API answers through the ingress. Returns how long it took until
 /// the Cluster was Ready, and what `kubectl get namespaces` printed.
 pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
     let kubectl = Kubectl::new(layout);
+    let spec = json!({"sshKeys": [{"name": "make-up", "publicKey": ssh::make_demo_key(layout).await?}]});
     let begun = Instant::now();
-    kubectl
-        .apply(
-            json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": {}})
-                .to_string(),
-        )
-        .await?;
+    let tenant =
+        json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": DEMO}, "spec": spec});
+    kubectl.apply(tenant.to_string()).await?;
     // The tenant's namespace is the operator's to make; until then nothing can be put into it.
     kubectl
         .until(
@@ -212,6 +211,7 @@ fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>, release
         "images": {
             "operator": image("yoke-operator"),
             "ingressXds": image("yoke-ingress-xds"),
+            "sshUi": image("yoke-ssh-ui"),
             "kineNats": image("kine-nats"),
             "envoy": images::ENVOY,
             "pullPolicy": "IfNotPresent",
@@ -234,6 +234,12 @@ fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>, release
         },
         "operator": {"replicas": 1, "logLevel": "info"},
         "ingressXds": {"replicas": 1, "logLevel": "info"},
+        "ssh": {
+            "enabled": true,
+            "port": ssh::PORT,
+            "contact": "whoever ran `make up`",
+            "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
+        },
     })
 }
 

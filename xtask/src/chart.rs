@@ -110,12 +110,20 @@ fn inspect(objects: &[Value]) -> Complaints {
             "Role" | "ClusterRole" => inspect_rules(&object["rules"], &plurals),
             // cert-manager's default approver lets whoever may make a Certificate use any ClusterIssuer.
             "ClusterIssuer" => vec!["may not exist: every issuer of Yoke is namespaced".to_owned()],
-            "Secret" => vec!["may not be in the chart: a release's manifest is kept in clear text".to_owned()],
+            "Secret" => inspect_secret(object),
             _ => vec![],
         };
         complaints.extend(found.into_iter().map(|complaint| format!("{name}: {complaint}")));
     }
     complaints
+}
+
+fn inspect_secret(secret: &Value) -> Complaints {
+    let is_empty = ["data", "stringData"].iter().all(|field| secret[field].is_null());
+    match is_empty {
+        true => vec![],
+        false => vec!["may hold nothing in the chart: a release's manifest is kept in clear text".to_owned()],
+    }
 }
 
 /// The restricted Pod Security Standard and a read-only root,
@@ -254,8 +262,8 @@ mod tests {
                 "ConfigMap a: b still has @Y_Z@",
             ),
             (
-                "{kind: Secret, metadata: {name: a}}",
-                "Secret a: may not be in the chart: a release's manifest is kept in clear text",
+                "{kind: Secret, metadata: {name: a}, data: {a: YQ==}}",
+                "Secret a: may hold nothing in the chart: a release's manifest is kept in clear text",
             ),
         ] {
             let complaints = complaints_of(yaml);

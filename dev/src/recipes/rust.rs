@@ -12,6 +12,7 @@ use crate::layout::Layout;
 pub const BINARIES: &[(&str, &str)] = &[
     ("yoke-operator", "yoke-operator"),
     ("yoke-ingress-xds", "yoke-ingress-xds"),
+    ("yoke-ssh-ui", "yoke-ssh-ui"),
     ("yoke-kine-nats", "kine-nats"),
     ("yoke-cli", "kubectl-yoke"),
 ];

@@ -18,7 +18,7 @@ use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
 
 /// What Yoke's processes say of those that were killed.
-const LOSSES: [Expected; 16] = {
+const LOSSES: [Expected; 17] = {
     const NATS: &str = "nats-server was killed";
     const HOST: &str = "the host's API server, or its store, was killed";
     const YOUNG: &str = "the host's API server has just started, and does not know of roles yet";
@@ -38,6 +38,7 @@ const LOSSES: [Expected; 16] = {
         expected("eof in poll", HOST),
         expected("watch of the host API failed", HOST),
         expected("watch failed", HOST),
+        expected("watch of Tenants failed", HOST),
         expected("watch initlist error with 403", YOUNG),
         expected("reconciliation of a", HOST),
         expected("status cannot be written", HOST),
@@ -117,6 +118,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         system("app.kubernetes.io/name=envoy", "envoy"),
         system("app.kubernetes.io/name=yoke-ingress-xds", "ingress-xds"),
         system("app.kubernetes.io/name=yoke-operator", "operator"),
+        system("app.kubernetes.io/name=yoke-ssh-ui", "ssh-ui"),
         Victim::Supervised("containerd"),
         Victim::Supervised("kubelet"),
         Victim::Supervised("nats-server"),

@@ -57,6 +57,7 @@ async fn status_shows_every_component() -> Result<()> {
         "cert-manager",
         "yoke-operator",
         "yoke-ingress-xds",
+        "yoke-ssh-ui",
         "envoy",
     ] {
         ensure!(

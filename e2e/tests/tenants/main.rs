@@ -11,4 +11,5 @@ mod pki;
 mod readme;
 mod refusals;
 mod rights;
+mod ssh;
 mod tenant_api;
