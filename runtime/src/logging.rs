@@ -11,8 +11,8 @@ pub const FILTER_VARIABLE: &str = "YOKE_LOG";
 const FALLBACK_VARIABLE: &str = "RUST_LOG";
 const DEFAULT_FILTER: &str = "info";
 /// What `info` leaves out: libraries that tell of the usual as if it were remarkable, each connection made, each answer that
-/// is no success, which a probe expects.
-const QUIET: &str = "async_nats=warn,kube_client::client::builder=off";
+/// is no success, which a probe expects; and those that let a stranger write lines, as many as he likes.
+const QUIET: &str = "async_nats=warn,kube_client::client::builder=off,russh=off,russh_sftp=off";
 
 /// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,10 @@ mod tests {
         for given in [None, Some("info")] {
             let quiet = filter(given);
             assert!(quiet.contains("async_nats=warn") && quiet.contains("info"), "{quiet}");
+            assert!(
+                quiet.contains("russh=off") && quiet.contains("russh_sftp=off"),
+                "{quiet}"
+            );
         }
         assert_eq!(filter(Some("error")), "error");
     }
