@@ -22,7 +22,7 @@ use yoke_runtime::Drain;
 
 use super::identity::Identity;
 use crate::context::Context;
-use crate::tenant_api::{TenantApi, TenantApiError};
+use crate::tenant_api::{BaseObjects, TenantApi, TenantApiError};
 
 /// Clusters that wait to be watched. One that finds no place is told of again by its next look.
 const CAPACITY: usize = 256;
@@ -32,6 +32,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const CALM: Duration = Duration::from_secs(60);
 /// Doublings of the pause at most: a minute.
 const MAX_STRIKES: u32 = 6;
+/// How long it is known of a cluster that is not watched how often it was changed. A cluster that is there is looked at sooner.
+const MEMORY: Duration = Duration::from_secs(3600);
 
 /// Tells the [`Keeper`] of clusters that are as they should be.
 #[derive(Clone, Debug)]
@@ -44,6 +46,10 @@ pub struct Guard {
 pub struct Keeper {
     wards: mpsc::Receiver<Ward>,
 }
+
+/// How often in a row the addresses of clusters that are not watched now were changed.
+#[derive(Debug, Default)]
+struct Strikes(HashMap<ClusterId, (u32, Instant)>);
 
 #[derive(Debug)]
 struct Ward {
@@ -59,8 +65,11 @@ impl Guard {
         (Self { wards: sender }, Keeper { wards: receiver })
     }
 
-    /// Has a cluster watched that was as it should be a moment ago, unless it already is.
-    pub(super) fn keep(&self, identity: &Identity, api: &TenantApi) {
+    /// Has a cluster watched that was as it should be a moment ago, unless it already is, or there is nothing to watch.
+    pub(super) fn keep(&self, identity: &Identity, api: &TenantApi, base: &BaseObjects) {
+        if base.endpoints.is_none() {
+            return;
+        }
         let ward = Ward {
             id: identity.id.clone(),
             cluster: ObjectRef::new(&identity.cluster).within(&identity.tenant),
@@ -76,24 +85,22 @@ impl Keeper {
     /// Watches, and calls for Clusters of which something is not as it should be, until the drain starts.
     pub async fn run(mut self, context: Arc<Context>, mut calls: calls::Sender<ObjectRef<Cluster>>, drain: Drain) {
         let mut watched = HashSet::new();
-        let mut strikes = HashMap::<ClusterId, u32>::new();
+        let mut strikes = Strikes::default();
         let mut watches = FuturesUnordered::new();
         loop {
             tokio::select! {
                 () = drain.started() => return,
                 Some(ward) = self.wards.recv() => {
                     if watched.insert(ward.id.clone()) {
-                        let before = strikes.remove(&ward.id).unwrap_or_default();
+                        let before = strikes.take(&ward.id);
                         watches.push(Box::pin(watch(&context, ward, before)));
                     }
                 }
-                Some((ward, ended)) = watches.next() => {
+                Some((ward, count, ended)) = watches.next() => {
                     watched.remove(&ward.id);
+                    strikes.put(ward.id.clone(), count, Instant::now());
                     match ended {
-                        Ok(count) => {
-                            if count > 0 {
-                                strikes.insert(ward.id.clone(), count);
-                            }
+                        Ok(()) => {
                             tracing::info!(cluster = %ward.id, "addresses of default/kubernetes were changed");
                             context.note(&ward.id, |seen| seen.base = None);
                             // An error means that the controller has ended, with the process soon to follow.
@@ -109,15 +116,31 @@ impl Keeper {
     }
 }
 
-/// Ends some time after something else was seen, with how often that was so in a row.
-async fn watch(context: &Context, ward: Ward, before: u32) -> (Ward, Result<u32, TenantApiError>) {
+impl Strikes {
+    fn take(&mut self, id: &ClusterId) -> u32 {
+        self.0.remove(id).map_or(0, |(count, _)| count)
+    }
+
+    fn put(&mut self, id: ClusterId, count: u32, now: Instant) {
+        // Those of deleted clusters would stay for ever.
+        self.0
+            .retain(|_, (_, since)| now.saturating_duration_since(*since) < MEMORY);
+        if count > 0 {
+            self.0.insert(id, (count, now));
+        }
+    }
+}
+
+/// Ends some time after something else was seen, or when that cannot be seen any more, with how often it was so in a row.
+async fn watch(context: &Context, ward: Ward, before: u32) -> (Ward, u32, Result<(), TenantApiError>) {
     let began = Instant::now();
     if let Err(error) = ward.api.watch_base(&context.base).await {
-        return (ward, Err(error));
+        let held = began.elapsed() >= CALM;
+        return (ward, if held { 0 } else { before }, Err(error));
     }
     let (strikes, pause) = plan_pause(before, began.elapsed());
     tokio::time::sleep(pause).await;
-    (ward, Ok(strikes))
+    (ward, strikes, Ok(()))
 }
 
 /// How often in a row the addresses were soon changed again, and how long to leave them so.
@@ -132,6 +155,20 @@ fn plan_pause(before: u32, held: Duration) -> (u32, Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn strikes_are_kept_for_a_time() {
+        let (one, other) = (ClusterId::random(), ClusterId::random());
+        let (now, mut strikes) = (Instant::now(), Strikes::default());
+        strikes.put(one.clone(), 3, now);
+        strikes.put(other.clone(), 0, now);
+        assert_eq!(strikes.0.len(), 1, "none is nothing to keep");
+        assert_eq!(strikes.take(&one), 3);
+        assert_eq!(strikes.take(&one), 0);
+        strikes.put(one.clone(), 3, now);
+        strikes.put(other, 1, now + MEMORY);
+        assert_eq!(strikes.take(&one), 0, "of a cluster that is gone");
+    }
 
     #[test]
     fn changes_in_a_row_are_left_longer_each_time() {

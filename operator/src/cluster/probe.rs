@@ -170,7 +170,7 @@ async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access
     let base = async {
         let applied = apply_base(context, id, pod, &api).await;
         applied.map_err(|error| Lack::from(crate::chain(&error)))?;
-        context.guard.keep(identity, &api);
+        context.guard.keep(identity, &api, &context.base);
         Ok(())
     };
     let controllers = async {
