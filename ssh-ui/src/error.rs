@@ -69,6 +69,9 @@ pub enum Error {
     /// It vanished while it was waited for.
     #[error("Cluster {0} was deleted in the meantime")]
     Deleted(String),
+    /// Whoever waited has gone.
+    #[error("nobody waits for Cluster {0} any more")]
+    Left(String),
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {0} has no kubeconfig yet")]
     NoKubeconfig(String),
@@ -107,6 +110,7 @@ impl Error {
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoKubeconfig(_) => "not_ready",
             Self::Deleted(_) => "deleted",
+            Self::Left(_) => "abandoned",
             Self::TenantName(_) | Self::SecretWrong(_) | Self::Json(_) => "failed",
         }
     }
@@ -125,7 +129,9 @@ impl Error {
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
             Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
             Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
-            Self::TenantName(_) | Self::Deleted(_) | Self::SecretWrong(_) | Self::Json(_) => return None,
+            Self::TenantName(_) | Self::Deleted(_) | Self::Left(_) | Self::SecretWrong(_) | Self::Json(_) => {
+                return None;
+            }
         };
         Some(hint)
     }

@@ -32,6 +32,9 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(15);
 /// How long a refusal that may pass by itself is waited through.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How often a message is told again, so that no connection seems idle on which somebody waits.
+const REPEAT: Duration = Duration::from_secs(60);
+
 /// Lines for the person while a command goes on; whoever fills it waits when it is full.
 pub type Progress = mpsc::Sender<String>;
 
@@ -126,18 +129,32 @@ impl TenantHost {
             .ok_or_else(|| Error::SecretWrong(name.to_owned()))
     }
 
-    /// Waits until a Cluster is so, at most as long as `limit`. What it waits for goes to `progress`, each once.
+    /// Waits until a Cluster is so, at most as long as `limit` and as somebody listens to `progress`. What it waits for goes
+    /// there: each new message, and the last one again every minute.
     pub async fn wait(&self, name: &str, wanted: Wanted, limit: Duration, progress: &Progress) -> Result<(), Error> {
         let begun = Instant::now();
         let end = begun + limit;
         let mut changes = pin!(watcher::watch_object(self.clusters.clone(), name).default_backoff());
+        let mut repeats = tokio::time::interval_at(begun + REPEAT, REPEAT);
         let mut last: Option<String> = None;
         let mut refused: Option<(Error, Instant)> = None;
+        let tell = async |message: &str| {
+            let seconds = begun.elapsed().as_secs();
+            // An error means that nobody listens, which ends the loop.
+            let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
+        };
         loop {
             let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
-            let change = match tokio::time::timeout_at(give_up, changes.try_next()).await {
-                Ok(change) => change,
-                Err(_) => return Err(refused.map_or_else(|| ran_out(name, wanted, limit, last), |(error, _)| error)),
+            let change = tokio::select! {
+                change = changes.try_next() => change,
+                () = tokio::time::sleep_until(give_up) => {
+                    return Err(refused.map_or_else(|| ran_out(name, wanted, limit, last), |(error, _)| error));
+                }
+                () = progress.closed() => return Err(Error::Left(name.to_owned())),
+                _ = repeats.tick() => {
+                    tell(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
+                    continue;
+                }
             };
             let verdict = match change {
                 Ok(Some(Some(cluster))) if wanted == Wanted::AsAsked => judge(&cluster),
@@ -170,9 +187,7 @@ impl TenantHost {
             if let Some(message) = message
                 && last.as_deref() != Some(&message)
             {
-                let seconds = begun.elapsed().as_secs();
-                // Nobody may listen any more: what was asked for goes on.
-                let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
+                tell(&message).await;
                 last = Some(message);
             }
         }
@@ -222,5 +237,57 @@ fn explain(doing: &str, error: kube::Error) -> Error {
             doing,
             source: Box::new(source),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+
+    use super::*;
+
+    /// A host on which the one Cluster stays as it is.
+    async fn answer(request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+        if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+            std::future::pending::<()>().await;
+        }
+        let list = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "ClusterList", "metadata": {"resourceVersion": "1"},
+            "items": [{"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "c", "namespace": "t"},
+                "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodPending",
+                    "message": "The pod starts.", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}]});
+        Ok(Response::new(Body::from(list.to_string().into_bytes())))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_wait_is_never_silent() {
+        let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
+        let (progress, mut lines) = mpsc::channel(16);
+        let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(150), &progress);
+        let error = wait.await.unwrap_err();
+        assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+        let told: Vec<_> = std::iter::from_fn(|| lines.try_recv().ok()).collect();
+        assert_eq!(
+            told,
+            [
+                "   0s  The pod starts.\n",
+                "  60s  The pod starts.\n",
+                " 120s  The pod starts.\n"
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_waited_for_who_has_gone() {
+        let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
+        let (progress, mut lines) = mpsc::channel(16);
+        let begun = Instant::now();
+        let leaving = async {
+            lines.recv().await;
+            drop(lines);
+        };
+        let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(3600), &progress);
+        let (ended, ()) = tokio::join!(wait, leaving);
+        assert!(matches!(ended, Err(Error::Left(name)) if name == "c"));
+        assert!(begun.elapsed() < REPEAT);
     }
 }
