@@ -1,9 +1,9 @@
 //! The Tenants of the host → the [`Directory`]. An adapter.
 //!
-//! After a lost watch the whole list is read again, and Tenants that went in between are forgotten. While the host API is away,
-//! what was seen last holds; nothing can be done for anybody then anyway.
+//! A list takes the place of what was known once all of it has come: of half a list a key may seem to be another Tenant's. So
+//! Tenants that went while a watch was lost are forgotten too. While the host API is away, what was seen last holds; nothing can
+//! be done for anybody then anyway.
 
-use std::collections::BTreeSet;
 use std::pin::pin;
 
 use futures::StreamExt as _;
@@ -31,20 +31,14 @@ pub async fn keep_directory(
     drain: Drain,
 ) -> Result<(), WatchEnded> {
     let mut events = pin!(watcher(Api::<Tenant>::all(client), watcher::Config::default()).default_backoff());
-    let mut seen = BTreeSet::new();
+    let mut list = Directory::default();
     while let Some(event) = drain.until_started(events.next()).await {
         match event.ok_or(WatchEnded)? {
-            Ok(watcher::Event::Init) => seen.clear(),
-            Ok(watcher::Event::InitApply(tenant)) => {
-                seen.insert(tenant.name_any());
-                set(&directory, &tenant);
+            Ok(event) => {
+                if follow(event, &mut list, &directory) {
+                    listed.set_ready();
+                }
             }
-            Ok(watcher::Event::InitDone) => {
-                directory.send_modify(|directory| directory.keep_only(&seen));
-                listed.set_ready();
-            }
-            Ok(watcher::Event::Apply(tenant)) => set(&directory, &tenant),
-            Ok(watcher::Event::Delete(tenant)) => directory.send_modify(|it| it.remove(&tenant.name_any())),
             Err(error) => {
                 metrics.count_watch_error();
                 tracing::warn!(error = &error as &dyn std::error::Error, "watch of Tenants failed");
@@ -55,11 +49,68 @@ pub async fn keep_directory(
     Ok(())
 }
 
-fn set(directory: &watch::Sender<Directory>, tenant: &Tenant) {
-    let mut unusable = Vec::new();
-    directory.send_modify(|directory| unusable = directory.set(tenant));
-    for error in unusable {
+/// Brings the directory up to date, and the list that will take its place. True once a list is complete.
+fn follow(event: watcher::Event<Tenant>, list: &mut Directory, directory: &watch::Sender<Directory>) -> bool {
+    match event {
+        watcher::Event::Init => *list = Directory::default(),
+        watcher::Event::InitApply(tenant) => set(list, &tenant),
+        watcher::Event::InitDone => {
+            directory.send_replace(std::mem::take(list));
+            return true;
+        }
+        watcher::Event::Apply(tenant) => directory.send_modify(|directory| set(directory, &tenant)),
+        watcher::Event::Delete(tenant) => directory.send_modify(|directory| directory.remove(&tenant.name_any())),
+    }
+    false
+}
+
+fn set(directory: &mut Directory, tenant: &Tenant) {
+    for error in directory.set(tenant) {
         let error = &error as &dyn std::error::Error;
         tracing::warn!(tenant = tenant.name_any(), error, "SSH key of a Tenant cannot be used");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher::Event;
+    use yoke_api::TenantSpec;
+    use yoke_api::tenant::SshKey;
+
+    use super::*;
+
+    const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIF4cgSdJJO3P31gplLK1wwX2772BJdKbpzrsz5kIkyuV";
+    const PRINT: &str = "SHA256:Wm7ycGW1bWVYMCDn8uhkj7UthRwNsKvs+YAWmNh4kE8";
+
+    fn tenant(name: &str) -> Tenant {
+        let mut tenant = Tenant::new(name, TenantSpec::default());
+        tenant.spec.ssh_keys.push(SshKey {
+            name: "k".to_owned(),
+            public_key: KEY.to_owned(),
+        });
+        tenant
+    }
+
+    #[test]
+    fn half_a_list_says_nothing() {
+        let (directory, mut known) = watch::channel(Directory::default());
+        let mut list = Directory::default();
+        let whose = |known: &watch::Receiver<Directory>| known.borrow().find(PRINT).map(|identity| identity.tenant);
+        for (event, complete, owner) in [
+            (Event::Init, false, None),
+            (Event::InitApply(tenant("b")), false, None),
+            (Event::InitDone, true, Some("b")),
+            (Event::Apply(tenant("a")), false, Some("a")),
+            (Event::Init, false, Some("a")),
+            (Event::InitApply(tenant("c")), false, Some("a")),
+            (Event::InitDone, true, Some("c")),
+            (Event::Delete(tenant("c")), false, None),
+        ] {
+            let before = format!("{event:?}");
+            assert_eq!(follow(event, &mut list, &directory), complete, "{before}");
+            assert_eq!(whose(&known).as_deref(), owner, "{before}");
+            assert_eq!(known.has_changed().unwrap() && complete, complete, "{before}");
+        }
+        known.mark_unchanged();
     }
 }
