@@ -38,6 +38,17 @@ pub enum HostKeyError {
         #[source]
         source: russh::keys::ssh_key::Error,
     },
+    /// It cannot be read without its passphrase, which is not here.
+    #[error("{PRIVATE} of Secret {0} has a passphrase: take it away with ssh-keygen -p")]
+    Encrypted(String),
+    /// It is of a kind that is not served with.
+    #[error("{PRIVATE} of Secret {name} is of kind {kind}: make an ed25519 or ECDSA key with ssh-keygen -t ed25519")]
+    Kind {
+        /// The Secret.
+        name: String,
+        /// The kind.
+        kind: String,
+    },
     /// Others write to it all the time.
     #[error("filling Secret {0}: it changes all the time")]
     Contended(String),
@@ -60,7 +71,7 @@ pub async fn load(client: Client, namespace: &str, name: &str) -> Result<Private
     for _ in 0..ATTEMPTS {
         let mut secret = api.get(name).await.map_err(failed("reading"))?;
         if let Some(found) = secret.data.as_ref().and_then(|data| data.get(PRIVATE)) {
-            return PrivateKey::from_openssh(&found.0).map_err(unusable);
+            return to_key(&found.0, name);
         }
         let key = PrivateKey::random(&mut rand::rng(), Algorithm::Ed25519).map_err(unusable)?;
         let private = key.to_openssh(LineEnding::LF).map_err(unusable)?;
@@ -79,4 +90,21 @@ pub async fn load(client: Client, namespace: &str, name: &str) -> Result<Private
         }
     }
     Err(HostKeyError::Contended(name.to_owned()))
+}
+
+fn to_key(text: &[u8], name: &str) -> Result<PrivateKey, HostKeyError> {
+    let key = PrivateKey::from_openssh(text).map_err(|source| HostKeyError::Key {
+        name: name.to_owned(),
+        source,
+    })?;
+    if key.is_encrypted() {
+        return Err(HostKeyError::Encrypted(name.to_owned()));
+    }
+    match key.algorithm() {
+        Algorithm::Ed25519 | Algorithm::Ecdsa { .. } => Ok(key),
+        kind => Err(HostKeyError::Kind {
+            name: name.to_owned(),
+            kind: kind.to_string(),
+        }),
+    }
 }
