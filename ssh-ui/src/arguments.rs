@@ -35,6 +35,15 @@ pub struct Arguments {
     /// Connections at a time from one source address
     #[arg(long, default_value_t = 64, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_connections: u32,
+    /// Connections at a time of those who have not shown a key yet
+    #[arg(long, default_value_t = 128, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub newcomers: u32,
+    /// Connections at a time of those from one source address
+    #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_newcomers: u32,
+    /// Connections at a time of one Tenant
+    #[arg(long, default_value_t = 64, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tenant_connections: u32,
     /// New connections a second from one source address
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_rate: u32,
@@ -58,6 +67,9 @@ impl Arguments {
         Limits {
             connections: self.connections,
             source_connections: self.source_connections,
+            newcomers: self.newcomers,
+            source_newcomers: self.source_newcomers,
+            tenant_connections: self.tenant_connections,
             source: Rate {
                 per_second: self.source_rate,
                 burst: self.source_burst,

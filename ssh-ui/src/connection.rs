@@ -1,90 +1,128 @@
 //! One client's connection: who it is, and what it asks for on its channels. An adapter of the SSH library.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use futures::FutureExt as _;
 use russh::server::{Auth, ChannelOpenHandle, Handler, Msg, PublicKeyOffer, Response, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, ChannelOpenFailure, ChannelWriteHalf, MethodKind, MethodSet, Pty};
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::io::{AsyncWriteExt as _, DuplexStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinSet, unconstrained};
 
 use crate::Error;
 use crate::audit::{self, Audit};
 use crate::command::{self, Misread, Request};
+use crate::console::Console;
 use crate::directory::{Identity, fingerprint};
-use crate::greeting::{SHOWN_MAX, build_refusal};
+use crate::greeting::{SHOWN_MAX, build_full, build_refusal};
 use crate::perform::perform;
 use crate::report::to_json;
-use crate::server::Shared;
+use crate::server::{Seat, Shared};
 use crate::sftp::Files;
 use crate::tenant::{Progress, TenantHost};
 
-/// Channels that one connection may have open.
+/// Channels that one connection may have open, and commands of closed ones that go on.
 const CHANNELS: usize = 8;
+/// Channels that one connection may open in its life: the library keeps some kilobytes of each that was closed from here first
+/// (russh 0.65.1), and OpenSSH connects anew if one is refused.
+const CHANNELS_EVER: usize = 1024;
 /// Lines of progress on their way to the client; the command waits when they are as many.
 const LINES: usize = 16;
-/// The number of standard error among a channel's streams (RFC 4254, 5.2).
-const STDERR: u32 = 1;
+/// Bytes of requests for files that wait for their answers. OpenSSH sends 64 at once, of some 50 bytes each.
+const REQUESTS: usize = 64 * 1024;
 
 /// The server's side of a connection.
 pub struct Connection {
     shared: Arc<Shared>,
+    seat: Weak<Seat>,
     source: IpAddr,
     login: watch::Sender<bool>,
     offered: Vec<String>,
+    full: bool,
     identity: Option<Identity>,
-    open: HashSet<ChannelId>,
-    idle: HashMap<ChannelId, Channel<Msg>>,
-    terminals: HashSet<ChannelId>,
-    transfers: HashSet<ChannelId>,
+    opened: usize,
+    idle: HashMap<ChannelId, Idle>,
+    busy: HashMap<ChannelId, Busy>,
     tasks: JoinSet<()>,
 }
 
+/// A channel on which nothing was asked for yet. What comes in is not kept: the library waits for a reader of this channel
+/// whenever its queue is full, and the whole connection with it, while one that is gone holds nothing up.
+struct Idle {
+    writer: ChannelWriteHalf<Msg>,
+    is_terminal: bool,
+}
+
+/// A channel on which something goes on.
+struct Busy {
+    /// Where requests for files go; dropped, there are no more.
+    requests: Option<DuplexStream>,
+    /// Dropped, the client has closed the channel.
+    open: oneshot::Sender<()>,
+}
+
 impl Connection {
-    /// A connection from `source` of somebody not known yet; `login` is told once they are.
-    pub fn new(shared: Arc<Shared>, source: IpAddr, login: watch::Sender<bool>) -> Self {
+    /// A connection of somebody not known yet, on a seat; `login` is told once they are.
+    pub fn new(shared: Arc<Shared>, seat: &Arc<Seat>, login: watch::Sender<bool>) -> Self {
         Self {
             shared,
-            source,
+            // A connection that cannot be ended must not keep its seat.
+            seat: Arc::downgrade(seat),
+            source: seat.source(),
             login,
             offered: Vec::new(),
+            full: false,
             identity: None,
-            open: HashSet::new(),
+            opened: 0,
             idle: HashMap::new(),
-            terminals: HashSet::new(),
-            transfers: HashSet::new(),
+            busy: HashMap::new(),
             tasks: JoinSet::new(),
         }
     }
 
     /// Begins a command on a channel that has none yet.
     fn start(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
-        let (Some(channel), Some(identity)) = (self.idle.remove(&id), self.identity.clone()) else {
+        let (Some(idle), Some(identity)) = (self.idle.remove(&id), self.identity.clone()) else {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
+        let console = self.console(idle);
         let (shared, source, line) = (Arc::clone(&self.shared), self.source, line.to_vec());
-        // What the client sends is not read: dropped, it holds nothing up.
-        let (_, writer) = channel.split();
-        let console = Console {
-            writer,
-            is_terminal: self.terminals.contains(&id),
-        };
-        self.spawn(async move {
-            let code = run(&shared, &identity, source, &line, &console).await;
+        self.spawn(id, None, |closed| async move {
+            let code = run(&shared, &identity, source, &line, &console, closed).await;
             console.end(code).await;
         });
         Ok(())
     }
 
-    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+    fn console(&self, idle: Idle) -> Console {
+        Console::new(idle.writer, idle.is_terminal, self.shared.write_limit)
+    }
+
+    fn spawn<F>(&mut self, id: ChannelId, requests: Option<DuplexStream>, task: impl FnOnce(oneshot::Receiver<()>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (open, closed) = oneshot::channel();
+        self.busy.insert(id, Busy { requests, open });
+        let running = self.shared.metrics.running();
+        let task = task(closed);
+        self.tasks.spawn(async move {
+            let _running = running;
+            task.await;
+        });
+    }
+
+    /// Forgets what has ended.
+    fn reap(&mut self) {
         while let Some(ended) = self.tasks.try_join_next() {
             if let Err(error) = ended {
                 tracing::error!(%error, "command did not end well");
             }
         }
-        self.tasks.spawn(task);
+        self.busy.retain(|_, busy| !busy.open.is_closed());
     }
 }
 
@@ -116,6 +154,11 @@ impl Handler for Connection {
         let Some(identity) = identity else {
             return Ok(Auth::reject());
         };
+        let seated = self.seat.upgrade().is_some_and(|seat| seat.admit(&identity.tenant));
+        if !seated {
+            self.full = true;
+            return Ok(Auth::reject());
+        }
         audit::login(&identity, self.source);
         self.shared.metrics.count_login(true);
         self.identity = Some(identity);
@@ -136,9 +179,13 @@ impl Handler for Connection {
                 partial_success: false,
             });
         }
+        let text = match self.full {
+            true => build_full(),
+            false => build_refusal(&self.offered, self.shared.contact.as_deref()),
+        };
         Ok(Auth::Partial {
             name: "".into(),
-            instructions: build_refusal(&self.offered, self.shared.contact.as_deref()).into(),
+            instructions: text.into(),
             prompts: (&[][..]).into(),
         })
     }
@@ -149,29 +196,42 @@ impl Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut Session,
     ) -> Result<(), Self::Error> {
-        if self.open.len() >= CHANNELS {
+        self.reap();
+        let live = self.idle.len() + self.tasks.len();
+        if live >= CHANNELS || self.opened >= CHANNELS_EVER {
             reply.reject(ChannelOpenFailure::ResourceShortage).await;
             return Ok(());
         }
-        self.open.insert(channel.id());
-        self.idle.insert(channel.id(), channel);
+        self.opened += 1;
+        let id = channel.id();
+        let (_, writer) = channel.split();
+        let is_terminal = false;
+        self.idle.insert(id, Idle { writer, is_terminal });
         reply.accept().await;
         Ok(())
     }
 
     async fn channel_close(&mut self, id: ChannelId, _session: &mut Session) -> Result<(), Self::Error> {
-        self.open.remove(&id);
         self.idle.remove(&id);
-        self.terminals.remove(&id);
-        self.transfers.remove(&id);
+        self.busy.remove(&id);
         Ok(())
     }
 
-    async fn channel_eof(&mut self, id: ChannelId, session: &mut Session) -> Result<(), Self::Error> {
-        // A transfer ends when the client has no more to ask for.
-        if self.transfers.remove(&id) {
-            session.exit_status_request(id, 0)?;
-            session.eof(id)?;
+    async fn channel_eof(&mut self, id: ChannelId, _session: &mut Session) -> Result<(), Self::Error> {
+        if let Some(busy) = self.busy.get_mut(&id) {
+            busy.requests = None;
+        }
+        Ok(())
+    }
+
+    async fn data(&mut self, id: ChannelId, bytes: &[u8], session: &mut Session) -> Result<(), Self::Error> {
+        let Some(requests) = self.busy.get_mut(&id).and_then(|busy| busy.requests.as_mut()) else {
+            return Ok(());
+        };
+        // Never waited for, or the whole connection would wait.
+        let taken = unconstrained(requests.write_all(bytes)).now_or_never();
+        if !matches!(taken, Some(Ok(()))) {
+            self.busy.remove(&id);
             session.close(id)?;
         }
         Ok(())
@@ -188,7 +248,10 @@ impl Handler for Connection {
         _modes: &[(Pty, u32)],
         session: &mut Session,
     ) -> Result<(), Self::Error> {
-        self.terminals.insert(id);
+        let Some(idle) = self.idle.get_mut(&id) else {
+            return session.channel_failure(id);
+        };
+        idle.is_terminal = true;
         session.channel_success(id)
     }
 
@@ -205,81 +268,67 @@ impl Handler for Connection {
             return session.channel_failure(id);
         };
         let host = TenantHost::of(&self.shared.host, &identity.tenant);
-        let (Some(channel), Ok(host)) = (self.idle.remove(&id), host) else {
+        let (Some(idle), Ok(host)) = (self.idle.remove(&id), host) else {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
-        self.transfers.insert(id);
+        let console = self.console(idle);
         let files = Files::new(Arc::clone(&self.shared), identity, self.source, host);
-        self.spawn(files.serve(channel.into_stream()));
+        let (near, far) = tokio::io::duplex(REQUESTS);
+        self.spawn(id, Some(near), |closed| async move {
+            tokio::select! {
+                () = files.serve(far, console) => {}
+                _ = closed => {}
+            }
+        });
         Ok(())
     }
 }
 
-/// Where a command's output goes.
-struct Console {
-    writer: ChannelWriteHalf<Msg>,
-    is_terminal: bool,
-}
-
-impl Console {
-    async fn put(&self, text: &str) {
-        // The client may be gone: what it asked for goes on.
-        let _ = self.writer.data_bytes(self.lines(text)).await;
-    }
-
-    async fn say(&self, text: &str) {
-        let _ = match self.is_terminal {
-            true => self.writer.data_bytes(self.lines(text)).await,
-            false => self.writer.extended_data_bytes(STDERR, self.lines(text)).await,
-        };
-    }
-
-    async fn end(&self, code: u32) {
-        let _ = self.writer.exit_status(code).await;
-        let _ = self.writer.eof().await;
-        let _ = self.writer.close().await;
-    }
-
-    /// A terminal of the client's is in raw mode.
-    fn lines(&self, text: &str) -> Vec<u8> {
-        match self.is_terminal {
-            true => text.replace('\n', "\r\n").into_bytes(),
-            false => text.as_bytes().to_vec(),
-        }
-    }
-}
-
-/// Runs a line and says its exit code.
-async fn run(shared: &Shared, identity: &Identity, source: IpAddr, line: &[u8], console: &Console) -> u32 {
-    let audit = Audit::begin(identity, source, &String::from_utf8_lossy(line));
-    let (name, json, result) = match command::parse(line) {
-        Ok(request) => {
+/// Runs a line and says its exit code. What was asked for goes on when the channel is `closed`, and waiting does not.
+async fn run(
+    shared: &Shared,
+    identity: &Identity,
+    source: IpAddr,
+    line: &[u8],
+    console: &Console,
+    closed: oneshot::Receiver<()>,
+) -> u32 {
+    let permitted = shared.permit(identity);
+    // Of what comes too fast there is no line in the log, or it would fill as fast.
+    let audit = match permitted {
+        Err(Error::TooFast) => None,
+        _ => Some(Audit::begin(identity, source, &String::from_utf8_lossy(line))),
+    };
+    let (name, json, result) = match (permitted, command::parse(line)) {
+        (Err(error), Ok(request)) => (request.command.as_str(), request.json, Err(error)),
+        (Err(error), Err(Misread::Help { json, .. } | Misread::Wrong { json, .. })) => ("none", json, Err(error)),
+        (Ok(()), Ok(request)) => {
             let (progress, lines) = mpsc::channel(LINES);
             let work = carry_out(shared, identity, &request, &progress);
-            let result = show(work, lines, console).await;
+            let result = show(work, lines, console, closed).await;
             (request.command.as_str(), request.json, result)
         }
-        Err(Misread::Help { text, json }) => {
+        (Ok(()), Err(Misread::Help { text, json })) => {
             let result = match json {
                 true => to_json(&serde_json::json!({"help": text})).map_err(Error::Json),
                 false => Ok(text),
             };
             ("help", json, result)
         }
-        Err(Misread::Wrong { text, json }) => ("none", json, Err(Error::Usage(text))),
+        (Ok(()), Err(Misread::Wrong { text, json })) => ("none", json, Err(Error::Usage(text))),
     };
+    let word = result.as_ref().map_or_else(Error::as_str, |_| "ok");
+    shared.metrics.count_command(name, word);
+    // Written before the answer, which may never be read.
+    if let Some(audit) = audit {
+        let detail = result.as_ref().err().map(Error::with_causes);
+        audit.end(word, detail.as_deref());
+    }
     match result {
-        Ok(text) => {
-            shared.metrics.count_command(name, "ok");
-            console.put(&text).await;
-            audit.end("ok", None);
-            0
-        }
+        Ok(text) => u32::from(!console.put(&text).await),
         Err(error) => {
-            shared.metrics.count_command(name, error.as_str());
             console.say(&error.to_text(json)).await;
-            audit.end(error.as_str(), Some(&error.with_causes()));
             error.exit_code()
         }
     }
@@ -291,22 +340,25 @@ async fn carry_out(
     request: &Request,
     progress: &Progress,
 ) -> Result<String, Error> {
-    shared.permit(identity)?;
     let host = TenantHost::of(&shared.host, &identity.tenant)?;
     perform(&host, identity, request, progress).await
 }
 
-/// Does the work and shows its progress meanwhile.
+/// Does the work and shows its progress meanwhile, until the channel is closed.
 async fn show(
     work: impl Future<Output = Result<String, Error>>,
     mut lines: mpsc::Receiver<String>,
     console: &Console,
+    closed: oneshot::Receiver<()>,
 ) -> Result<String, Error> {
-    let mut work = std::pin::pin!(work);
+    let (mut work, mut closed) = (std::pin::pin!(work), std::pin::pin!(closed.fuse()));
     let result = loop {
         tokio::select! {
             result = &mut work => break result,
-            Some(line) = lines.recv() => console.say(&line).await,
+            Some(line) = lines.recv() => {
+                console.say(&line).await;
+            }
+            _ = &mut closed => lines.close(),
         }
     };
     while let Ok(line) = lines.try_recv() {

@@ -1,6 +1,7 @@
 //! Who may connect, and how often a key may act. Pure: time comes in as an argument.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -13,6 +14,12 @@ pub struct Limits {
     pub connections: u32,
     /// Connections at a time from one source address (IPv6: from one /64).
     pub source_connections: u32,
+    /// Connections at a time of those who have not shown a key yet.
+    pub newcomers: u32,
+    /// The same from one source address.
+    pub source_newcomers: u32,
+    /// Connections at a time of one Tenant.
+    pub tenant_connections: u32,
     /// New connections from one source address.
     pub source: Rate,
     /// Commands of one key.
@@ -28,6 +35,8 @@ pub enum Refusal {
     SourceFull,
     /// The source connects too fast.
     SourceRate,
+    /// The Tenant has as many connections as it may.
+    TenantFull,
 }
 
 impl Refusal {
@@ -37,6 +46,7 @@ impl Refusal {
             Self::Full => "full",
             Self::SourceFull => "source_full",
             Self::SourceRate => "source_rate",
+            Self::TenantFull => "tenant_full",
         }
     }
 
@@ -46,18 +56,55 @@ impl Refusal {
             Self::Full => "This server is busy: try again in a minute.",
             Self::SourceFull => "Too many connections are open from your address: close one.",
             Self::SourceRate => "Too many connections from your address: try again in a few seconds.",
+            Self::TenantFull => "Too many connections of your Tenant are open: close one.",
         }
     }
 }
 
-/// The gate's memory.
+/// The gate's memory. Only who has a seat is kept in its counts.
 #[derive(Debug)]
 pub struct Gate {
     limits: Limits,
-    taken: u32,
-    taken_by: HashMap<IpAddr, u32>,
+    all: Count<IpAddr>,
+    newcomers: Count<IpAddr>,
+    tenants: Count<String>,
     sources: Budgets<IpAddr>,
     keys: Budgets<String>,
+}
+
+/// How many there are, by key and in all.
+#[derive(Debug)]
+struct Count<K> {
+    all: u32,
+    by_key: HashMap<K, u32>,
+}
+
+impl<K: Eq + Hash> Count<K> {
+    fn new() -> Self {
+        Self {
+            all: 0,
+            by_key: HashMap::new(),
+        }
+    }
+
+    fn of(&self, key: &K) -> u32 {
+        self.by_key.get(key).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, key: K) {
+        *self.by_key.entry(key).or_default() += 1;
+        self.all += 1;
+    }
+
+    fn remove(&mut self, key: &K) {
+        if let Some(count) = self.by_key.get_mut(key) {
+            self.all -= 1;
+            *count -= 1;
+            if *count == 0 {
+                self.by_key.remove(key);
+            }
+        }
+    }
 }
 
 impl Gate {
@@ -65,41 +112,49 @@ impl Gate {
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             limits,
-            taken: 0,
-            taken_by: HashMap::new(),
+            all: Count::new(),
+            newcomers: Count::new(),
+            tenants: Count::new(),
             sources: Budgets::new(limits.source, now),
             keys: Budgets::new(limits.key, now),
         }
     }
 
-    /// Takes a seat for a connection, which [`Gate::leave`] gives back.
+    /// Takes a newcomer's seat for a connection. [`Gate::admit`] makes it a Tenant's, [`Gate::leave`] gives it back.
     pub fn enter(&mut self, source: IpAddr, now: Instant) -> Result<(), Refusal> {
-        let source = source_key(Some(source));
+        let (source, limits) = (source_key(Some(source)), &self.limits);
         if !self.sources.take(source, now) {
             return Err(Refusal::SourceRate);
         }
-        if self.taken >= self.limits.connections {
-            return Err(Refusal::Full);
-        }
-        // Only who has a seat is kept here.
-        let by_source = self.taken_by.get(&source).copied().unwrap_or(0);
-        if by_source >= self.limits.source_connections {
+        if self.all.of(&source) >= limits.source_connections || self.newcomers.of(&source) >= limits.source_newcomers {
             return Err(Refusal::SourceFull);
         }
-        self.taken_by.insert(source, by_source + 1);
-        self.taken += 1;
+        if self.all.all >= limits.connections || self.newcomers.all >= limits.newcomers {
+            return Err(Refusal::Full);
+        }
+        self.all.add(source);
+        self.newcomers.add(source);
         Ok(())
     }
 
-    /// Gives a seat back.
-    pub fn leave(&mut self, source: IpAddr) {
+    /// Makes a newcomer's seat one of a Tenant's, whose key was shown.
+    pub fn admit(&mut self, source: IpAddr, tenant: &str) -> Result<(), Refusal> {
+        let tenant = tenant.to_owned();
+        if self.tenants.of(&tenant) >= self.limits.tenant_connections {
+            return Err(Refusal::TenantFull);
+        }
+        self.newcomers.remove(&source_key(Some(source)));
+        self.tenants.add(tenant);
+        Ok(())
+    }
+
+    /// Gives a seat back: a Tenant's, or a newcomer's.
+    pub fn leave(&mut self, source: IpAddr, tenant: Option<&str>) {
         let source = source_key(Some(source));
-        self.taken = self.taken.saturating_sub(1);
-        if let Some(taken) = self.taken_by.get_mut(&source) {
-            *taken -= 1;
-            if *taken == 0 {
-                self.taken_by.remove(&source);
-            }
+        self.all.remove(&source);
+        match tenant {
+            Some(tenant) => self.tenants.remove(&tenant.to_owned()),
+            None => self.newcomers.remove(&source),
         }
     }
 
@@ -118,6 +173,9 @@ mod tests {
     const LIMITS: Limits = Limits {
         connections: 3,
         source_connections: 2,
+        newcomers: 3,
+        source_newcomers: 2,
+        tenant_connections: 2,
         source: Rate {
             per_second: 1,
             burst: 5,
@@ -142,12 +200,44 @@ mod tests {
         assert_eq!(gate.enter(one, now), Err(Refusal::SourceFull));
         assert_eq!(gate.enter(other, now), Ok(()));
         assert_eq!(gate.enter(other, now), Err(Refusal::Full));
-        gate.leave(one);
+        gate.leave(one, None);
         assert_eq!(gate.enter(other, now), Ok(()));
         for source in [one, other, other] {
-            gate.leave(source);
+            gate.leave(source, None);
         }
-        assert!(gate.taken_by.is_empty() && gate.taken == 0);
+        assert!(gate.all.by_key.is_empty() && gate.all.all == 0);
+    }
+
+    #[test]
+    fn newcomers_and_each_tenant_have_a_share() {
+        let now = Instant::now();
+        let limits = Limits {
+            connections: 10,
+            source_connections: 10,
+            ..LIMITS
+        };
+        let mut gate = Gate::new(limits, now);
+        let [one, two, three] = ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(ip);
+        for source in [one, one, two] {
+            assert_eq!(gate.enter(source, now), Ok(()));
+        }
+        assert_eq!(gate.enter(one, now), Err(Refusal::SourceFull));
+        assert_eq!(gate.enter(two, now), Err(Refusal::Full));
+        assert_eq!(gate.admit(one, "a"), Ok(()));
+        assert_eq!(gate.admit(one, "a"), Ok(()));
+        for source in [one, three] {
+            assert_eq!(gate.enter(source, now), Ok(()), "others are in");
+        }
+        assert_eq!(gate.admit(three, "a"), Err(Refusal::TenantFull));
+        assert_eq!(gate.admit(three, "b"), Ok(()));
+        gate.leave(one, Some("a"));
+        assert_eq!(gate.admit(one, "a"), Ok(()));
+        for (source, tenant) in [(one, Some("a")), (one, Some("a")), (three, Some("b")), (two, None)] {
+            gate.leave(source, tenant);
+        }
+        let kept = [gate.all.all, gate.newcomers.all, gate.tenants.all];
+        assert_eq!(kept, [0; 3]);
+        assert!(gate.all.by_key.is_empty() && gate.newcomers.by_key.is_empty() && gate.tenants.by_key.is_empty());
     }
 
     #[test]
@@ -157,7 +247,7 @@ mod tests {
         let source = ip("192.0.2.1");
         for _ in 0..5 {
             assert_eq!(gate.enter(source, now), Ok(()));
-            gate.leave(source);
+            gate.leave(source, None);
         }
         assert_eq!(gate.enter(source, now), Err(Refusal::SourceRate));
         assert_eq!(gate.enter(ip("192.0.2.2"), now), Ok(()));

@@ -1,5 +1,7 @@
 //! What somebody is told whose key is no Tenant's. Pure.
 
+use crate::gate::Refusal;
+
 /// Keys that are told at most.
 pub const SHOWN_MAX: usize = 8;
 
@@ -23,6 +25,11 @@ pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
     text + &format!(
         "To be let in, send the line of your .pub file to {whom}: it goes into spec.sshKeys of your Tenant.\n"
     )
+}
+
+/// The text for somebody whose Tenant has as many connections as it may.
+pub fn build_full() -> String {
+    format!("The key is known. {}\n", Refusal::TenantFull.advice())
 }
 
 #[cfg(test)]

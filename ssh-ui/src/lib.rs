@@ -14,6 +14,7 @@ pub mod arguments;
 pub mod audit;
 pub mod command;
 pub mod connection;
+pub mod console;
 pub mod directory;
 pub mod error;
 pub mod gate;

@@ -32,10 +32,21 @@ struct ReasonLabel {
 pub struct Metrics {
     keys: Gauge,
     connections: Gauge,
+    running: Gauge,
     refused: Family<ReasonLabel, Counter>,
     logins: Family<ResultLabel, Counter>,
     commands: Family<CommandLabels, Counter>,
     watch_errors: Counter,
+}
+
+/// Something that goes on.
+#[derive(Debug)]
+pub(crate) struct Running(Gauge);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 impl Metrics {
@@ -46,6 +57,7 @@ impl Metrics {
             let m = metrics.clone();
             registry.register("keys", "SSH keys of all Tenants", m.keys);
             registry.register("connections", "Open connections", m.connections);
+            registry.register("running_commands", "Commands and file transfers that go on", m.running);
             registry.register("refused_connections", "Connections closed at once", m.refused);
             registry.register("logins", "Connections by whether a Tenant's key was shown", m.logins);
             registry.register("commands", "Commands and file transfers", m.commands);
@@ -60,6 +72,12 @@ impl Metrics {
 
     pub(crate) fn add_connections(&self, change: i64) {
         self.connections.inc_by(change);
+    }
+
+    /// Something goes on until what is returned is dropped.
+    pub(crate) fn running(&self) -> Running {
+        self.running.inc();
+        Running(self.running.clone())
     }
 
     pub(crate) fn count_refusal(&self, refusal: Refusal) {

@@ -16,6 +16,8 @@ use crate::metrics::{Metrics, PROCESS};
 use crate::server::{Server, Shared};
 use crate::{host_key, watch::keep_directory};
 
+/// How long a client has to take a piece of an answer.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(15);
 
 /// Runs the process until it is told to end.
@@ -43,6 +45,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         directory: known,
         gate: Gate::new(arguments.limits(), Instant::now()).into(),
         contact: arguments.contact,
+        write_limit: WRITE_LIMIT,
         metrics,
     };
     supervisor.spawn("ssh", server.serve(shared, key, arguments.idle, drain));

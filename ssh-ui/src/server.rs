@@ -1,13 +1,15 @@
 //! The listener: lets connections in, each with an end, and knows what all of them share.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt as _;
 use kube::Client;
 use russh::keys::PrivateKey;
 use russh::server::Config;
-use russh::{MethodKind, MethodSet, SshId};
+use russh::{MethodKind, MethodSet, Preferred, SshId, kex};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -34,8 +36,15 @@ const ATTEMPTS: usize = 20;
 /// Bytes that a client may send ahead on a channel: it has little to say here.
 const WINDOW: u32 = 256 * 1024;
 const PACKET: u32 = 32 * 1024;
-/// Messages that wait for a reader on a channel.
-const BUFFER: usize = 8;
+/// How two sides agree on keys. Only what costs a server next to nothing: the groups of plain Diffie-Hellman take it up to
+/// a fifth of a second of work, before anybody has shown a key. No client has these alone since OpenSSH 6.5 (2014).
+const KEY_EXCHANGE: &[kex::Name] = &[
+    kex::MLKEM768X25519_SHA256,
+    kex::CURVE25519,
+    kex::CURVE25519_PRE_RFC_8731,
+    kex::EXTENSION_SUPPORT_AS_SERVER,
+    kex::EXTENSION_OPENSSH_STRICT_KEX_AS_SERVER,
+];
 
 /// The server could not be opened or kept.
 #[derive(Debug, thiserror::Error)]
@@ -55,26 +64,29 @@ pub enum ServeError {
 pub struct Shared {
     /// The host API, with this process's own rights.
     pub host: Client,
-    /// Whose a key is.
+    /// Whose a key is. Nobody is let in before its first change.
     pub directory: watch::Receiver<Directory>,
     /// Who may come in, and how often.
     pub gate: Mutex<Gate>,
     /// Whom to ask whose key is not known.
     pub contact: Option<String>,
+    /// How long a client has to take a piece of an answer.
+    pub write_limit: Duration,
     /// What is counted.
     pub metrics: Metrics,
 }
 
 impl Shared {
-    /// Whether somebody may do one more thing now: the key is still theirs, and not used too often.
+    /// Whether somebody may do one more thing now: the key is not used too often, and still theirs. Everything else comes
+    /// after this, and of what comes too fast nothing is written down.
     pub fn permit(&self, identity: &Identity) -> Result<(), Error> {
-        let now = self.directory.borrow().find(&identity.fingerprint);
-        if now.is_none_or(|now| now.tenant != identity.tenant) {
-            return Err(Error::KeyWithdrawn);
+        if !self.gate().act(&identity.fingerprint, Instant::now()) {
+            return Err(Error::TooFast);
         }
-        match self.gate().act(&identity.fingerprint, Instant::now()) {
+        let now = self.directory.borrow().find(&identity.fingerprint);
+        match now.is_some_and(|now| now.tenant == identity.tenant) {
             true => Ok(()),
-            false => Err(Error::TooFast),
+            false => Err(Error::KeyWithdrawn),
         }
     }
 
@@ -107,6 +119,10 @@ impl Server {
 
     /// Serves until the drain starts; then what is connected has some seconds to end.
     pub async fn serve(self, shared: Shared, key: PrivateKey, idle: Duration, drain: Drain) -> Result<(), ServeError> {
+        let mut directory = shared.directory.clone();
+        if drain.until_started(directory.changed()).await.is_none() {
+            return Ok(());
+        }
         let shared = Arc::new(shared);
         let config = Arc::new(build_config(key, idle));
         let mut connections = JoinSet::new();
@@ -132,9 +148,10 @@ impl Server {
 }
 
 /// A connection's place, given back when it is dropped.
-struct Seat {
+pub struct Seat {
     shared: Arc<Shared>,
     source: IpAddr,
+    tenant: OnceLock<String>,
 }
 
 impl Seat {
@@ -149,13 +166,36 @@ impl Seat {
         Ok(Self {
             shared: Arc::clone(shared),
             source,
+            tenant: OnceLock::new(),
         })
+    }
+
+    /// Where the connection comes from.
+    pub fn source(&self) -> IpAddr {
+        self.source
+    }
+
+    /// Makes it a seat of a Tenant's, whose key was shown. False if the Tenant has as many as it may.
+    pub fn admit(&self, tenant: &str) -> bool {
+        if let Some(known) = self.tenant.get() {
+            return known == tenant;
+        }
+        let admitted = self.shared.gate().admit(self.source, tenant);
+        match admitted {
+            Ok(()) => {
+                // Only the one connection on this seat calls this.
+                let _ = self.tenant.set(tenant.to_owned());
+            }
+            Err(refusal) => self.shared.metrics.count_refusal(refusal),
+        }
+        admitted.is_ok()
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.shared.gate().leave(self.source);
+        let tenant = self.tenant.get().map(String::as_str);
+        self.shared.gate().leave(self.source, tenant);
         self.shared.metrics.add_connections(-1);
     }
 }
@@ -169,14 +209,20 @@ async fn turn_away(mut stream: TcpStream, advice: &str) {
 async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, drain: Drain) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
-    let stream = Leash::new(stream, until_over(logged_in, drain));
-    let connection = Connection::new(Arc::clone(&seat.shared), seat.source, login);
-    let ended = match russh::server::run_stream(config, stream, connection).await {
-        Ok(session) => session.await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = ended {
-        tracing::debug!(source = %seat.source, %error, "connection ended");
+    let over = until_over(logged_in, drain).boxed().shared();
+    let stream = Leash::new(stream, over.clone());
+    let seat = Arc::new(seat);
+    let connection = Connection::new(Arc::clone(&seat.shared), &seat, login);
+    let served = async { russh::server::run_stream(config, stream, connection).await?.await };
+    // The session is a task of the library's that nobody can end: should it hang, the seat comes back all the same.
+    tokio::select! {
+        biased;
+        ended = served => {
+            if let Err(error) = ended {
+                tracing::debug!(source = %seat.source, %error, "connection ended");
+            }
+        }
+        () = over => tracing::debug!(source = %seat.source, "connection left"),
     }
 }
 
@@ -209,9 +255,12 @@ fn build_config(key: PrivateKey, idle: Duration) -> Config {
         auth_rejection_time: Duration::from_millis(50),
         auth_rejection_time_initial: Some(Duration::ZERO),
         keys: vec![key],
+        preferred: Preferred {
+            kex: Cow::Borrowed(KEY_EXCHANGE),
+            ..Preferred::DEFAULT
+        },
         window_size: WINDOW,
         maximum_packet_size: PACKET,
-        channel_buffer_size: BUFFER,
         max_auth_attempts: ATTEMPTS,
         inactivity_timeout: Some(idle),
         ..Config::default()

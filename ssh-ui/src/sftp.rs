@@ -1,30 +1,33 @@
 //! Files for `scp` and `sftp`: a folder with the kubeconfig of each Cluster, `NAME.kubeconfig`, to be read and no more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use russh_sftp::protocol::{
-    Attrs, Data, File, FileAttributes, FileMode, Handle, Name, OpenFlags, Status, StatusCode, Version,
+    Attrs, Data, File, FileAttributes, FileMode, Handle, Name, Open as OpenFile, OpenFlags, Packet, Read, StatusCode,
+    Version,
 };
 use russh_sftp::server::StatusReply;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::Error;
 use crate::audit::Audit;
 use crate::command::parse_name;
+use crate::console::Console;
 use crate::directory::Identity;
 use crate::server::Shared;
 use crate::tenant::TenantHost;
 
 const SUFFIX: &str = ".kubeconfig";
 const ROOT: &str = "/";
-/// The one version that all clients speak.
-const VERSION: u32 = 3;
 /// Files and listings that may be open at a time.
 const HANDLES_MAX: usize = 16;
 /// What is read at once at most.
 const READ_MAX: usize = 64 * 1024;
+/// Bytes of the longest request, which any server must take (draft-ietf-secsh-filexfer-02, 3).
+const REQUEST_MAX: u32 = 34_000;
 
 /// One client's view of the files.
 pub struct Files {
@@ -64,25 +67,55 @@ impl Files {
         }
     }
 
-    /// Answers a client until it has no more to ask for.
-    pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        russh_sftp::server::run(stream, self).await;
+    /// Answers a client until it has no more to ask for, says what is no request, or takes no answers. Not the library's
+    /// loop, whose task nobody could end.
+    pub async fn serve(mut self, mut requests: impl AsyncRead + Unpin, console: Console) {
+        while let Some(request) = next_request(&mut requests).await {
+            let answer = self.answer(request).await;
+            let sent = match Bytes::try_from(answer) {
+                Ok(bytes) => console.send(bytes).await,
+                Err(_) => false,
+            };
+            if !sent {
+                break;
+            }
+        }
+        console.end(0).await;
+    }
+
+    async fn answer(&mut self, request: Packet) -> Packet {
+        let id = request.get_request_id();
+        let answer: Result<Packet, StatusReply> = match request {
+            // Version 3 is the one that all clients speak.
+            Packet::Init(_) => Ok(Version::new().into()),
+            Packet::RealPath(it) => {
+                let files = vec![File::dummy(to_absolute(&it.path))];
+                Ok(Name { id, files }.into())
+            }
+            Packet::Stat(it) => self.stat(id, &it.path).await,
+            Packet::Lstat(it) => self.stat(id, &it.path).await,
+            Packet::Fstat(it) => self.fstat(id, &it.handle),
+            Packet::Open(it) => self.open(it).await,
+            Packet::Read(it) => self.read(&it),
+            Packet::OpenDir(it) => self.opendir(id, &it.path).await,
+            Packet::ReadDir(it) => self.readdir(id, &it.handle),
+            Packet::Close(it) => self.close(id, &it.handle),
+            _ => Err(read_only()),
+        };
+        answer.unwrap_or_else(|reply| {
+            let message = reply.error_message.unwrap_or_else(|| reply.status_code.to_string());
+            Packet::status(id, reply.status_code, &message, "en")
+        })
     }
 
     async fn fetch(&self, name: &str, command: &'static str) -> Result<Vec<u8>, StatusReply> {
-        let text = self.note(command, name, async {
-            self.shared.permit(&self.identity)?;
-            self.host.kubeconfig(name).await
-        });
-        text.await.map(String::into_bytes)
+        let text = self.note(command, name, self.host.kubeconfig(name)).await?;
+        Ok(text.into_bytes())
     }
 
     async fn list(&self) -> Result<Vec<File>, StatusReply> {
-        let clusters = self.note("sftp ls", ROOT, async {
-            self.shared.permit(&self.identity)?;
-            self.host.list().await
-        });
-        let with_kubeconfig = clusters.await?.into_iter().filter(|cluster| {
+        let clusters = self.note("sftp ls", ROOT, self.host.list()).await?;
+        let with_kubeconfig = clusters.into_iter().filter(|cluster| {
             let status = cluster.status.as_ref();
             status.is_some_and(|status| status.kubeconfig_ref.is_some())
         });
@@ -92,15 +125,23 @@ impl Files {
             .collect())
     }
 
-    /// Does something and writes it into the log.
+    /// Does something, if it may be done now, and writes it into the log.
     async fn note<T>(
         &self,
         command: &'static str,
         what: &str,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, StatusReply> {
+        let permitted = self.shared.permit(&self.identity);
+        if let Err(error @ Error::TooFast) = &permitted {
+            self.shared.metrics.count_command(command, error.as_str());
+            return Err(to_reply(error));
+        }
         let audit = Audit::begin(&self.identity, self.source, &format!("{command} {what}"));
-        let result = work.await;
+        let result = match permitted {
+            Ok(()) => work.await,
+            Err(error) => Err(error),
+        };
         let word = result.as_ref().map_or_else(Error::as_str, |_| "ok");
         self.shared.metrics.count_command(command, word);
         let detail = result.as_ref().err().map(Error::with_causes);
@@ -108,16 +149,14 @@ impl Files {
         result.map_err(|error| to_reply(&error))
     }
 
-    fn keep(&mut self, id: u32, open: Open) -> Result<Handle, StatusReply> {
+    fn keep(&mut self, id: u32, open: Open) -> Result<Packet, StatusReply> {
         if self.handles.len() >= HANDLES_MAX {
             return Err(StatusCode::Failure.with_message("too many files are open"));
         }
         self.next += 1;
         self.handles.insert(self.next, open);
-        Ok(Handle {
-            id,
-            handle: self.next.to_string(),
-        })
+        let handle = self.next.to_string();
+        Ok(Handle { id, handle }.into())
     }
 
     fn opened(&mut self, handle: &str) -> Result<&mut Open, StatusReply> {
@@ -126,86 +165,50 @@ impl Files {
         open.ok_or_else(|| StatusCode::Failure.with_message("this is not open"))
     }
 
-    async fn attributes(&self, path: &str) -> Result<FileAttributes, StatusReply> {
-        match to_place(path)? {
-            Place::Folder => Ok(folder_attributes()),
-            Place::Kubeconfig(name) => Ok(file_attributes(Some(self.fetch(&name, "sftp stat").await?.len()))),
-        }
-    }
-}
-
-impl russh_sftp::server::Handler for Files {
-    type Error = StatusReply;
-
-    fn unimplemented(&self) -> Self::Error {
-        StatusCode::PermissionDenied.with_message("files can only be read here")
+    async fn stat(&self, id: u32, path: &str) -> Result<Packet, StatusReply> {
+        let attrs = match to_place(path)? {
+            Place::Folder => folder_attributes(),
+            Place::Kubeconfig(name) => file_attributes(Some(self.fetch(&name, "sftp stat").await?.len())),
+        };
+        Ok(Attrs { id, attrs }.into())
     }
 
-    async fn init(&mut self, _version: u32, _extensions: HashMap<String, String>) -> Result<Version, Self::Error> {
-        Ok(Version {
-            version: VERSION,
-            extensions: HashMap::new(),
-        })
-    }
-
-    async fn realpath(&mut self, id: u32, path: String) -> Result<Name, Self::Error> {
-        Ok(Name {
-            id,
-            files: vec![File::dummy(to_absolute(&path))],
-        })
-    }
-
-    async fn stat(&mut self, id: u32, path: String) -> Result<Attrs, Self::Error> {
-        let attrs = self.attributes(&path).await?;
-        Ok(Attrs { id, attrs })
-    }
-
-    async fn lstat(&mut self, id: u32, path: String) -> Result<Attrs, Self::Error> {
-        self.stat(id, path).await
-    }
-
-    async fn fstat(&mut self, id: u32, handle: String) -> Result<Attrs, Self::Error> {
-        let attrs = match self.opened(&handle)? {
+    fn fstat(&mut self, id: u32, handle: &str) -> Result<Packet, StatusReply> {
+        let attrs = match self.opened(handle)? {
             Open::File(bytes) => file_attributes(Some(bytes.len())),
             Open::Folder(_) => folder_attributes(),
         };
-        Ok(Attrs { id, attrs })
+        Ok(Attrs { id, attrs }.into())
     }
 
-    async fn open(
-        &mut self,
-        id: u32,
-        path: String,
-        flags: OpenFlags,
-        _attributes: FileAttributes,
-    ) -> Result<Handle, Self::Error> {
-        if flags.bits() != OpenFlags::READ.bits() {
-            return Err(russh_sftp::server::Handler::unimplemented(self));
+    async fn open(&mut self, request: OpenFile) -> Result<Packet, StatusReply> {
+        if request.pflags.bits() != OpenFlags::READ.bits() {
+            return Err(read_only());
         }
-        match to_place(&path)? {
+        match to_place(&request.filename)? {
             Place::Folder => Err(StatusCode::Failure.with_message("this is a folder")),
             Place::Kubeconfig(name) => {
                 let bytes = self.fetch(&name, "sftp get").await?;
-                self.keep(id, Open::File(bytes))
+                self.keep(request.id, Open::File(bytes))
             }
         }
     }
 
-    async fn read(&mut self, id: u32, handle: String, offset: u64, length: u32) -> Result<Data, Self::Error> {
-        let Open::File(bytes) = self.opened(&handle)? else {
+    fn read(&mut self, request: &Read) -> Result<Packet, StatusReply> {
+        let Open::File(bytes) = self.opened(&request.handle)? else {
             return Err(StatusCode::Failure.with_message("this is a folder"));
         };
-        let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..));
+        let rest = usize::try_from(request.offset)
+            .ok()
+            .and_then(|offset| bytes.get(offset..));
         let rest = rest.filter(|rest| !rest.is_empty()).ok_or(StatusCode::Eof)?;
-        let length = rest.len().min(length as usize).min(READ_MAX);
-        Ok(Data {
-            id,
-            data: rest[..length].to_vec(),
-        })
+        let length = rest.len().min(request.len as usize).min(READ_MAX);
+        let (id, data) = (request.id, rest[..length].to_vec());
+        Ok(Data { id, data }.into())
     }
 
-    async fn opendir(&mut self, id: u32, path: String) -> Result<Handle, Self::Error> {
-        match to_place(&path)? {
+    async fn opendir(&mut self, id: u32, path: &str) -> Result<Packet, StatusReply> {
+        match to_place(path)? {
             Place::Folder => {
                 let files = self.list().await?;
                 self.keep(id, Open::Folder(files))
@@ -214,26 +217,36 @@ impl russh_sftp::server::Handler for Files {
         }
     }
 
-    async fn readdir(&mut self, id: u32, handle: String) -> Result<Name, Self::Error> {
-        let Open::Folder(files) = self.opened(&handle)? else {
+    fn readdir(&mut self, id: u32, handle: &str) -> Result<Packet, StatusReply> {
+        let Open::Folder(files) = self.opened(handle)? else {
             return Err(StatusCode::Failure.with_message("this is no folder"));
         };
         match std::mem::take(files) {
             files if files.is_empty() => Err(StatusCode::Eof.into()),
-            files => Ok(Name { id, files }),
+            files => Ok(Name { id, files }.into()),
         }
     }
 
-    async fn close(&mut self, id: u32, handle: String) -> Result<Status, Self::Error> {
-        self.opened(&handle)?;
+    fn close(&mut self, id: u32, handle: &str) -> Result<Packet, StatusReply> {
+        self.opened(handle)?;
         handle.parse::<u64>().ok().map(|key| self.handles.remove(&key));
-        Ok(Status {
-            id,
-            status_code: StatusCode::Ok,
-            error_message: "closed".into(),
-            language_tag: "en".into(),
-        })
+        Ok(Packet::status(id, StatusCode::Ok, "closed", "en"))
     }
+}
+
+/// The next request of a client; none if there are no more, or what comes is none.
+async fn next_request(requests: &mut (impl AsyncRead + Unpin)) -> Option<Packet> {
+    let length = requests.read_u32().await.ok()?;
+    if length > REQUEST_MAX {
+        return None;
+    }
+    let mut bytes = vec![0; length as usize];
+    requests.read_exact(&mut bytes).await.ok()?;
+    Packet::try_from(&mut Bytes::from(bytes)).ok()
+}
+
+fn read_only() -> StatusReply {
+    StatusCode::PermissionDenied.with_message("files can only be read here")
 }
 
 /// The path from the root, without what goes around.

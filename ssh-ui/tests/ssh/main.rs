@@ -8,6 +8,7 @@ mod files;
 mod host_api;
 mod isolation;
 mod person;
+mod pressure;
 mod strangers;
 mod world;
 
@@ -26,6 +27,14 @@ async fn tenants_are_served_over_ssh() {
     strangers::unknown_keys_are_refused_with_what_to_do(&world).await;
     strangers::a_key_that_is_taken_away_is_out_at_once(&world).await;
     strangers::nothing_but_commands_is_served(&world).await;
+    pressure::clients_that_say_much_ahead_are_served(&world).await;
+    pressure::key_exchanges_that_cost_much_are_refused(&world).await;
+    pressure::one_connection_serves_many_commands(&world).await;
+    pressure::what_is_not_read_is_not_kept(&world).await;
+    pressure::newcomers_take_no_more_than_their_share(&world).await;
+    pressure::a_tenant_takes_no_more_than_its_share(&world).await;
+    pressure::nobody_is_judged_before_all_tenants_are_known(&world).await;
     strangers::one_key_cannot_flood(&world).await;
+    world.host_keys_that_cannot_serve_are_told().await;
     world.restarted_server_has_the_same_key().await;
 }

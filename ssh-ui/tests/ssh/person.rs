@@ -111,10 +111,19 @@ impl Person {
 
     /// Runs lines of sftp.
     pub(crate) async fn sftp(&self, dir: &Path, lines: &str) -> Said {
+        self.sftp_with(&[], dir, lines).await
+    }
+
+    /// The same with further options of sftp.
+    pub(crate) async fn sftp_with(&self, options: &[&str], dir: &Path, lines: &str) -> Said {
         let batch = dir.join("batch");
         std::fs::write(&batch, lines).unwrap();
         let mut command = Command::new("sftp");
-        command.args(["-F", "none", "-q", "-b"]).arg(&batch).args(&self.options);
+        command
+            .args(["-F", "none", "-q", "-b"])
+            .arg(&batch)
+            .args(&self.options)
+            .args(options);
         run(command.arg(&self.address).current_dir(dir)).await
     }
 }

@@ -11,27 +11,43 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::process::Command;
 use tokio::sync::watch;
 use yoke_api::{Cluster, Tenant};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::{Metrics as Registry, Readiness, Supervisor};
 use yoke_ssh_ui::directory::Directory;
 use yoke_ssh_ui::gate::{Gate, Limits};
-use yoke_ssh_ui::host_key;
+use yoke_ssh_ui::host_key::{self, HostKeyError};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::server::{Server, Shared};
 use yoke_ssh_ui::watch::keep_directory;
 
 use crate::host_api::{OWNER_TOKEN, Process, connect, install_crds, spawn, start_api, until_crds_are_served};
-use crate::person::Person;
+use crate::person::{Person, run};
 
 const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
 const SERVER_TOKEN: &str = "ssh-server";
-const NAMESPACE: &str = "yoke-system";
-const HOST_KEY: &str = "yoke-ssh-host-key";
+pub(crate) const NAMESPACE: &str = "yoke-system";
+pub(crate) const HOST_KEY: &str = "yoke-ssh-host-key";
 const LIMIT: Duration = Duration::from_secs(20);
 /// Commands at once with one key, in these tests.
 pub(crate) const BURST: u32 = 150;
+pub(crate) const LIMITS: Limits = Limits {
+    connections: 64,
+    source_connections: 64,
+    newcomers: 32,
+    source_newcomers: 16,
+    tenant_connections: 4,
+    source: Rate {
+        per_second: 1,
+        burst: 1000,
+    },
+    key: Rate {
+        per_second: 1,
+        burst: BURST,
+    },
+};
 pub(crate) const CONTACT: &str = "owner@example.org";
 
 /// The host and the people.
@@ -48,6 +64,7 @@ pub(crate) struct World {
     pub(crate) server: Client,
     pub(crate) dir: tempfile::TempDir,
     port: AtomicU16,
+    registry: Registry,
     _running: Supervisor,
     _api: Process,
     _store: Process,
@@ -83,7 +100,8 @@ impl World {
         add_tenant(&admin, "b", "desk", &bob.public).await;
 
         let server = connect(&address, SERVER_TOKEN);
-        let (running, port) = serve(&server).await;
+        let registry = Registry::new("ssh_ui");
+        let (running, port) = serve(&server, &registry).await;
         let known_hosts = dir.path().join("known_hosts");
         let secret = Api::<Secret>::namespaced(admin.clone(), NAMESPACE)
             .get(HOST_KEY)
@@ -103,6 +121,7 @@ impl World {
             server,
             dir,
             port: port.into(),
+            registry,
             _running: running,
             _api: api,
             _store: store,
@@ -111,6 +130,17 @@ impl World {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    /// What the server counts under this name, without labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let (text, name) = (self.registry.to_text().unwrap(), format!("yoke_ssh_ui_{name} "));
+        let value = text.lines().find_map(|line| line.strip_prefix(&name));
+        value.unwrap_or_else(|| panic!("{name}: {text}")).parse().unwrap()
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -169,6 +199,27 @@ impl World {
         }
     }
 
+    pub(crate) async fn host_keys_that_cannot_serve_are_told(&self) {
+        for (name, kind, passphrase) in [("encrypted", "ed25519", "secret"), ("rsa", "rsa", "")] {
+            let file = self.path(&format!("host-{name}"));
+            let file = file.to_str().unwrap();
+            run(Command::new("ssh-keygen").args(["-q", "-t", kind, "-N", passphrase, "-f", file]))
+                .await
+                .ok();
+            let text = std::fs::read_to_string(file).unwrap();
+            let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE},
+                "stringData": {host_key::PRIVATE: text}});
+            put(&self.admin, &secret).await;
+        }
+        let load = async |name: &str| host_key::load(self.admin.clone(), NAMESPACE, name).await.unwrap_err();
+        assert!(matches!(load("encrypted").await, HostKeyError::Encrypted(name) if name == "encrypted"));
+        let error = load("rsa").await;
+        assert!(
+            matches!(&error, HostKeyError::Kind { kind, .. } if kind == "ssh-rsa"),
+            "{error:?}"
+        );
+    }
+
     pub(crate) async fn restarted_server_has_the_same_key(&self) {
         let before = host_key::load(self.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
         let again = host_key::load(self.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
@@ -176,7 +227,7 @@ impl World {
         let known = std::fs::read_to_string(self.path("known_hosts")).unwrap();
         let line = format!(
             "[127.0.0.1]:{} {}",
-            self.port.load(Ordering::Relaxed),
+            self.port(),
             before.public_key().to_openssh().unwrap()
         );
         assert_eq!(known.trim(), line);
@@ -188,9 +239,9 @@ fn free_port() -> u16 {
 }
 
 /// The server as the process puts it together, with other limits.
-async fn serve(client: &Client) -> (Supervisor, u16) {
+async fn serve(client: &Client, registry: &Registry) -> (Supervisor, u16) {
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
-    let metrics = Metrics::new(&Registry::new("ssh_ui"));
+    let metrics = Metrics::new(registry);
     let readiness = Readiness::new();
     let listed = readiness.check("tenants");
     let key = host_key::load(client.clone(), NAMESPACE, HOST_KEY).await.unwrap();
@@ -200,18 +251,12 @@ async fn serve(client: &Client) -> (Supervisor, u16) {
     let drain = supervisor.drain();
     let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
-    let rate = |burst| Rate { per_second: 1, burst };
-    let limits = Limits {
-        connections: 64,
-        source_connections: 64,
-        source: rate(1000),
-        key: rate(BURST),
-    };
     let shared = Shared {
         host: client.clone(),
         directory: known,
-        gate: Gate::new(limits, Instant::now()).into(),
+        gate: Gate::new(LIMITS, Instant::now()).into(),
         contact: Some(CONTACT.into()),
+        write_limit: Duration::from_secs(3),
         metrics,
     };
     supervisor.spawn("ssh", server.serve(shared, key, Duration::from_secs(60), drain));

@@ -1,0 +1,240 @@
+//! Clients that ask for much, take little, or come in numbers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use russh::client;
+use russh::keys::PrivateKeyWithHashAlg;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
+use yoke_runtime::DrainTrigger;
+use yoke_ssh_ui::directory::Directory;
+use yoke_ssh_ui::gate::Gate;
+use yoke_ssh_ui::host_key;
+use yoke_ssh_ui::metrics::Metrics;
+use yoke_ssh_ui::server::{Server, Shared};
+
+use crate::person::Person;
+use crate::world::{HOST_KEY, LIMITS, NAMESPACE, World};
+
+/// What the server says first.
+const GREETING: &str = "SSH-2.0-yoke\r\n";
+/// A request of SFTP: its version is 3.
+const INIT: [u8; 9] = [0, 0, 0, 5, 1, 0, 0, 0, 3];
+
+pub(crate) async fn clients_that_say_much_ahead_are_served(world: &World) {
+    let variables: Vec<_> = (0..20).map(|number| format!("V{number}=x")).collect();
+    let variables = format!("SetEnv={}", variables.join(" "));
+    let options = ["-o", &variables];
+    let said = world.alice.ssh_with(&options, "whoami").await;
+    assert!(said.ok().starts_with("Tenant: a\n"));
+    let terminal = ["-tt", "-o", &variables];
+    let said = world.alice.ssh_with(&terminal, "whoami").await;
+    assert!(said.ok().starts_with("Tenant: a\r\n"));
+    let listing = format!("{}exit\n", "pwd\n".repeat(50));
+    let said = world.alice.sftp_with(&options, world.folder(), &listing).await.ok();
+    assert_eq!(said.matches("Remote working directory: /\n").count(), 50, "{said}");
+}
+
+pub(crate) async fn key_exchanges_that_cost_much_are_refused(world: &World) {
+    for costly in [
+        "diffie-hellman-group18-sha512",
+        "diffie-hellman-group14-sha256",
+        "diffie-hellman-group-exchange-sha256",
+    ] {
+        let option = format!("KexAlgorithms={costly}");
+        let refused = world.alice.ssh_with(&["-o", &option], "whoami").await.failed(255);
+        assert!(refused.contains("no matching key exchange method found"), "{refused}");
+    }
+    let options = ["-vvv", "-o", "KexAlgorithms=curve25519-sha256"];
+    let served = world.alice.ssh_with(&options, "whoami").await;
+    assert_eq!(served.code, 0, "{served:?}");
+    assert!(served.err.contains("will use strict KEX ordering"), "{served:?}");
+    assert!(served.err.contains("server-sig-algs"), "{served:?}");
+}
+
+pub(crate) async fn one_connection_serves_many_commands(world: &World) {
+    let control = world.path("many");
+    let control = control.to_str().unwrap();
+    world.alice.ssh_with(&master(control), "whoami").await.ok();
+    for number in 0..20 {
+        let said = world.alice.ssh_with(&["-S", control], "whoami").await;
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "command {number}: {said:?}");
+    }
+    for number in 0..10 {
+        let through = format!("ControlPath={control}");
+        let said = world.alice.sftp_with(&["-o", &through], world.folder(), "pwd\n").await;
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "transfer {number}: {said:?}");
+    }
+    world.alice.ssh_with(&["-S", control, "-O", "exit"], "").await;
+}
+
+pub(crate) async fn what_is_not_read_is_not_kept(world: &World) {
+    let session = connect_without_window(world, &world.alice).await;
+    // Transfers end when their channel is closed.
+    for round in 0..20 {
+        let channel = session.channel_open_session().await;
+        let channel = channel.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        channel.request_subsystem(true, "sftp").await.unwrap();
+        channel.data_bytes(INIT.repeat(10)).await.unwrap();
+        channel.close().await.unwrap();
+    }
+    world
+        .until("the transfers have ended", async || {
+            world.metric("running_commands") == 0
+        })
+        .await;
+    // Commands end when their answers are not taken in time, and others wait for a place.
+    for round in 0..8 {
+        let channel = session.channel_open_session().await;
+        let channel = channel.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        channel.exec(true, "help").await.unwrap();
+    }
+    world
+        .until("all of them run", async || world.metric("running_commands") == 8)
+        .await;
+    assert!(session.channel_open_session().await.is_err(), "the places are taken");
+    world
+        .until("the commands have ended", async || {
+            world.metric("running_commands") == 0
+        })
+        .await;
+    let channel = session.channel_open_session().await.unwrap();
+    channel.request_subsystem(true, "sftp").await.unwrap();
+    world
+        .until("the transfer runs", async || world.metric("running_commands") == 1)
+        .await;
+    // More requests than are kept for a transfer that does not go on.
+    for _ in 0..40 {
+        channel.data_bytes(INIT.repeat(500)).await.unwrap();
+    }
+    world
+        .until("the transfer has ended", async || world.metric("running_commands") == 0)
+        .await;
+    session.channel_open_session().await.unwrap();
+    let _ = session.disconnect(russh::Disconnect::ByApplication, "", "").await;
+}
+
+pub(crate) async fn newcomers_take_no_more_than_their_share(world: &World) {
+    let mut others = Vec::new();
+    for _ in 0..LIMITS.source_newcomers {
+        let mut stream = knock(world, "127.0.0.2").await;
+        assert_eq!(first_line(&mut stream).await, GREETING);
+        others.push(stream);
+    }
+    let mut refused = knock(world, "127.0.0.2").await;
+    let line = first_line(&mut refused).await;
+    assert!(
+        line.contains("Too many connections are open from your address"),
+        "{line}"
+    );
+    world.alice.ssh("whoami").await.ok();
+    drop(others);
+    world
+        .until("their seats are back", async || {
+            first_line(&mut knock(world, "127.0.0.2").await).await == GREETING
+        })
+        .await;
+}
+
+pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
+    let controls: Vec<_> = (0..LIMITS.tenant_connections)
+        .map(|number| world.path(&format!("share{number}")))
+        .map(|path| path.to_str().unwrap().to_owned())
+        .collect();
+    world
+        .until("the Tenant has no connections", async || {
+            world.metric("connections") == 0
+        })
+        .await;
+    for control in &controls {
+        world.alice.ssh_with(&master(control), "whoami").await.ok();
+    }
+    let refused = world.alice.ssh("whoami").await.failed(255);
+    assert!(
+        refused.contains("Too many connections of your Tenant are open"),
+        "{refused}"
+    );
+    world.bob.ssh("whoami").await.ok();
+    for control in &controls {
+        world.alice.ssh_with(&["-S", control, "-O", "exit"], "").await;
+    }
+    world
+        .until("there is a place again", async || {
+            world.alice.ssh("whoami").await.code == 0
+        })
+        .await;
+}
+
+pub(crate) async fn nobody_is_judged_before_all_tenants_are_known(world: &World) {
+    let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = server.local_address();
+    let (directory, known) = watch::channel(Directory::default());
+    let shared = Shared {
+        host: world.server.clone(),
+        directory: known,
+        gate: Gate::new(LIMITS, Instant::now()).into(),
+        contact: None,
+        write_limit: Duration::from_secs(1),
+        metrics: Metrics::default(),
+    };
+    let key = host_key::load(world.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
+    let (trigger, drain) = DrainTrigger::new();
+    let serving = tokio::spawn(server.serve(shared, key, Duration::from_secs(60), drain));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // Nothing tells that it will stay silent: this may pass by mistake, and never fails by one.
+    let early = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
+    assert!(early.is_err(), "{early:?}");
+    directory.send_replace(Directory::default());
+    assert_eq!(first_line(&mut stream).await, GREETING);
+    drop(stream);
+    trigger.start();
+    serving.await.unwrap().unwrap();
+}
+
+fn master(control: &str) -> [&str; 6] {
+    ["-o", "ControlMaster=yes", "-o", "ControlPersist=60", "-S", control]
+}
+
+async fn knock(world: &World, source: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{source}:0").parse().unwrap()).unwrap();
+    let server = format!("127.0.0.1:{}", world.port());
+    socket.connect(server.parse().unwrap()).await.unwrap()
+}
+
+async fn first_line(stream: &mut TcpStream) -> String {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        let byte = tokio::time::timeout(Duration::from_secs(10), stream.read_u8()).await;
+        line.push(byte.expect("the server says something").unwrap());
+    }
+    String::from_utf8(line).unwrap()
+}
+
+struct Trusting;
+
+impl client::Handler for Trusting {
+    type Error = russh::Error;
+
+    async fn check_server_key(&mut self, _: &russh::keys::PublicKeyOrCertificate) -> Result<bool, Self::Error> {
+        Ok(true)
+    }
+}
+
+/// What OpenSSH's client never is: one that takes nothing of what it is sent.
+async fn connect_without_window(world: &World, person: &Person) -> client::Handle<Trusting> {
+    let config = client::Config {
+        window_size: 0,
+        ..client::Config::default()
+    };
+    let mut session = client::connect(Arc::new(config), ("127.0.0.1", world.port()), Trusting)
+        .await
+        .unwrap();
+    let key = russh::keys::load_secret_key(&person.key, None).unwrap();
+    let key = PrivateKeyWithHashAlg::new(Arc::new(key), None);
+    let entered = session.authenticate_publickey("yoke", key).await.unwrap();
+    assert!(entered.success(), "{entered:?}");
+    session
+}
