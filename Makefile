@@ -23,8 +23,13 @@ WAITING := 6
 # What a failed test says is its error; the frames below it would push that out of a log's end.
 export RUST_BACKTRACE := 0
 
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke
+# Compilers that the machine lacked are in the build cache; there is nothing where it has its own.
+export PATH := $(CACHE)/toolchains/rust/bin:$(CACHE)/toolchains/go/bin:$(PATH)
 # Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
-export CARGO_BUILD_BUILD_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke/rust
+export CARGO_BUILD_BUILD_DIR ?= $(CACHE)/rust
+DENY_VERSION := 0.18.9
+DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)
 
 # A check builds once: what would make a second build of the same clone quicker only fills the shared folder.
 ifdef CI
@@ -41,12 +46,12 @@ endef
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-# What the stack needs first: the rest is checked and said by yoke-dev itself.
+# What builds and starts everything else, and the compilers for it.
 .PHONY: yoke-dev
 yoke-dev:
-	@command -v $(CARGO) >/dev/null || { echo "Rust 1.95 or newer is needed and no cargo is on the PATH; see https://rustup.rs" >&2; exit 1; }
-	@command -v cc >/dev/null || { echo "a C linker is needed to build Rust: apt-get install gcc libc6-dev" >&2; exit 1; }
-	@$(CARGO) build --quiet --package yoke-dev
+	@dev/toolchains.sh $(CACHE)/toolchains
+	@echo "== yoke-dev, which does the rest"
+	@$(CARGO) build --package yoke-dev || { echo "  try: fix what the compiler says or make crates.io reachable, then run \`make $(or $(MAKECMDGOALS),up)\` again" >&2; exit 1; }
 
 .PHONY: up
 up: yoke-dev ## Build what is missing and start the development stack, with a demo cluster on it
@@ -97,8 +102,15 @@ test: lint ## Run every test, on the running stack too
 	@awk '/^test result:/ {p += $$4; f += $$6; i += $$8} /^== failed$$/ {bad = 1} \
 		END {printf "== %d tests passed, %d failed, %d ignored\n", p, f, i; exit bad}' $(REPORT)
 
+# Known vulnerabilities are in a repository that has to be fetched: `$(DENY)/bin/cargo-deny check advisories` does that.
+.PHONY: deny
+deny: yoke-dev ## Check the versions, licences and sources of the dependencies
+	@[ -x $(DENY)/bin/cargo-deny ] || $(CARGO) install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root $(DENY)
+	$(call timed,dependencies,$(DENY)/bin/cargo-deny check bans licenses sources)
+
 .PHONY: test-slow
-test-slow: ## Run the tests that take long
+test-slow: deny ## Run the tests that take long
+	$(call timed,clean clone,e2e/clean-clone.sh)
 	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
 	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
 	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)

@@ -81,7 +81,7 @@ impl Stack<'_> {
     async fn perform(&mut self, step: Step, progress: Progress) -> Result<String> {
         match step {
             Step::Prerequisites => {
-                debian::check_prerequisites().await?;
+                debian::check_prerequisites()?;
                 self.store.settle(self.layout)?;
                 Ok(String::new())
             }
