@@ -109,6 +109,8 @@ fn unescape(text: &str) -> String {
 /// Where components put something whatever they are told. Emptied folders go too; no distribution's package has a file
 /// in them.
 const FIXED_PLACES: &[&str] = &[
+    "/run/containerd/runc/k8s.io",
+    "/run/containerd/runc",
     "/run/containerd/s",
     "/run/containerd",
     "/var/lib/cni/results",

@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use crate::credentials::nats;
+use crate::kubectl;
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::ssh;
@@ -34,6 +35,7 @@ fn build(layout: &Layout, network: &Network) -> String {
             "NATS_SYSTEM_CREDS",
             nats::file(layout, nats::SYSTEM_CREDS).display().to_string(),
         ),
+        (kubectl::CACHE_VARIABLE, layout.kubectl_cache().display().to_string()),
         ("CONTAINERD_ADDRESS", layout.containerd_socket().display().to_string()),
     ];
     let mut text = "# Written by `make up`: source it.\n".to_owned();

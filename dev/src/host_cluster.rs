@@ -47,7 +47,7 @@ impl HostStore {
         match fs::read_to_string(&file) {
             Ok(name) if name.trim() != self.name() => {
                 bail!(
-                    "this stack was made with HOST_STORE={}, not {}",
+                    "this stack was made with HOST_STORE={}, not {}: `make down` removes it",
                     name.trim(),
                     self.name()
                 )

@@ -1,5 +1,6 @@
 //! The host API, through kubectl.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -9,6 +10,8 @@ use crate::command::{Command, CommandError};
 use crate::layout::Layout;
 
 const POLL: Duration = Duration::from_millis(300);
+/// What tells kubectl where to keep what it learned of an API.
+pub const CACHE_VARIABLE: &str = "KUBECACHEDIR";
 
 /// kubectl as the host's administrator.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +27,15 @@ impl<'a> Kubectl<'a> {
 
     /// A command with the administrator's kubeconfig.
     pub fn command(&self, args: &[&str]) -> Command {
+        self.with(&self.layout.host_kubeconfig(), args)
+    }
+
+    /// A command with any kubeconfig. What it learns of the API it keeps below `.dev`, not in the home directory.
+    pub fn with(&self, kubeconfig: &Path, args: &[&str]) -> Command {
         Command::new(self.layout.binary("kubectl"))
+            .env(CACHE_VARIABLE, self.layout.kubectl_cache())
             .arg("--kubeconfig")
-            .arg(self.layout.host_kubeconfig())
+            .arg(kubeconfig)
             .args(args)
     }
 

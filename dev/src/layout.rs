@@ -80,6 +80,11 @@ impl Layout {
         self.bin().join(name)
     }
 
+    /// `.dev/kubectl`: what kubectl learned of the APIs.
+    pub fn kubectl_cache(&self) -> PathBuf {
+        self.dev().join("kubectl")
+    }
+
     /// `.dev/log`.
     pub fn log(&self) -> PathBuf {
         self.dev().join("log")

@@ -3,11 +3,13 @@
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::command::Command;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::steps::say;
 use crate::supervisor::client;
+
+/// What is said of a Cluster that is asleep.
+const ASLEEP: &str = "asleep";
 
 /// One line of the table.
 struct Line {
@@ -74,8 +76,12 @@ pub async fn status(layout: &Layout) -> Result<bool> {
         .collect();
     lines.extend(objects(layout, "nodes", "Ready").await);
     lines.extend(objects(layout, "deployments", "Available").await);
-    lines.extend(objects(layout, "clusters.yoke.drzzl.io", "Ready").await);
-    if layout.demo_kubeconfig().exists() {
+    let clusters = objects(layout, "clusters.yoke.drzzl.io", "Ready").await;
+    let asleep = clusters
+        .iter()
+        .any(|line| line.name == "cluster demo/demo" && line.detail == ASLEEP);
+    lines.extend(clusters);
+    if layout.demo_kubeconfig().exists() && !asleep {
         lines.push(ingress(layout).await);
     }
     let width = lines.iter().map(|line| line.name.len()).max().unwrap_or_default();
@@ -138,7 +144,7 @@ fn judge(kind: &str, item: Item, condition: &str) -> Line {
         Some(found) => Some(format!("{condition}={}: {}", found.status, found.message)),
         None => Some(format!("{condition} is not reported")),
     };
-    let detail = if asleep { "asleep".to_owned() } else { String::new() };
+    let detail = if asleep { ASLEEP.to_owned() } else { String::new() };
     Line {
         name: format!("{singular} {}", name.join("/")),
         problem,
@@ -147,10 +153,9 @@ fn judge(kind: &str, item: Item, condition: &str) -> Line {
 }
 
 async fn ingress(layout: &Layout) -> Line {
-    let answer = Command::new(layout.binary("kubectl"))
-        .arg("--kubeconfig")
-        .arg(layout.demo_kubeconfig())
-        .args(["--request-timeout=5s", "get", "--raw", "/readyz"])
+    let args = ["--request-timeout=5s", "get", "--raw", "/readyz"];
+    let answer = Kubectl::new(layout)
+        .with(&layout.demo_kubeconfig(), &args)
         .output()
         .await;
     let problem = answer.err().map(|error| error.to_line());

@@ -148,10 +148,9 @@ impl Progress {
 impl Reporter {
     /// For `total` steps that begin now.
     pub fn new(total: usize) -> Self {
-        let terminal = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         Self {
             begun: Instant::now(),
-            terminal,
+            terminal: io::stdout().is_terminal(),
             total,
             done: 0,
         }

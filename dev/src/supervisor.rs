@@ -62,8 +62,6 @@ pub enum Probe {
 pub enum Request {
     /// Keep this service running; start it anew if it differs from what is kept under its name.
     Keep(Box<Service>),
-    /// Stop a service and forget it.
-    Forget(String),
     /// Stop and start a service.
     Restart(String),
     /// Report every service.

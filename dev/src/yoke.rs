@@ -182,10 +182,11 @@ pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
 async fn demo_namespaces(layout: &Layout) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let answer = Command::new(layout.binary("kubectl"))
-            .arg("--kubeconfig")
-            .arg(layout.demo_kubeconfig())
-            .args(["--request-timeout=5s", "get", "namespaces"])
+        let answer = Kubectl::new(layout)
+            .with(
+                &layout.demo_kubeconfig(),
+                &["--request-timeout=5s", "get", "namespaces"],
+            )
             .output()
             .await;
         match answer {

@@ -64,7 +64,9 @@ impl Stack {
     /// A program of `.dev/bin`.
     pub fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.dir.join("bin").join(name));
-        command.env_remove("KUBECONFIG");
+        command
+            .env_remove("KUBECONFIG")
+            .env("KUBECACHEDIR", self.dir.join("kubectl"));
         command
     }
 

@@ -274,6 +274,8 @@ impl Services<'_> {
             self.layout.binary("kubectl").display().to_string(),
             "--kubeconfig".to_owned(),
             self.layout.host_kubeconfig().display().to_string(),
+            "--cache-dir".to_owned(),
+            self.layout.kubectl_cache().display().to_string(),
             "--request-timeout=3s".to_owned(),
         ];
         command.extend(args.iter().map(ToString::to_string));

@@ -189,7 +189,7 @@ pub async fn module_dir(layout: &Layout, module: &str, path: &str) -> Result<Pat
         .args(["list", "-m", "-f", "{{.Dir}}", path])
         .dir(layout.root().join("dev/go").join(module))
         .env("GOTOOLCHAIN", "local")
-        .env("GOFLAGS", "-mod=mod")
+        .env("GOFLAGS", "-mod=readonly")
         .output()
         .await?;
     Ok(PathBuf::from(dir.trim()))

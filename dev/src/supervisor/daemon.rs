@@ -117,7 +117,6 @@ impl Daemon {
     async fn obey(&mut self, request: Request) -> (Reply, After) {
         let reply = match request {
             Request::Keep(service) => self.keep(*service).await,
-            Request::Forget(name) => self.forget(&name).await,
             Request::Restart(name) => match self.keepers.iter().find(|keeper| keeper.service.name == name) {
                 Some(keeper) => {
                     keeper.restart().await;
@@ -172,22 +171,6 @@ impl Daemon {
                 self.spawn(service);
                 let keeper = self.keepers.pop().context("a keeper was just added")?;
                 self.keepers.insert(at, keeper);
-            }
-        }
-        Ok(Reply::Done)
-    }
-
-    async fn forget(&mut self, name: &str) -> Result<Reply> {
-        let Some(at) = self.keepers.iter().position(|keeper| keeper.service.name == name) else {
-            return Ok(Reply::Done);
-        };
-        self.keepers.remove(at).stop(STOP_LIMIT).await;
-        for entry in fs::read_dir(services_dir(&self.layout))
-            .context("reading the services to keep")?
-            .flatten()
-        {
-            if entry.file_name().to_string_lossy().ends_with(&format!("-{name}.json")) {
-                fs::remove_file(entry.path()).context("forgetting a service")?;
             }
         }
         Ok(Reply::Done)
