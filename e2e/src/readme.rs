@@ -25,6 +25,14 @@ pub fn commands(kind: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
+/// The commands that stand in the text itself, between backquotes, and begin with a program's name.
+pub fn inline(program: &str) -> Result<Vec<String>> {
+    let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
+    let found = parse_inline(&readme, program);
+    ensure!(!found.is_empty(), "the README's text has no command of {program}");
+    Ok(found)
+}
+
 /// Every kind of block that the README has.
 pub fn kinds() -> Result<Vec<String>> {
     let readme = std::fs::read_to_string(root().join("README.md")).context("reading the README")?;
@@ -60,6 +68,21 @@ fn parse(readme: &str, kind: &str) -> Vec<String> {
     found
 }
 
+fn parse_inline(readme: &str, program: &str) -> Vec<String> {
+    let mut within = false;
+    let outside = readme.lines().filter(|line| {
+        let fence = line.starts_with("```");
+        within ^= fence;
+        !within && !fence
+    });
+    let text = outside.collect::<Vec<_>>().join("\n");
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted
+        .filter(|text| text.split(' ').next() == Some(program))
+        .map(str::to_owned)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,5 +92,11 @@ mod tests {
         let text = "```a\n$ one\nprinted\n```\n$ none\n```a b\n$ two\n```\n```a\n$ three\n```\n";
         assert_eq!(parse(text, "a"), ["one", "three"]);
         assert_eq!(parse(text, "a b"), ["two"]);
+    }
+
+    #[test]
+    fn inline_commands_are_those_between_backquotes_outside_of_blocks() {
+        let text = "See `a one` and `b`.\n```a\n$ `a two`\n```\n| `a three` | `ab` |\n";
+        assert_eq!(parse_inline(text, "a"), ["a one", "a three"]);
     }
 }

@@ -213,3 +213,9 @@ pub fn is_true(conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Con
         .iter()
         .any(|condition| condition.type_ == of.as_str() && condition.status == "True")
 }
+
+/// The namespace of a Cluster's control plane.
+pub fn hosted_namespace(cluster: &Cluster) -> Result<String> {
+    let id = cluster.id().context("the Cluster has no identity yet")?;
+    Ok(id.hosted_namespace().to_string())
+}

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
+use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::tenant::is_true;
 use yoke_e2e::{Stack, TenantFixture, network, process, wait_for};
 
@@ -145,7 +146,7 @@ async fn recover(tenant: &TenantFixture, name: &str) -> Result<Vec<Duration>> {
 
 async fn container_pid(tenant: &TenantFixture, name: &str, container: &str) -> Result<u32> {
     let cluster = tenant.clusters().get(name).await?;
-    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let hosted = hosted_namespace(&cluster)?;
     let pod = network::pod(&tenant.stack, &hosted, &format!("yoke.drzzl.io/cluster={name}")).await?;
     network::container_pid(&tenant.stack, &pod, container).await
 }

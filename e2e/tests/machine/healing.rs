@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use tokio::process::Command;
+use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
@@ -107,7 +108,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "healing").await?.expecting(&LOSSES);
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
-    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let hosted = hosted_namespace(&cluster)?;
     let control_plane = |container| Victim::Container(hosted.clone(), "yoke.drzzl.io/cluster=a", container);
     let system = |selector, container| Victim::Container("yoke-system".to_owned(), selector, container);
     let victims = [
@@ -207,7 +208,7 @@ async fn a_replaced_pod_is_followed() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "replaced").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
-    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let hosted = hosted_namespace(&cluster)?;
     let control_plane = (hosted.as_str(), "yoke.drzzl.io/cluster=a");
     // A control plane follows each part of the ingress: the new one has to learn where it went.
     for (namespace, selector) in [

@@ -3,3 +3,4 @@
 mod healing;
 mod make;
 mod routing;
+mod supervisor;

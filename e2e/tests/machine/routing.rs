@@ -6,6 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
 use yoke_e2e::{Stack, TenantFixture, run, wait_until};
 
+/// How soon a deleted Cluster's name is refused.
+const GONE_LIMIT: Duration = Duration::from_secs(1);
+
 /// Asks for a TLS session at the ingress with a server name, or with none; true when a certificate came back.
 async fn tls_answers(stack: &Stack, server_name: Option<&str>) -> Result<bool> {
     let mut command = Command::new("openssl");
@@ -52,11 +55,16 @@ async fn only_known_names_are_routed() -> Result<()> {
     let clusters = tenant.clusters();
     clusters.delete("a", &Default::default()).await?;
     let asked = Instant::now();
-    wait_until("the name to be refused", Duration::from_secs(1), || async {
+    wait_until("the name to be refused", GONE_LIMIT, || async {
         Ok(!tls_answers(&stack, Some(&name)).await?)
     })
     .await?;
-    println!("no longer routed {:?} after the delete was accepted", asked.elapsed());
+    let gone = asked.elapsed();
+    println!("no longer routed {gone:?} after the delete was accepted");
+    ensure!(
+        gone <= GONE_LIMIT,
+        "{name} was refused {gone:?} after its deletion only"
+    );
     stack
         .kubectl(&kubeconfig, &["get", "ns", "--request-timeout=5s"])
         .await?

@@ -3,6 +3,20 @@
 use anyhow::{Context as _, Result, ensure};
 use yoke_e2e::{Stack, TenantFixture};
 
+/// What `kubectl get clusters -o wide` shows.
+const COLUMNS: [&str; 10] = [
+    "NAME",
+    "VERSION",
+    "PHASE",
+    "READY",
+    "ENDPOINT",
+    "NODES",
+    "AGE",
+    "KUBECONFIG",
+    "CA-EXPIRES",
+    "MESSAGE",
+];
+
 #[tokio::test]
 async fn cluster_by_cli_from_creation_to_deletion() -> Result<()> {
     let stack = Stack::connect().await?;
@@ -27,6 +41,12 @@ async fn cluster_by_cli_from_creation_to_deletion() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), &kubeconfig)?;
     stack.kubectl(file.path(), &["get", "namespaces"]).await?.ok()?;
+
+    // What kubectl shows of itself are the CRD's columns.
+    let get = ["get", "clusters", "a", "-n", namespace, "-o", "wide"];
+    let columns = stack.host_kubectl(&get).await?.ok()?;
+    let header: Vec<_> = columns.lines().next().unwrap_or_default().split_whitespace().collect();
+    ensure!(header == COLUMNS, "the columns of a Cluster are {header:?}");
 
     let status = stack.yoke(&["status", "a", "-n", namespace]).await?.ok()?;
     ensure!(status.contains("Ready"), "{status}");

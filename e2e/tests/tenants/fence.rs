@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use yoke_e2e::network::{self, Door, From, knock};
+use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Stack, TenantFixture, wait_for};
 
 const API: u16 = 6443;
@@ -55,7 +56,7 @@ async fn remove_strangers(stack: &Stack, wait: &str) -> Result<()> {
 
 async fn control_plane(tenant: &TenantFixture, name: &str) -> Result<(Pod, From)> {
     let (cluster, _) = tenant.ready_cluster(name).await?;
-    let hosted = cluster.id().context("no identity")?.hosted_namespace().to_string();
+    let hosted = hosted_namespace(&cluster)?;
     let pod = network::pod(&tenant.stack, &hosted, &format!("yoke.drzzl.io/cluster={name}")).await?;
     let inside = From::Process(network::container_pid(&tenant.stack, &pod, "kube-apiserver").await?);
     Ok((pod, inside))

@@ -10,12 +10,9 @@ use kube::api::{Api, ListParams};
 use kube::config::Kubeconfig;
 use yoke_api::Cluster;
 use yoke_e2e::network;
+use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Stack, TenantFixture, wait_for};
 use yoke_pki::inspect::ParsedCertificate;
-
-fn hosted_namespace(cluster: &Cluster) -> Result<String> {
-    Ok(format!("yoke-{}", cluster.spec.id.as_deref().context("no identity")?))
-}
 
 fn server_name(cluster: &Cluster) -> Result<String> {
     let endpoint = cluster.status.as_ref().and_then(|status| status.endpoint.as_ref());

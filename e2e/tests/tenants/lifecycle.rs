@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use yoke_api::ConditionType;
 use yoke_e2e::tenant::READY_LIMIT;
+use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Stack, TenantFixture, wait_until};
 
 #[tokio::test]
@@ -48,8 +49,8 @@ async fn deleting_a_cluster_removes_everything() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "delete").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
+    let hosted = hosted_namespace(&cluster)?;
     let id = cluster.spec.id.context("no identity")?;
-    let hosted = format!("yoke-{id}");
     let label = format!("yoke.drzzl.io/id={id}");
     stack.host_kubectl(&["get", "namespace", &hosted]).await?.ok()?;
     tenant.delete_cluster("a").await?;
@@ -85,7 +86,7 @@ async fn sleep_keeps_everything_and_paused_changes_nothing() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "sleep").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
-    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let hosted = hosted_namespace(&cluster)?;
     stack
         .kubectl(&kubeconfig, &["create", "configmap", "kept", "--from-literal=k=v"])
         .await?
@@ -137,7 +138,7 @@ async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "repair").await?;
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
-    let hosted = format!("yoke-{}", cluster.spec.id.context("no identity")?);
+    let hosted = hosted_namespace(&cluster)?;
     stack
         .kubectl(&kubeconfig, &["create", "configmap", "kept"])
         .await?

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use yoke_api::cluster::DesiredState;
 use yoke_api::tenant::TenantQuota;
 use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
-use yoke_e2e::tenant::READY_LIMIT;
+use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, network, watch_for};
 
 /// How many Clusters come and go beside an open watch, and how many of them at a time.
@@ -37,7 +37,7 @@ async fn xds_counter(stack: &Stack, name: &str) -> Result<u64> {
 
 /// Waits until the operator has told the ingress of a name of a Cluster.
 async fn told(tenant: &TenantFixture, cluster: &Cluster, name: &str) -> Result<()> {
-    let hosted = cluster.id().context("no identity")?.hosted_namespace().to_string();
+    let hosted = hosted_namespace(cluster)?;
     let configs: Api<ConfigMap> = Api::namespaced(tenant.stack.host.clone(), &hosted);
     let what = format!("{name} to be published");
     watch_for(
@@ -74,8 +74,9 @@ async fn come_and_go(tenant: &TenantFixture, name: &str) -> Result<()> {
 #[tokio::test]
 async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "watch").await?;
     let quota = TenantQuota {
-        clusters: i32::try_from(AT_ONCE)? + 2,
+        clusters: i32::try_from(AT_ONCE)? + 1,
         storage: Quantity("12Gi".into()),
     };
     let spec = TenantSpec {
@@ -83,7 +84,7 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
         allowed_domains: vec![DOMAIN.into()],
         ..TenantSpec::default()
     };
-    let tenant = TenantFixture::create_with(&stack, "watch", spec).await?;
+    let other = TenantFixture::create_with(&stack, "watched", spec).await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
     let mut watch = stack.program("kubectl");
     watch.arg("--kubeconfig").arg(&kubeconfig).args([
@@ -105,14 +106,14 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
 
     // One runs, as many as it takes come and go beside it.
     let running = async {
-        let (_, neighbour) = tenant.ready_cluster("b").await?;
+        let (_, neighbour) = other.ready_cluster("b").await?;
         stack.kubectl(&neighbour, &["get", "namespaces"]).await?.ok()?;
-        tenant.delete_cluster("b").await
+        other.delete_cluster("b").await
     };
     let others = async {
         for begin in (0..NEIGHBOURS).step_by(AT_ONCE) {
             let names: Vec<_> = (begin..begin + AT_ONCE).map(|number| format!("n{number}")).collect();
-            try_join_all(names.iter().map(|name| come_and_go(&tenant, name))).await?;
+            try_join_all(names.iter().map(|name| come_and_go(&other, name))).await?;
             let marker = format!("marker-{begin}");
             stack
                 .kubectl(&kubeconfig, &["create", "configmap", &marker])
@@ -140,5 +141,6 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
         responses >= NEIGHBOURS as u64,
         "Envoy was told of {responses} changes only"
     );
+    other.remove().await?;
     tenant.remove().await
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
 use yoke_e2e::logs::Journal;
-use yoke_e2e::readme::{commands, kinds, root, type_in};
+use yoke_e2e::readme::{commands, inline, kinds, root, type_in};
 use yoke_e2e::{Stack, run};
 
 const KINDS: [&str; 7] = [
@@ -47,6 +47,25 @@ async fn every_command_works() -> Result<()> {
         unlisted.join("\n")
     );
     Ok(())
+}
+
+/// Those in the text, with the demo cluster for the names that a reader fills in.
+#[tokio::test]
+async fn every_command_in_the_text_works() -> Result<()> {
+    let mut commands = vec![
+        "source .dev/env".to_owned(),
+        "export KUBECONFIG=.dev/host.kubeconfig".to_owned(),
+    ];
+    for command in inline("kubectl")?
+        .into_iter()
+        .filter(|command| command != "kubectl yoke")
+    {
+        commands.push(command.replace("NAME", "demo").replace("TENANT", "demo"));
+    }
+    for command in inline("make")? {
+        commands.push(command.replace("make", "make --dry-run"));
+    }
+    type_in(&root(), &[], &commands).await.map(drop)
 }
 
 /// A block of a kind that no test knows would be one that none runs.

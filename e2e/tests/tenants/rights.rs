@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ListParams, PostParams};
 use yoke_api::TenantSpec;
 use yoke_api::tenant::{SubjectKind, TenantSubject};
+use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Stack, TenantFixture};
 
 /// One permission: API group, resource, name (empty: any), verb.
@@ -121,7 +122,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
     let namespaces = Api::<Namespace>::all(stack.host.clone());
     let namespaces = namespaces.list(&ListParams::default()).await?.items;
     let names: Vec<_> = namespaces.into_iter().filter_map(|found| found.metadata.name).collect();
-    let hosted = cluster.id().context("no identity")?.hosted_namespace().to_string();
+    let hosted = hosted_namespace(&cluster)?;
     for expected in ["yoke-pki", "yoke-system", hosted.as_str()] {
         ensure!(names.iter().any(|name| name == expected), "no {expected} in {names:?}");
     }

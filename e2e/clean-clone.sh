@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Brings up the stack of a clean clone, with the build cache as it is, and fails when that takes five minutes or more.
+set -euo pipefail
+limit=300
+clone=$(mktemp -d)/yoke
+finish() {
+    status=$?
+    make --no-print-directory -C "$clone" down || status=1
+    rm -rf "$(dirname "$clone")"
+    exit $status
+}
+git clone --quiet "$(cd "$(dirname "$0")/.." && pwd)" "$clone"
+trap finish EXIT
+SECONDS=0
+make --no-print-directory -C "$clone" up
+echo "a clean clone was up after $SECONDS s"
+[ $SECONDS -lt $limit ]
