@@ -108,8 +108,6 @@ reasons! {
     Paused,
     /// The first control plane is being made.
     Provisioning,
-    /// A change of the version is being carried out.
-    Upgrading,
     /// A change other than of the version is being carried out.
     Updating,
     /// The object is being deleted.
@@ -142,8 +140,6 @@ reasons! {
     NamespacePending,
     /// NATS has no room for the streams.
     StoreQuotaExceeded,
-    /// The ingress refused the cluster's configuration.
-    IngressRefused,
     /// `spec.state` is `Asleep`.
     AsleepByRequest,
     /// `spec.state` is `Running`.

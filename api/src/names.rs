@@ -94,11 +94,6 @@ impl ClusterId {
         format!("kine.{}.snap.>", self.0)
     }
 
-    /// Subjects on which two stores of one cluster speak to each other.
-    pub fn rpc_subjects(&self) -> String {
-        format!("kine.{}.rpc.>", self.0)
-    }
-
     /// Prefix of the inboxes of the cluster's NATS user; it may subscribe to no others.
     pub fn inbox_prefix(&self) -> String {
         format!("_INBOX_{}", self.0)

@@ -57,11 +57,6 @@ impl Cidr {
     pub fn is_part_of(self, other: Self) -> bool {
         self.prefix > other.prefix && self.overlaps(other)
     }
-
-    /// Number of bits left for hosts.
-    pub fn host_bits(self) -> u8 {
-        width(self.address) - self.prefix
-    }
 }
 
 impl FromStr for Cidr {

@@ -13,8 +13,7 @@ use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::x509::X509Name;
-
-use crate::plan::is_within;
+use yoke_api::names::is_within;
 
 const CERTIFICATE_TAG: &str = "CERTIFICATE";
 

@@ -36,8 +36,6 @@ use crate::cert_manager::{Certificate, Issuer};
 mod build;
 mod names;
 
-pub(crate) use names::is_within;
-
 /// The Issuer, Certificate and Secret of the root R, made by the chart.
 pub const ROOT: &str = "yoke-root";
 /// The Certificate and Secret that the ingress shows to workloads, made by the chart.
