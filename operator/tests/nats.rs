@@ -60,7 +60,7 @@ impl Store {
 
     /// Makes what is missing, as a reconciliation does.
     async fn ensure(&self) -> Result<i64, NatsError> {
-        streams::ensure(&self.nats, &self.plan.id, &self.account).await
+        streams::ensure(&self.nats, &self.plan.id, &self.account, false).await
     }
 
     fn user(&self) -> &ClusterUser {
@@ -462,7 +462,7 @@ async fn account_is_limited_to_what_its_streams_reserve() {
     // Again is no change.
     assert_eq!(store.ensure().await.unwrap(), 0);
     let provisioner = Provisioner::connect(&nats, &store.account.public_key).await.unwrap();
-    let refused = provisioner.ensure(&plan(OTHER)).await.unwrap_err();
+    let refused = provisioner.ensure(&plan(OTHER), false).await.unwrap_err();
     assert!(refused.is_limit(), "{refused:?}");
     // Larger, and smaller than at first.
     for (quota, reserved) in [(4 << 20, 148 << 20), (1 << 19, (130 << 20) + (1 << 19))] {
@@ -510,6 +510,26 @@ async fn deletion_takes_the_data_and_only_its_own() {
     // A Cluster of the same identity has another account, and none of the data.
     let successor = Store::new(&nats, OWN).await;
     assert_eq!(successor.open(&server).await.count_records(OWN).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let store = Store::new(&nats, OWN).await;
+    let ensure = async |has_state| streams::ensure(&nats, &store.plan.id, &store.account, has_state).await;
+    ensure(true).await.unwrap();
+    server.lose_streams(&store.account.public_key).await;
+    let log = store.plan.id.stream();
+    for _ in 0..2 {
+        let lost = ensure(true).await.unwrap_err();
+        assert!(
+            matches!(&lost, NatsError::LogLost { stream } if *stream == log),
+            "{lost:?}"
+        );
+    }
+    ensure(false).await.unwrap();
+    ensure(true).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -44,7 +44,7 @@ struct Place<'a> {
 }
 
 /// Whether the Cluster ever had an API, and so has state that hangs on what was drawn for it.
-fn has_state(cluster: &Cluster) -> bool {
+pub(super) fn has_state(cluster: &Cluster) -> bool {
     let mut history = cluster.status.iter().flat_map(|status| &status.history);
     history.any(|entry| entry.completed.is_some())
 }

@@ -35,11 +35,12 @@ pub(super) async fn ensure(
 ) -> Result<(Store, String), ReconcileError> {
     let (mut account, credentials) = kept::ensure_account(context, cluster, identity, size).await?;
     kept::note_size(context, identity, &mut account, size).await?;
-    Ok((look(context, identity, &account).await, credentials))
+    Ok((look(context, cluster, identity, &account).await, credentials))
 }
 
-/// Gives NATS the account, and makes the streams or finds them; what goes wrong there is a condition, not a failure.
-pub(super) async fn look(context: &Context, identity: &Identity, account: &Account) -> Store {
+/// Gives NATS the account, and makes the streams or finds them; what goes wrong there is a condition, not a failure. An
+/// empty log in place of a lost one would be an empty cluster, to all who act on what its API says: none is made.
+pub(super) async fn look(context: &Context, cluster: &Cluster, identity: &Identity, account: &Account) -> Store {
     let id = &identity.id;
     let ready = |bytes| Store {
         state: State::yes(Reason::AsExpected, "Account, user and streams are there."),
@@ -52,7 +53,7 @@ pub(super) async fn look(context: &Context, identity: &Identity, account: &Accou
     {
         return ready(bytes);
     }
-    match streams::ensure(&context.nats, id, account).await {
+    match streams::ensure(&context.nats, id, account, kept::has_state(cluster)).await {
         Ok(bytes) => {
             context.note(id, |seen| seen.store = Some((account.clone(), Instant::now(), bytes)));
             ready(bytes)
@@ -60,6 +61,7 @@ pub(super) async fn look(context: &Context, identity: &Identity, account: &Accou
         Err(error) => {
             let reason = match error {
                 NatsError::Foreign { .. } => Reason::IdentityConflict,
+                NatsError::LogLost { .. } => Reason::StoreLost,
                 _ if error.is_limit() => Reason::StoreQuotaExceeded,
                 _ => Reason::StoreUnavailable,
             };

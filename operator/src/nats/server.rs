@@ -78,6 +78,14 @@ pub enum NatsError {
         /// The name in its claims.
         name: String,
     },
+    /// The log of a Cluster is gone.
+    #[error(
+        "NATS has no stream {stream}, which the Cluster's data is in; restore it from a backup of NATS, or delete the Cluster"
+    )]
+    LogLost {
+        /// The stream.
+        stream: String,
+    },
     /// A token cannot be made.
     #[error("making a NATS token")]
     Claims(#[from] ClaimsError),

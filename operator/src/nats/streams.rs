@@ -41,8 +41,8 @@ pub struct Provisioner {
 }
 
 /// Gives NATS a Cluster's account, and makes its streams or changes them to what they should be; returns the bytes that they
-/// hold.
-pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account) -> Result<i64, NatsError> {
+/// hold. Where the Cluster `has_state`, a log that is not there is [`NatsError::LogLost`], and none is made.
+pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: bool) -> Result<i64, NatsError> {
     let is_larger = nats.ensure_account(id, account).await?;
     let plan = StreamsPlan {
         id: id.clone(),
@@ -50,7 +50,7 @@ pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account) -> Result<i6
     };
     let bytes = Provisioner::connect(nats, &account.public_key)
         .await?
-        .ensure(&plan)
+        .ensure(&plan, has_state)
         .await?;
     if is_larger {
         nats.trim_account(id, account).await?;
@@ -119,9 +119,12 @@ impl Provisioner {
         })
     }
 
-    /// Makes the streams, or changes them to what they should be; returns the bytes that they hold.
-    pub async fn ensure(&self, plan: &StreamsPlan) -> Result<i64, NatsError> {
+    /// Makes the streams, or changes them to what they should be; see [`ensure`].
+    pub async fn ensure(&self, plan: &StreamsPlan, has_state: bool) -> Result<i64, NatsError> {
         let (log, snapshots) = (build_log(plan), build_snapshots(plan));
+        if has_state && self.find(&log.name).await?.is_none() {
+            return Err(NatsError::LogLost { stream: log.name });
+        }
         let (log, snapshots) = tokio::try_join!(self.ensure_one(&log), self.ensure_one(&snapshots))?;
         let bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
         Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
@@ -129,15 +132,8 @@ impl Provisioner {
 
     async fn ensure_one(&self, wanted: &Config) -> Result<Info, NatsError> {
         let name = &wanted.name;
-        let found = self
-            .request::<_, Info>(
-                format!("inspecting stream {name}"),
-                format!("STREAM.INFO.{name}"),
-                &Nothing {},
-            )
-            .await;
-        match found {
-            Ok(info) => match plan_update(&info.config, wanted) {
+        match self.find(name).await? {
+            Some(info) => match plan_update(&info.config, wanted) {
                 None => Ok(info),
                 Some(update) => {
                     self.request(
@@ -148,10 +144,25 @@ impl Provisioner {
                     .await
                 }
             },
-            Err(NatsError::JetStream { code: NOT_FOUND, .. }) => {
+            None => {
                 self.request(format!("making stream {name}"), format!("STREAM.CREATE.{name}"), wanted)
                     .await
             }
+        }
+    }
+
+    /// A stream, if it is there.
+    async fn find(&self, name: &str) -> Result<Option<Info>, NatsError> {
+        let found = self
+            .request(
+                format!("inspecting stream {name}"),
+                format!("STREAM.INFO.{name}"),
+                &Nothing {},
+            )
+            .await;
+        match found {
+            Ok(info) => Ok(Some(info)),
+            Err(NatsError::JetStream { code: NOT_FOUND, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -426,7 +426,7 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
     };
     let id = HOST_STORE.parse().unwrap();
     let account = Account::draw(&id, size, 0).unwrap();
-    streams::ensure(&nats, &id, &account).await.unwrap();
+    streams::ensure(&nats, &id, &account, false).await.unwrap();
     std::fs::write(dir.join("host.creds"), account.user.unwrap().credentials).unwrap();
     std::fs::copy(server.config().secret_dir.join("ca.crt"), dir.join("nats-ca.crt")).unwrap();
     spawn(

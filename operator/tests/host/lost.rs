@@ -167,4 +167,14 @@ async fn clusters_are_kept_alive_while_nats_is_lost() {
         condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
     })
     .await;
+    // What NATS comes back without is told, and not replaced by an empty log.
+    note_state(&host, "a").await;
+    let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
+    host.nats.lose_streams(&account).await;
+    host.context.forget_stores();
+    host.bring("a", "the loss is told", async || {
+        condition(&host.cluster("a").await, "Degraded") == "True/StoreLost"
+    })
+    .await;
+    assert!(!host.has_stream(&account, id.as_str()).await);
 }

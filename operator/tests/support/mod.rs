@@ -52,6 +52,14 @@ impl Server {
         self.dir.path().join("data/jetstream").join(account).exists()
     }
 
+    /// Loses the streams of an account, as with a disk.
+    pub(crate) async fn lose_streams(&self, account: &str) {
+        let credentials = std::fs::read_to_string(self.dir.path().join("system.creds")).unwrap();
+        let system = self.connect_options(&credentials).connect(self.url()).await.unwrap();
+        let subject = format!("$JS.API.ACCOUNT.PURGE.{account}");
+        system.request(subject, "".into()).await.unwrap();
+    }
+
     /// Ends the server.
     pub(crate) fn stop(&mut self) {
         self.child.kill().unwrap();

@@ -187,7 +187,7 @@ fn plan_degraded(outcome: &Outcome) -> State {
     }
     let lacks = matches!(
         outcome.store.reason,
-        Reason::StoreUnavailable | Reason::IdentityConflict
+        Reason::StoreUnavailable | Reason::StoreLost | Reason::IdentityConflict
     );
     if outcome.accepted.is_ok() && lacks {
         return State::yes(outcome.store.reason, outcome.store.message.clone());
