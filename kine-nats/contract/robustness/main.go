@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
-	"slices"
 	"time"
 
 	"go.etcd.io/etcd/tests/v3/robustness/traffic"
@@ -38,12 +37,8 @@ type shape struct{ servers, members int }
 
 func (s shape) String() string { return fmt.Sprintf("%dx%d", s.servers, s.members) }
 
-// The classes single and replicated. Those with followers run only when asked for: a follower shows what its writer has
-// not heard to be stored yet, so that a read at the writer may come behind one at the follower.
-var (
-	shapes    = []shape{{1, 1}, {3, 1}}
-	following = []shape{{1, 2}, {3, 2}}
-)
+// The classes single and replicated, each alone and with a follower.
+var shapes = []shape{{1, 1}, {3, 1}, {1, 2}, {3, 2}}
 
 func main() {
 	runs := flag.Int("runs", 1, "how many runs")
@@ -82,7 +77,7 @@ func one(seed int64, onlyFault, onlyTraffic, onlyShape, keep string) error {
 			plan.kind = k
 		}
 	}
-	for _, s := range slices.Concat(shapes, following) {
+	for _, s := range shapes {
 		if s.String() == onlyShape {
 			plan.shape = s
 		}
