@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
@@ -59,7 +59,7 @@ pub(super) async fn ensure(
                 string_data: [(NUMBER, number.to_string()), (TEMPLATE, template.to_owned())].into(),
             };
             secrets
-                .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                .patch(&name, &context.clusters.merge_params(), &Patch::Merge(&patch))
                 .await
                 .map_err(ReconcileError::host("the number of the next start"))?;
             tracing::info!(cluster = %identity.id, incarnation = number, "control plane gets a new number");

@@ -101,7 +101,7 @@ async fn restart(
     api.patch(
         stateful_set::NAME,
         &context.clusters.merge_params(),
-        &Patch::Merge(&patch),
+        &Patch::Strategic(&patch),
     )
     .await
     .map_err(ReconcileError::host("the control plane"))?;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
@@ -225,7 +225,7 @@ pub(super) async fn retain(context: &Context, identity: &Identity, account: Acco
     let patch = Removal {
         data: [(CREDENTIALS, None)].into(),
     };
-    api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+    api.patch(&name, &context.clusters.merge_params(), &Patch::Merge(&patch))
         .await
         .map_err(ReconcileError::host("a kept Secret"))?;
     Ok(())
@@ -298,9 +298,13 @@ async fn write(context: &Context, secret: &Secret, texts: Texts) -> Result<(), R
         string_data: texts,
     };
     let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
-    api.patch(&secret.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
-        .await
-        .map_err(ReconcileError::host("a kept Secret"))?;
+    api.patch(
+        &secret.name_any(),
+        &context.clusters.merge_params(),
+        &Patch::Merge(&patch),
+    )
+    .await
+    .map_err(ReconcileError::host("a kept Secret"))?;
     Ok(())
 }
 

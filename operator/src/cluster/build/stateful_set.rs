@@ -71,26 +71,42 @@ pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulS
     }
 }
 
-/// A merge patch that starts a control plane again as it is, for what it reads once; refused if it is another one by now.
+/// A strategic merge patch that starts a control plane again as it is, for what it reads once; refused if it is another one
+/// by now. It names what changes and nothing else.
 pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str) -> StatefulSet {
-    let mut spec = set.spec.clone().unwrap_or_default();
     let annotations = [
         (labels::INCARNATION, incarnation.to_string()),
         (labels::CONFIG_DIGEST, digest.to_owned()),
     ];
-    let meta = spec.template.metadata.get_or_insert_default();
-    let known = meta.annotations.get_or_insert_default();
-    known.extend(annotations.map(|(key, value)| (key.to_owned(), value)));
-    let containers = spec.template.spec.iter_mut().flat_map(|pod| &mut pod.init_containers);
-    for arguments in containers.flatten().flat_map(|container| &mut container.args) {
-        arguments::renumber_store(arguments, incarnation);
-    }
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let containers = pod.iter().flat_map(|pod| &pod.init_containers).flatten();
+    let renumbered = containers.filter_map(|container| {
+        let mut arguments = container.args.clone()?;
+        arguments::renumber_store(&mut arguments, incarnation);
+        (container.args.as_ref() != Some(&arguments)).then(|| Container {
+            name: container.name.clone(),
+            args: Some(arguments),
+            ..Container::default()
+        })
+    });
     StatefulSet {
         metadata: ObjectMeta {
             resource_version: set.metadata.resource_version.clone(),
             ..ObjectMeta::default()
         },
-        spec: Some(spec),
+        spec: Some(StatefulSetSpec {
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).into()),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(PodSpec {
+                    init_containers: Some(renumbered.collect()),
+                    ..PodSpec::default()
+                }),
+            },
+            ..StatefulSetSpec::default()
+        }),
         status: None,
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::DeepMerge as _;
 use serde::Serialize;
 use yoke_api::Cluster;
 use yoke_pki::plan::{AuthorityRole, LeafRole};
@@ -62,7 +63,9 @@ fn objects_are_those_of_the_golden_files() {
             digest: "fedcba9876543210".into(),
             ..start.clone()
         };
-        let restarted = stateful_set::build_restart(&set, later.incarnation, &later.digest);
+        // Merged as the API server does: containers by their names.
+        let mut restarted = set.clone();
+        restarted.merge_from(stateful_set::build_restart(&set, later.incarnation, &later.digest));
         let expected = stateful_set::build_stateful_set(&blueprint, &later);
         assert_eq!(restarted.spec, expected.spec, "{}", case.display());
         assert_eq!(stateful_set::read_digest(&set), Some(&start.digest));
