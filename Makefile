@@ -28,7 +28,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/yoke
 export PATH := $(CACHE)/toolchains/rust/bin:$(CACHE)/toolchains/go/bin:$(PATH)
 # Compiled dependencies are shared by all clones, as the rest of the build cache is; binaries stay in the clone's target/.
 export CARGO_BUILD_BUILD_DIR ?= $(CACHE)/rust
-DENY_VERSION := 0.18.9
+DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)
 
 # A check builds once: what would make a second build of the same clone quicker only fills the shared folder.

@@ -106,7 +106,7 @@ fn unescape(text: &str) -> String {
         .fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Where components put something whatever they are told. Emptied folders go too; no distribution's package has a file
+/// Where components were seen to put something whatever they are told. Emptied folders go too; no distribution's package has a file
 /// in them.
 const FIXED_PLACES: &[&str] = &[
     "/run/containerd/runc/k8s.io",

@@ -20,7 +20,7 @@ pub mod services;
 pub const NODE_NAME: &str = "yoke-host";
 /// The port of the host's kube-apiserver.
 pub const API_PORT: u16 = 6443;
-/// The release that the host runs, and the newest one that tenants get.
+/// The release that the host runs, and the one that tenants get unless they ask for another.
 pub const KUBERNETES_VERSION: &str = "1.35.4";
 
 /// What keeps the state of the host API.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::layout::Layout;
 
-/// Where components write whatever they are told; small text files there are read too.
+/// Where components are known to write whatever they are told, or would if they were told less; small text files there are
+/// read too. More places than are cleaned: this finds what the cleaning does not know of.
 const FIXED_PLACES: &[&str] = &[
     "/etc/cni",
     "/opt/cni",

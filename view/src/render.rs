@@ -1,4 +1,5 @@
-//! Clusters and Tenants as rows of a table, with the columns that the CRDs give kubectl. Pure.
+//! Clusters and Tenants as rows of a table, with the columns that the CRDs give kubectl, and a few more when asked.
+//! Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

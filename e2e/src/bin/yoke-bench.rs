@@ -49,7 +49,7 @@ async fn main() -> Result<()> {
             tenant.delete_cluster(&name).await?;
         }
     }
-    println!("\n### `kubectl apply` to Ready, {ROUNDS} rounds\n\n| until | min | median | max |\n|---|---|---|---|");
+    println!("\n### Creation to Ready, {ROUNDS} rounds\n\n| until | min | median | max |\n|---|---|---|---|");
     for phase in PHASES
         .iter()
         .map(ToString::to_string)

@@ -224,8 +224,8 @@ impl Host {
         Box::pin(tenant::reconcile(Arc::new(tenant), Arc::clone(&self.context))).await
     }
 
-    /// Waits until the watches have seen everything that is there now: a mark of each kind that decides would be much, so
-    /// one that is written last and some time for the others.
+    /// Gives the watches a moment to see what was just written. What they have not seen by then, a later reconciliation
+    /// does: whoever waits for a result calls [`Self::bring`] or [`Self::until`], which go on until it is there.
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_millis(60)).await;
     }

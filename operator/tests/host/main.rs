@@ -15,6 +15,7 @@ mod refused;
 mod restored;
 mod starts;
 #[path = "../support/mod.rs"]
+// The tests of NATS alone use more of it.
 #[allow(dead_code)]
 mod support;
 mod tenant_api;
