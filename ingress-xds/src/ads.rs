@@ -330,20 +330,24 @@ impl Interest {
     fn settle(&mut self, request: &Request, snapshot: &Snapshot) -> Option<Refusal> {
         let flight = self.flights.remove(&request.nonce.parse().ok()?)?;
         let reason = request.error.clone()?;
+        let kind = self.kind;
         let is_current = |(name, version): &(Arc<str>, Arc<str>)| {
-            let found = self.kind.find(snapshot, name);
+            let found = kind.find(snapshot, name);
             found.is_some_and(|found| found.resource.version == *version)
         };
-        let (current, overtaken): (Vec<_>, Vec<_>) = flight.versions.into_iter().partition(is_current);
         // If one of them has changed since, the others may be good without it.
-        let retry = !overtaken.is_empty();
-        for (name, version) in current.into_iter().chain(overtaken) {
-            if self.held.get(&name) == Some(&version) {
+        let retry = !flight.versions.iter().all(is_current);
+        for sent in flight.versions {
+            let is_current = is_current(&sent);
+            let (name, version) = sent;
+            let is_newest = self.held.get(&name) == Some(&version);
+            if is_newest {
                 // It may hold an earlier one, so it must still be told of a removal.
                 self.held.insert(Arc::clone(&name), Arc::from(UNKNOWN));
-                if retry {
-                    self.due.insert(Arc::clone(&name), true);
-                }
+            }
+            // Another version may be on its way, and this one be what is served again.
+            if retry && (is_newest || is_current) {
+                self.due.insert(Arc::clone(&name), true);
             }
             self.refused.insert(name, version);
         }
