@@ -48,7 +48,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
     let stack = Stack::connect().await?;
     let quota = TenantQuota {
         clusters: 9,
-        storage: Quantity("2Gi".into()),
+        storage: Quantity("4Gi".into()),
     };
     let spec = TenantSpec {
         quota,
