@@ -68,6 +68,8 @@ struct StreamInfo {
 #[derive(Deserialize)]
 struct StreamConfig {
     max_bytes: i64,
+    #[serde(default)]
+    num_replicas: u32,
 }
 
 #[derive(Deserialize)]
@@ -132,14 +134,20 @@ impl Stream {
 
     /// Where the stream begins and ends.
     pub(crate) async fn info(&self) -> Result<LogInfo, LogError> {
-        // What was lost is among the details only.
+        // What was lost is among the details only. Of several replicas the one that leads tells what it alone had lost, also
+        // when it has it again from the others.
         let info = self.stream_info(&json!({ "deleted_details": true })).await?;
         Ok(LogInfo {
             first: info.state.first_seq,
             last: info.state.last_seq,
             bytes: info.state.bytes,
             limit: u64::try_from(info.config.max_bytes).ok().filter(|limit| *limit > 0),
-            lost: info.state.lost.map(Lost::from).unwrap_or_default(),
+            lost: info
+                .state
+                .lost
+                .filter(|_| info.config.num_replicas <= 1)
+                .map(Lost::from)
+                .unwrap_or_default(),
         })
     }
 
