@@ -94,7 +94,7 @@ impl Step {
     /// What to try when the step fails.
     pub fn advice(self) -> &'static str {
         match self {
-            Self::Prerequisites => "install what is named above, then run `make up` again",
+            Self::Prerequisites => "mend what is said above, then run `make up` again",
             Self::Packages => "check that Debian's mirror is reachable (`apt-get update`), then run `make up` again",
             Self::Binaries => {
                 "check that the Go module proxy (`go env GOPROXY`) and PyPI are reachable and the disk has 10 GB free, \

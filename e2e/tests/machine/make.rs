@@ -106,8 +106,8 @@ async fn failed_step_says_which_it_was_why_and_what_to_try() -> Result<()> {
     let said = run(up, Duration::from_secs(10)).await?.refused()?;
     for expected in [
         "✗ step 1 of 1 failed after",
-        "no apt-get here",
-        "  try: install what is named above",
+        "this stack was made with HOST_STORE=kine-nats, not etcd",
+        "\n  try: mend what is said above",
     ] {
         ensure!(said.contains(expected), "{expected:?} is not said: {said}");
     }
