@@ -15,7 +15,7 @@ use crate::command::Command;
 use crate::credentials::nats;
 use crate::host_cluster::{API_PORT, KUBERNETES_VERSION};
 use crate::images;
-use crate::kubectl::Kubectl;
+use crate::kubectl::{CACHE_VARIABLE, Kubectl};
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::releases::{self, Releases};
@@ -86,6 +86,7 @@ pub async fn install(
     let content = build_values(network.node_ip(), images, releases);
     fs::write(&values, format!("{content:#}\n")).context("writing the chart's values")?;
     Command::new(layout.binary("helm"))
+        .env(CACHE_VARIABLE, layout.kubectl_cache())
         .args(["upgrade", "--install", RELEASE])
         .arg(layout.root().join("charts/yoke"))
         .args(["--namespace", NAMESPACE, "--values"])
