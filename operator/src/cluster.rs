@@ -160,6 +160,7 @@ fn look_around<'c, T>(
         }),
         tenants: &context.caches.tenants.state(),
         clusters: &context.caches.clusters.state(),
+        reserved: kept::find_reserved(context, &identity.tenant),
         running: running_version(cluster),
     })
 }

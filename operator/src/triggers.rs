@@ -13,6 +13,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde_json::Value;
+use yoke_api::labels::component;
 use yoke_api::{Cluster, ConditionType, Tenant, labels, names};
 
 use crate::conditions;
@@ -61,11 +62,7 @@ const CLUSTER: Parts = Parts {
     names: "/spec/endpoint/extraSANs",
 };
 const TENANT: Parts = Parts {
-    all: &[
-        "/metadata/generation",
-        "/metadata/deletionTimestamp",
-        "/status/retainedStorage",
-    ],
+    all: &["/metadata/generation", "/metadata/deletionTimestamp"],
     names: "/spec/allowedDomains",
 };
 const NAMESPACE: Parts = Parts {
@@ -180,6 +177,11 @@ impl Memory {
             "Tenant" => self.plan_shared(object, gone, &TENANT),
             _ if labelled.is_some() => Calls {
                 cluster: labelled.cloned(),
+                // What a store has reserved the Tenant's other Clusters are held against.
+                others: match meta.labels.as_ref().and_then(|all| all.get(labels::COMPONENT)) {
+                    Some(part) if part == component::STORE && kind == "Secret" => Others::Refused,
+                    _ => Others::None,
+                },
                 ..Calls::default()
             },
             "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
@@ -238,7 +240,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
+    use k8s_openapi::api::core::v1::{Pod, Secret};
     use k8s_openapi::api::rbac::v1::Role;
     use serde_json::json;
 
@@ -272,7 +274,7 @@ mod tests {
         let (all, none) = (calls(true, None, Others::All), calls(true, None, Others::None));
         for (rule, value, expected) in [
             ("first sight", tenant(1, 0, None), &all),
-            ("retained data", tenant(1, 0, Some(1)), &all),
+            ("what is told of retained data", tenant(1, 0, Some(1)), &none),
             ("a Cluster more", tenant(1, 1, Some(1)), &none),
             ("another quota", tenant(2, 1, Some(1)), &all),
             ("listed again", tenant(2, 1, Some(1)), &none),
@@ -287,6 +289,17 @@ mod tests {
         let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
         let expected = calls(true, None, Others::None);
         check::<Role>("role", &mut Memory::default(), role, false, &expected);
+    }
+
+    #[test]
+    fn stores_call_for_those_who_wait_for_their_room() {
+        for (component, others) in [("store", Others::Refused), ("pki", Others::None)] {
+            let labels = json!({"yoke.drzzl.io/cluster": "a", "yoke.drzzl.io/tenant": "t",
+                "yoke.drzzl.io/component": component});
+            let secret = json!({"metadata": {"name": "x", "namespace": "yoke-pki", "labels": labels}});
+            let expected = calls(false, Some("a"), others);
+            check::<Secret>(component, &mut Memory::default(), secret, false, &expected);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Clusters and Tenants for tests.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -63,6 +64,7 @@ pub(super) fn around<'c, 'o>(
         namespace_is_tenants: true,
         tenants: &[],
         clusters,
+        reserved: HashMap::new(),
         running: None,
     }
 }

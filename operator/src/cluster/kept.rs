@@ -5,7 +5,8 @@
 //! a service-account key or an account: another key voids every token of a cluster that runs, and another account has none
 //! of its data. An account outlives its Cluster if the data does; the Secret then says whose it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -241,17 +242,37 @@ pub(crate) struct Left {
     pub(crate) secret: Secret,
 }
 
-/// The stores of a Tenant's Clusters that are gone, be it that their data stays or that nobody has collected it yet.
-pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
-    let clusters = context.caches.clusters.state();
-    let has = |secret: &Secret, key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
-    let stores = context.caches.secrets.state_filter(|secret| {
+/// What the stores of a Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
+pub(super) fn find_reserved(context: &Context, tenant: &str) -> HashMap<ClusterId, i64> {
+    let sizes = find_stores(context, tenant).into_iter().filter_map(|secret| {
+        let account = Account::from_data(&data_of(&secret)).ok()?;
+        Some((id_of(&secret)?, account.size.quota))
+    });
+    sizes.collect()
+}
+
+/// The Secrets that name the accounts of a Tenant's stores.
+fn find_stores(context: &Context, tenant: &str) -> Vec<Arc<Secret>> {
+    context.caches.secrets.state_filter(|secret| {
         secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE)
             && has(secret, labels::COMPONENT, component::STORE)
             && has(secret, labels::TENANT, tenant)
-    });
-    let left = stores.into_iter().filter_map(|secret| {
-        let id: ClusterId = secret.labels().get(labels::ID)?.parse().ok()?;
+    })
+}
+
+fn has(secret: &Secret, label: &str, value: &str) -> bool {
+    secret.labels().get(label).map(String::as_str) == Some(value)
+}
+
+fn id_of(secret: &Secret) -> Option<ClusterId> {
+    secret.labels().get(labels::ID)?.parse().ok()
+}
+
+/// The stores of a Tenant's Clusters that are gone, be it that their data stays or that nobody has collected it yet.
+pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
+    let clusters = context.caches.clusters.state();
+    let left = find_stores(context, tenant).into_iter().filter_map(|secret| {
+        let id = id_of(&secret)?;
         let account = Account::from_data(&data_of(&secret)).ok()?;
         // Another that only claims the identity is refused, and has none of it.
         let is_had = clusters.iter().any(|cluster| {

@@ -5,13 +5,14 @@ mod host_names;
 
 pub(super) use host_names::may_have;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
-use yoke_api::{KubernetesVersion, Reason, Tenant};
+use yoke_api::{ClusterId, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
@@ -41,6 +42,8 @@ pub struct Surroundings<'c, 'o> {
     pub tenants: &'o [Arc<Tenant>],
     /// All Clusters of the host, this one included.
     pub clusters: &'o [Arc<Cluster>],
+    /// What the stores of the Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
+    pub reserved: HashMap<ClusterId, i64>,
     /// The version that runs, if any.
     pub running: Option<KubernetesVersion>,
 }
@@ -278,24 +281,30 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
     let quota = &tenant.spec.quota;
     let allowed = usize::try_from(quota.clusters).unwrap_or(0);
     let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
-    let mut older: Vec<_> = around
-        .clusters
-        .iter()
-        .filter(|other| other.namespace() == cluster.namespace() && precedes(other, cluster))
-        .collect();
+    let noted = |other: &Cluster| other.id().and_then(|id| around.reserved.get(&id).copied()).unwrap_or(0);
+    let of_tenant = |other: &&Arc<Cluster>| other.namespace() == cluster.namespace();
+    let siblings: Vec<_> = around.clusters.iter().filter(of_tenant).collect();
+    let is_had = |id: &ClusterId| siblings.iter().any(|other| other.id().as_ref() == Some(id));
+    let gone = around.reserved.iter().filter(|(id, _)| !is_had(id));
+    let retained = sum(gone.map(|(_, bytes)| *bytes));
+    let mut older: Vec<_> = siblings.iter().filter(|other| precedes(other, cluster)).collect();
     older.sort_by_key(|other| rank(other));
-    let retained = tenant
-        .status
-        .as_ref()
-        .and_then(|status| status.retained_storage)
-        .unwrap_or(0);
-    // Only those that fit count: one that is refused for its size takes nothing from the others.
+    // Of those that do not fit only what their stores have already counts: one that is refused for its size takes nothing
+    // from the others, and one that is kept as it was has that.
     let (mut count, mut used) = (0, retained);
-    for bytes in older.into_iter().filter_map(|other| bytes_of(other).ok()) {
-        if count < allowed && used.saturating_add(bytes) <= storage {
+    for other in older {
+        let wanted = bytes_of(other).unwrap_or(0).max(noted(other));
+        if count < allowed && used.saturating_add(wanted) <= storage {
             count += 1;
-            used += bytes;
+            used += wanted;
+        } else {
+            used = used.saturating_add(noted(other));
         }
+    }
+    // Who asks for more than it has finds what younger ones have, too.
+    if own > noted(cluster) {
+        let others = siblings.iter().filter(|other| other.uid() != cluster.uid());
+        used = used.max(retained.saturating_add(sum(others.map(|other| noted(other)))));
     }
     if count >= allowed {
         return refuse(
@@ -314,6 +323,10 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
         );
     }
     Ok(own)
+}
+
+fn sum(bytes: impl Iterator<Item = i64>) -> i64 {
+    bytes.fold(0, i64::saturating_add)
 }
 
 fn build_facts(cluster: &Cluster, identity: &Identity, tenant: &Tenant) -> Result<ClusterFacts, Refusal> {

@@ -1,8 +1,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use yoke_api::tenant::TenantStatus;
 
 use super::*;
-use crate::cluster::fixtures::{argument, around, cluster, config, identity, made_at, tenant, with};
+use crate::cluster::fixtures::{ID, argument, around, cluster, config, identity, made_at, tenant, with};
 
 fn reason(cluster: &Cluster, around: &Surroundings<'_, '_>) -> Option<Reason> {
     validate(cluster, &identity(cluster), around)
@@ -299,14 +298,51 @@ fn clusters_that_do_not_fit_take_nothing_from_others() {
 
 #[test]
 fn data_that_was_retained_counts() {
-    let (config, mut tenant) = (config(), tenant());
+    let (config, tenant) = (config(), tenant());
     for (mebibytes, expected) in [(768, None), (769, Some(Reason::QuotaExceeded))] {
-        tenant.status = Some(TenantStatus {
-            retained_storage: Some(mebibytes << 20),
-            ..TenantStatus::default()
+        let mut around = around(&config, &tenant, &[]);
+        around.reserved = [("zzzzzzzzz2".parse().unwrap(), mebibytes << 20)].into();
+        assert_eq!(reason(&cluster("a"), &around), expected, "{mebibytes} MiB");
+    }
+}
+
+#[test]
+fn what_stores_have_counts_whatever_their_specs_say() {
+    let (config, tenant) = (config(), tenant());
+    let mine = cluster("a");
+    let other = |second: i64, quota: &str| {
+        let other = with(made_at(cluster("b"), second), |spec| {
+            spec.id = Some("zzzzzzzzz2".into());
+            spec.storage.quota = Quantity(quota.into());
         });
-        let refused = reason(&cluster("a"), &around(&config, &tenant, &[]));
-        assert_eq!(refused, expected, "{mebibytes} MiB");
+        vec![Arc::new(mine.clone()), Arc::new(other)]
+    };
+    let refused = Some(Reason::QuotaExceeded);
+    for (rule, others, own, theirs, expected) in [
+        ("older, asks for less than it has", other(1, "1Mi"), 0, 769, refused),
+        (
+            "older, asks for too much and is kept",
+            other(1, "100Gi"),
+            0,
+            769,
+            refused,
+        ),
+        ("older, leaves room", other(1, "1Mi"), 0, 768, None),
+        ("younger, and this one has its store", other(200, "1Mi"), 256, 769, None),
+        (
+            "younger, and this one asks for more",
+            other(200, "1Mi"),
+            255,
+            769,
+            refused,
+        ),
+    ] {
+        let mut around = around(&config, &tenant, &others);
+        let sizes = [(ID, own), ("zzzzzzzzz2", theirs)];
+        around.reserved = sizes
+            .map(|(id, mebibytes)| (id.parse().unwrap(), mebibytes << 20))
+            .into();
+        assert_eq!(reason(&mine, &around), expected, "{rule}");
     }
 }
 
