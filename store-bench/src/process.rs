@@ -1,6 +1,5 @@
 //! Processes of a store: started on their own cores, and what they use.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -35,11 +34,6 @@ pub(crate) fn pin_self(cores: &Cores) -> Result<()> {
     let mut set = CpuSet::new();
     cores.0.iter().for_each(|core| set.set(*core));
     sched_setaffinity(None, &set).with_context(|| format!("keeping the load on cores {cores}"))
-}
-
-/// A port that nobody listens on.
-pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// What processes have used since they were started.

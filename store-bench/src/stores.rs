@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
+use yoke_test_support::free_port;
 
 use crate::client::Client;
-use crate::process::{Cores, Peak, Process, Used, free_port};
+use crate::process::{Cores, Peak, Process, Used};
 
 const START_LIMIT: Duration = Duration::from_secs(180);
 
@@ -80,9 +81,9 @@ impl Running {
             .iter()
             .map(|(_, port)| format!("nats://127.0.0.1:{port}"))
             .collect();
-        let port = free_port()?;
+        let port = free_port();
         let arguments = match store.kind {
-            Kind::Etcd => etcd(port, free_port()?, store.durable, dir.path()),
+            Kind::Etcd => etcd(port, free_port(), store.durable, dir.path()),
             Kind::GoKine => vec![
                 "kine".to_owned(),
                 format!("--endpoint={}?noEmbed=true&bucket=bench", urls.join(",")),
@@ -170,8 +171,8 @@ fn etcd(port: u16, peer: u16, durable: bool, dir: &Path) -> Vec<String> {
 
 /// Starts nats-servers, a cluster if they are several, and waits until each says that it is healthy.
 async fn start_nats(servers: usize, durable: bool, cores: &Cores, dir: &Path) -> Result<Vec<(Process, u16)>> {
-    let ports = |count: usize| (0..count).map(|_| free_port()).collect::<Result<Vec<_>>>();
-    let (clients, routes, monitors) = (ports(servers)?, ports(servers)?, ports(servers)?);
+    let ports = || (0..servers).map(|_| free_port()).collect::<Vec<_>>();
+    let (clients, routes, monitors) = (ports(), ports(), ports());
     let peers: Vec<_> = routes.iter().map(|port| format!("nats://127.0.0.1:{port}")).collect();
     let mut started = Vec::new();
     for server in 0..servers {

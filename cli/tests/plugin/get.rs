@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use yoke_test_support::free_port;
 
 use crate::fixtures::{DEMO, cluster, ready};
 use crate::host::Host;
@@ -107,7 +108,7 @@ async fn watch_of_a_host_that_is_away_is_an_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_goes_on_after_the_host_was_away() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = std::net::TcpListener::bind(("127.0.0.1", free_port())).unwrap();
     let address = listener.local_addr().unwrap();
     let host = Host::new(&format!("http://{address}"));
     host.set(DEMO, cluster("demo", &[]));

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
+use yoke_test_support::free_port;
 
 use crate::fixtures::{DEMO, cluster, condition, demo, ready};
 use crate::host::Host;
@@ -155,7 +156,6 @@ async fn wait_for_a_host_that_is_silent_says_so() {
 
 /// A host at an address where nothing listens yet.
 fn absent_host() -> (SocketAddr, Host) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+    let address = ([127, 0, 0, 1], free_port()).into();
     (address, Host::new(&format!("http://{address}")))
 }

@@ -33,12 +33,6 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnM
     }
 }
 
-/// A port that was free a moment ago.
-pub async fn free_port() -> u16 {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    listener.local_addr().unwrap().port()
-}
-
 pub fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }

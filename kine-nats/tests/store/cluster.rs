@@ -1,6 +1,8 @@
 //! Three nats-servers that replicate streams, and ways to them that can be cut.
 
-use crate::harness::{Nats, Servers, eventually, free_port};
+use yoke_test_support::free_port;
+
+use crate::harness::{Nats, Servers, eventually};
 use serde_json::Value;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;

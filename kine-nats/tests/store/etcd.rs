@@ -1,6 +1,8 @@
 //! etcd itself, and its tool for files.
 
-use crate::harness::{Client, etcdctl, etcdutl, eventually, find, free_port};
+use yoke_test_support::free_port;
+
+use crate::harness::{Client, etcdctl, etcdutl, eventually, find};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::{NamedTempFile, TempDir};

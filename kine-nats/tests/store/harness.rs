@@ -1,6 +1,5 @@
 //! Starts nats-server and kine-nats for one test, each in its own directory and on its own ports.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use yoke_kine_nats::proto::etcdserverpb::lease_client::LeaseClient;
 use yoke_kine_nats::proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use yoke_kine_nats::proto::etcdserverpb::watch_client::WatchClient;
 use yoke_kine_nats::proto::mvccpb;
+use yoke_test_support::free_port;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
@@ -43,10 +43,6 @@ pub(crate) fn find(program: &str) -> PathBuf {
     found.into_iter().find(|path| path.is_file()).unwrap_or_else(|| {
         panic!("{program} is neither in YOKE_BIN nor in PATH; `make tools` builds it into .dev/bin, then set YOKE_BIN=.dev/bin")
     })
-}
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Nats {

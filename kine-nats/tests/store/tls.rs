@@ -1,6 +1,8 @@
 //! https listeners: who is admitted, what is reread.
 
-use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually, free_port};
+use yoke_test_support::free_port;
+
+use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use yoke_test_support::free_port;
 
 /// The token of the host's owner.
 pub(crate) const OWNER_TOKEN: &str = "host-admin";
@@ -42,10 +43,7 @@ pub(crate) async fn start_api(dir: &Path, store: &str, users: &[(&str, &str)]) -
     let mut tokens = format!("{OWNER_TOKEN},admin,admin,\"system:masters\"\n");
     tokens.extend(users.iter().map(|(token, name)| format!("{token},{name},{name}\n")));
     std::fs::write(dir.join("tokens.csv"), tokens).unwrap();
-    // kube-apiserver takes no port 0; whoever else takes this one in between fails the test.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = free_port();
     let path = dir.display();
     let process = spawn(
         dir,

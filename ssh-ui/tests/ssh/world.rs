@@ -1,6 +1,5 @@
 //! A host with two Tenants and the server, as the chart and the operator set them up.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use yoke_ssh_ui::host_key::{self, HostKeyError};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::server::{Server, Shared};
 use yoke_ssh_ui::watch::keep_directory;
+use yoke_test_support::free_port;
 
 use crate::host_api::{OWNER_TOKEN, Process, connect, install_crds, spawn, start_api, until_crds_are_served};
 use crate::person::{Person, run};
@@ -232,10 +232,6 @@ impl World {
         );
         assert_eq!(known.trim(), line);
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// The server as the process puts it together, with other limits.

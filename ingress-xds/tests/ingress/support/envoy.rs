@@ -9,10 +9,11 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use yoke_test_support::free_port;
 
 use super::pki::{Leaf, write_secret};
 use super::xds::SERVER_NAME;
-use super::{PATIENCE, eventually, free_port, loopback};
+use super::{PATIENCE, eventually, loopback};
 
 const DIRECTORY: &str = "YOKE_BIN";
 
@@ -39,7 +40,7 @@ impl Envoy {
     /// Starts it; it becomes ready when it has its first configuration.
     pub async fn start(xds: SocketAddr, leaf: &Leaf, ca: &str) -> Self {
         let directory = TempDir::new().unwrap();
-        let (ingress, health, admin) = (free_port().await, free_port().await, free_port().await);
+        let (ingress, health, admin) = (free_port(), free_port(), free_port());
         let tls = directory.path().join("tls");
         std::fs::create_dir(&tls).unwrap();
         write_secret(&tls, leaf, ca);

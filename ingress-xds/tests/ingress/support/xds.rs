@@ -20,6 +20,7 @@ use yoke_ingress_xds::validate::Rules;
 use yoke_runtime::budget::Rate;
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
+use yoke_test_support::free_port;
 
 use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret};
 use super::pki::{Ca, Leaf, write_secret};
@@ -63,7 +64,7 @@ impl Site {
         };
         Self {
             ca,
-            address: super::loopback(super::free_port().await),
+            address: super::loopback(free_port()),
             api_port,
             limits: translate::Limits::default(),
             gate: gate::Limits {
