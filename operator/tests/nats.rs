@@ -48,14 +48,19 @@ struct Store {
 
 impl Store {
     async fn new(nats: &Nats, cluster: &str) -> Self {
+        let store = Self::draw(nats, cluster);
+        store.ensure().await.unwrap();
+        store
+    }
+
+    /// One that the server does not know yet.
+    fn draw(nats: &Nats, cluster: &str) -> Self {
         let plan = plan(cluster);
-        let store = Self {
+        Self {
             nats: nats.clone(),
             account: Account::draw(&plan.id, plan.size, now()).unwrap(),
             plan,
-        };
-        store.ensure().await.unwrap();
-        store
+        }
     }
 
     /// Makes what is missing, as a reconciliation does.
@@ -468,12 +473,71 @@ async fn account_is_limited_to_what_its_streams_reserve() {
     for (quota, reserved) in [(4 << 20, 148 << 20), (1 << 19, (130 << 20) + (1 << 19))] {
         store.account.size.quota = quota;
         store.ensure().await.unwrap();
-        let claims = nats.find_account(&store.account.public_key).await.unwrap().unwrap();
-        assert_eq!(disk_storage_of(&claims), reserved);
+        assert_eq!(promised(&store).await, reserved);
         let client = nats.connect_account(&store.account.public_key).await.unwrap();
         let found = jetstream::new(client).get_stream(format!("KINE_{OWN}")).await.unwrap();
         assert_eq!(found.cached_info().config.max_bytes, 2 * quota + (64 << 20));
     }
+}
+
+/// The bytes that the claims of a store's account promise.
+async fn promised(store: &Store) -> i64 {
+    let claims = store.nats.find_account(&store.account.public_key).await.unwrap();
+    disk_storage_of(&claims.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_has_no_room_for_is_not_promised() {
+    // Two stores, and not three.
+    let mut server = Server::start_with_room("300MB").await;
+    let nats = connect(&server).await;
+    let (mut one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
+    let own = promised(&one).await;
+    let three = Store::draw(&nats, "dfghjklm24");
+    let refused = async |store: &Store, expected: i64| {
+        let error = store.ensure().await.unwrap_err();
+        assert!(
+            matches!(error, NatsError::NoRoom { given, .. } if given == expected),
+            "{error:?}"
+        );
+        assert!(error.is_limit());
+        assert_eq!(promised(store).await, expected);
+    };
+    for _ in 0..2 {
+        refused(&three, 0).await;
+    }
+    one.account.size.quota = 30 << 20;
+    for _ in 0..2 {
+        refused(&one, own).await;
+    }
+    // An operator that ended after it had pushed the claims.
+    for (store, given) in [(&one, own), (&three, 0)] {
+        nats.ensure_account(&store.plan.id, &store.account).await.unwrap();
+        assert_ne!(promised(store).await, given);
+        refused(store, given).await;
+    }
+    server.stop();
+    server.start_again();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while two.ensure().await.is_err() {
+        assert!(Instant::now() < deadline, "the neighbour has its streams again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for (store, subject) in [(&one, "kine.bcdfghjk24.log"), (&two, "kine.cdfghjkl24.log")] {
+        assert!(
+            store.open(&server).await.ask(subject, "x").await.is_reply(),
+            "{subject}"
+        );
+    }
+    refused(&one, own).await;
+    nats.delete_account(&two.plan.id, &two.account.public_key)
+        .await
+        .unwrap();
+    one.ensure().await.unwrap();
+    one.account.size.quota = 1 << 20;
+    one.ensure().await.unwrap();
+    three.ensure().await.unwrap();
+    assert_eq!(promised(&three).await, own);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::controller::Action;
@@ -19,6 +19,7 @@ use yoke_api::cluster::DeletionPolicy;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
 use yoke_api::{Cluster, labels};
 
+use super::build::secrets;
 use super::identity::Identity;
 use super::observe::{self, Observed};
 use super::{gate, kept, patch, validate};
@@ -216,6 +217,12 @@ pub(super) async fn remove_store(
     if policy == DeletionPolicy::Retain {
         kept::retain(context, identity, account).await?;
         return Ok(false);
+    }
+    // An account that is deleted must not come back from the copy of its user's credentials.
+    let hosted = identity.hosted().to_string();
+    let is_copy = |secret: &Secret| secret.name_any() == secrets::STORE;
+    if remove_all(context, identity, &context.caches.secrets, &hosted, is_copy).await? {
+        return Ok(true);
     }
     context.nats.delete_account(&identity.id, &account.public_key).await?;
     let store = identity.store_secret();

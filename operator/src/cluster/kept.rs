@@ -240,6 +240,8 @@ pub(crate) struct Left {
     pub(crate) account: Account,
     /// The Secret that names it.
     pub(crate) secret: Secret,
+    /// The copy of its user's credentials in the hosted namespace, if that is still there.
+    pub(crate) copy: Option<Arc<Secret>>,
 }
 
 /// What the stores of a Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
@@ -280,8 +282,19 @@ pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
                 && cluster.metadata.namespace.as_deref() == Some(tenant)
                 && has(&secret, labels::CLUSTER, &cluster.name_any())
         });
+        let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
+        let copy = context
+            .caches
+            .secrets
+            .get(&copy)
+            .filter(|copy| has(copy, labels::TENANT, tenant));
         let secret = (*secret).clone();
-        (!is_had).then_some(Left { id, account, secret })
+        (!is_had).then_some(Left {
+            id,
+            account,
+            secret,
+            copy,
+        })
     });
     left.collect()
 }

@@ -210,8 +210,9 @@ async fn collect(context: &Context, identity: &Identity) -> Result<(), Reconcile
         return Ok(());
     }
     // The namespace says what becomes of the streams, so they go before it.
-    delete::remove_store(context, policy, identity, account).await?;
-    delete::remove_objects(context, identity, &observed).await?;
+    if !delete::remove_store(context, policy, identity, account).await? {
+        delete::remove_objects(context, identity, &observed).await?;
+    }
     Ok(())
 }
 

@@ -129,12 +129,12 @@ impl Account {
             .collect()
     }
 
-    /// The account's token, named after its Cluster and signed by the operator's signing key. Its limit of storage is at
-    /// least `floor`.
+    /// The account's token, named after its Cluster and signed by the operator's signing key, with a limit of storage of so
+    /// many bytes.
     pub fn jwt(
         &self,
         id: &ClusterId,
-        floor: i64,
+        disk_storage: i64,
         provisioner: &str,
         now: i64,
         operator: &KeyPair,
@@ -145,9 +145,7 @@ impl Account {
         };
         let own = SigningKey::Plain(provisioner.to_owned());
         let keys = [own].into_iter().chain(self.user.as_ref().map(scope)).collect();
-        let mut limits = limits::account_limits(self.size);
-        limits.disk_storage = limits.disk_storage.max(floor);
-        let claims = AccountClaims::new(limits, keys);
+        let claims = AccountClaims::new(limits::account_limits(disk_storage), keys);
         let envelope = Envelope {
             subject: &self.public_key,
             name: id.as_str(),

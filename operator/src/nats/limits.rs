@@ -25,9 +25,14 @@ pub fn snapshot_bytes(quota: i64) -> i64 {
     quota.saturating_mul(3).saturating_add(RESERVE)
 }
 
-/// Limits of the account of a Cluster.
-pub fn account_limits(size: Size) -> AccountLimits {
+/// Bytes that both streams of a Cluster reserve, over all replicas.
+pub fn disk_storage(size: Size) -> i64 {
     let bytes = log_bytes(size.quota).saturating_add(snapshot_bytes(size.quota));
+    bytes.saturating_mul(i64::try_from(size.replicas).unwrap_or(1))
+}
+
+/// Limits of the account of a Cluster; none of JetStream if it has no storage.
+pub fn account_limits(disk_storage: i64) -> AccountLimits {
     AccountLimits {
         subs: NO_LIMIT,
         data: NO_LIMIT,
@@ -37,7 +42,7 @@ pub fn account_limits(size: Size) -> AccountLimits {
         wildcards: false,
         conn: CONNECTIONS,
         leaf: 0,
-        disk_storage: bytes.saturating_mul(i64::try_from(size.replicas).unwrap_or(1)),
+        disk_storage,
         streams: 2,
         // A store makes none; 0 would mean without limit.
         consumer: 1,
@@ -61,7 +66,7 @@ mod tests {
             (256 * MIB, 3, 4224 * MIB),
             (MIB, 1, 133 * MIB),
         ] {
-            assert_eq!(account_limits(Size { quota, replicas }).disk_storage, disk);
+            assert_eq!(disk_storage(Size { quota, replicas }), disk);
         }
     }
 }

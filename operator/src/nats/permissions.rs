@@ -40,9 +40,9 @@ pub fn cluster_scope() -> UserLimits {
     UserLimits::of(publish, subscribe.to_vec())
 }
 
-/// The operator's own user: it makes, changes and inspects streams, and reads no message.
+/// The operator's own user: it makes, changes and inspects streams, asks for the account's limits, and reads no message.
 pub fn provisioner() -> UserLimits {
-    let publish = ["STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.INFO.*"];
+    let publish = ["INFO", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.INFO.*"];
     UserLimits::of(
         publish.map(|request| format!("$JS.API.{request}")).to_vec(),
         vec![format!("{PROVISIONER_INBOX}.>")],

@@ -86,6 +86,17 @@ pub enum NatsError {
         /// The stream.
         stream: String,
     },
+    /// The server's disk is promised to others.
+    #[error(
+        "nats-server has room for {given} of the {wanted} bytes that the account may store: raise its max_file_store, or \
+         delete Clusters that are not needed"
+    )]
+    NoRoom {
+        /// Bytes that the account's streams reserve.
+        wanted: i64,
+        /// Bytes that the server lets it have.
+        given: i64,
+    },
     /// A token cannot be made.
     #[error("making a NATS token")]
     Claims(#[from] ClaimsError),
@@ -109,10 +120,11 @@ impl NatsError {
         // JetStream for want of it, no size given: nats-server 2.15.
         matches!(
             self,
-            Self::JetStream {
-                code: 10002 | 10023 | 10027 | 10039 | 10047 | 10113,
-                ..
-            }
+            Self::NoRoom { .. }
+                | Self::JetStream {
+                    code: 10002 | 10023 | 10027 | 10039 | 10047 | 10113,
+                    ..
+                }
         )
     }
 }

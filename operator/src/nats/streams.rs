@@ -44,16 +44,22 @@ pub struct Provisioner {
 /// hold. Where the Cluster `has_state`, a log that is not there is [`NatsError::LogLost`], and none is made.
 pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: bool) -> Result<i64, NatsError> {
     let is_larger = nats.ensure_account(id, account).await?;
+    let wanted = limits::disk_storage(account.size);
+    let provisioner = Provisioner::connect(nats, &account.public_key).await?;
+    let given = provisioner.limit().await?;
+    if given < wanted {
+        // The claims that are stored promise more. After its next start the server would keep that, and not what it has
+        // promised to an account that it happens to meet later.
+        nats.limit_account(id, account, given).await?;
+        return Err(NatsError::NoRoom { wanted, given });
+    }
     let plan = StreamsPlan {
         id: id.clone(),
         size: account.size,
     };
-    let bytes = Provisioner::connect(nats, &account.public_key)
-        .await?
-        .ensure(&plan, has_state)
-        .await?;
+    let bytes = provisioner.ensure(&plan, has_state).await?;
     if is_larger {
-        nats.trim_account(id, account).await?;
+        nats.limit_account(id, account, wanted).await?;
     }
     Ok(bytes)
 }
@@ -119,18 +125,27 @@ impl Provisioner {
         })
     }
 
+    /// The bytes that the server lets the account reserve; 0 if it has no JetStream.
+    async fn limit(&self) -> Result<i64, NatsError> {
+        let info: Result<jetstream::account::Account, _> = self
+            .request("inspecting the account".into(), "INFO".into(), &Nothing {})
+            .await;
+        match info {
+            Ok(info) => Ok(info.limits.max_storage.unwrap_or(i64::MAX)),
+            Err(NatsError::JetStream { code: NO_JETSTREAM, .. }) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Makes the streams, or changes them to what they should be; see [`ensure`].
     pub async fn ensure(&self, plan: &StreamsPlan, has_state: bool) -> Result<i64, NatsError> {
-        let (log, snapshots) = (build_log(plan), build_snapshots(plan));
-        if has_state && self.find(&log.name).await?.is_none() {
-            return Err(NatsError::LogLost { stream: log.name });
-        }
-        let (log, snapshots) = tokio::try_join!(self.ensure_one(&log), self.ensure_one(&snapshots))?;
+        let log = self.ensure_one(&build_log(plan), !has_state).await?;
+        let snapshots = self.ensure_one(&build_snapshots(plan), true).await?;
         let bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
         Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
     }
 
-    async fn ensure_one(&self, wanted: &Config) -> Result<Info, NatsError> {
+    async fn ensure_one(&self, wanted: &Config, may_make: bool) -> Result<Info, NatsError> {
         let name = &wanted.name;
         match self.find(name).await? {
             Some(info) => match plan_update(&info.config, wanted) {
@@ -144,6 +159,7 @@ impl Provisioner {
                     .await
                 }
             },
+            None if !may_make => Err(NatsError::LogLost { stream: name.clone() }),
             None => {
                 self.request(format!("making stream {name}"), format!("STREAM.CREATE.{name}"), wanted)
                     .await
@@ -180,12 +196,10 @@ impl Provisioner {
                 code: error.error_code().0,
                 source: error.into(),
             }),
-            // The server takes an account whose limits it has no room for, and gives it no JetStream.
             Err(error) if error.kind() == RequestErrorKind::NoResponders => Err(NatsError::JetStream {
                 what,
                 code: NO_JETSTREAM,
-                source: "the account has no JetStream; its limits may exceed what the server's max_file_store leaves"
-                    .into(),
+                source: "the account has no JetStream".into(),
             }),
             Err(error) => Err(NatsError::JetStream {
                 what,

@@ -28,7 +28,11 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
         patch::write_deleting(context, tenant, clusters, Reason::ClustersRemain, message).await?;
         return Ok(Action::await_change());
     }
-    delete_left(context, &name).await?;
+    if delete_left(context, &name).await? {
+        let message = "What Clusters left is being removed.".to_owned();
+        patch::write_deleting(context, tenant, 0, Reason::Deleting, message).await?;
+        return Ok(Action::requeue(AGAIN));
+    }
     let namespace = context.caches.namespaces.get(&ObjectRef::<Namespace>::new(&name));
     if let Some(namespace) = namespace.filter(|namespace| build::is_owned(namespace, tenant)) {
         if namespace.metadata.deletion_timestamp.is_none() {
@@ -43,11 +47,22 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
     Ok(Action::await_change())
 }
 
-async fn delete_left(context: &Context, tenant: &str) -> Result<(), ReconcileError> {
-    let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+/// Says whether something must be gone before more can be removed.
+async fn delete_left(context: &Context, tenant: &str) -> Result<bool, ReconcileError> {
+    let secrets = |namespace: &str| Api::<Secret>::namespaced(context.client.clone(), namespace);
+    let mut waits = false;
     for left in cluster::find_left(context, tenant) {
+        // An account that is deleted must not come back from it.
+        if let Some(copy) = left.copy {
+            waits = true;
+            if copy.metadata.deletion_timestamp.is_none() {
+                let hosted = left.id.hosted_namespace();
+                context.tenants.delete(&secrets(hosted.as_str()), copy.as_ref()).await?;
+            }
+            continue;
+        }
         context.nats.delete_account(&left.id, &left.account.public_key).await?;
-        context.tenants.delete(&api, &left.secret).await?;
+        context.tenants.delete(&secrets(PKI_NAMESPACE), &left.secret).await?;
     }
-    Ok(())
+    Ok(waits)
 }

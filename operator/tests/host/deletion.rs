@@ -184,6 +184,33 @@ async fn refused_tenant_loses_the_subjects_that_it_loses() {
     assert_eq!(bound().await, ["ann"]);
 }
 
+/// An account that was deleted could come back from the copy of its user's credentials.
+async fn assert_copy_goes_first(host: &Host, hosted: &str, id: &str, account: &str) {
+    let has_copy = host.secret(hosted, "kine-nats").await.is_some();
+    assert!(!has_copy || host.has_stream(account, id).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenant_takes_what_an_orphan_left() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let id = id.as_str();
+    let (account, _) = store_of(&host, id).await;
+    assert!(host.secret(&hosted, "kine-nats").await.is_some());
+    host.lose_cluster("a").await;
+    let tenants = Api::<Tenant>::all(host.client.clone());
+    tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
+    host.until("the Tenant is gone", async || {
+        let _ = host.reconcile_tenant().await;
+        assert_copy_goes_first(&host, &hosted, id, &account).await;
+        host.finalize(TENANT).await;
+        tenants.get_opt(TENANT).await.unwrap().is_none()
+    })
+    .await;
+    assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_cluster_left_is_collected_after_a_while() {
     let host = Host::start().await;
@@ -210,6 +237,7 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     host.until("all is gone, the data too", async || {
         let later = now + Duration::from_secs(601);
         orphans.lock().await.sweep(&host.context, later).await;
+        assert_copy_goes_first(&host, &hosted, id, &account).await;
         host.finalize(&hosted).await;
         left(&host, &hosted, id, &account).await.is_empty()
     })
@@ -261,13 +289,7 @@ async fn retained_data_outlives_its_cluster() {
     let (account, former) = store_of(&host, id).await;
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
-    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    host.until("the Cluster is gone", async || {
-        let _ = host.reconcile("a").await;
-        host.finalize(&hosted).await;
-        host.clusters().get_opt("a").await.unwrap().is_none()
-    })
-    .await;
+    host.take_down("a").await;
     // The collector of what Clusters leave does not take it.
     let mut orphans = Orphans::default();
     let now = Instant::now();
@@ -295,11 +317,7 @@ async fn retained_data_outlives_its_cluster() {
     })
     .await;
     assert_eq!(retained().await, Some(256 << 20), "what it claims is not its own");
-    host.clusters().delete("b", &DeleteParams::default()).await.unwrap();
-    host.bring("b", "it is gone", async || {
-        host.clusters().get_opt("b").await.unwrap().is_none()
-    })
-    .await;
+    host.take_down("b").await;
     assert!(kept().await);
     // The same Cluster has its data again, by a user of its own.
     made("a").await;
@@ -315,13 +333,7 @@ async fn retained_data_outlives_its_cluster() {
     // What is left goes with the Tenant.
     host.patch_cluster("a", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
         .await;
-    host.clusters().delete("a", &DeleteParams::default()).await.unwrap();
-    host.until("the Cluster is gone", async || {
-        let _ = host.reconcile("a").await;
-        host.finalize(&hosted).await;
-        host.clusters().get_opt("a").await.unwrap().is_none()
-    })
-    .await;
+    host.take_down("a").await;
     assert!(kept().await);
     tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
     host.until("the Tenant is gone", async || {

@@ -26,6 +26,7 @@ use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
+use yoke_test_support::free_port;
 
 use crate::issuer::CertManager;
 use crate::support::Server;
@@ -256,6 +257,18 @@ impl Host {
         self.cluster(name).await
     }
 
+    /// Deletes a Cluster, and waits until it is gone.
+    pub(crate) async fn take_down(&self, name: &str) {
+        let hosted = self.hosted(name).await;
+        self.clusters().delete(name, &Default::default()).await.unwrap();
+        self.until("the Cluster is gone", async || {
+            let _ = self.reconcile(name).await;
+            self.finalize(&hosted).await;
+            self.clusters().get_opt(name).await.unwrap().is_none()
+        })
+        .await;
+    }
+
     /// The hosted namespace of a Cluster; a name that no namespace has while it has none.
     pub(crate) async fn hosted(&self, name: &str) -> String {
         let cluster = self.clusters().get_opt(name).await.unwrap();
@@ -443,10 +456,7 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
 }
 
 async fn start_host_api(dir: &Path) -> (Process, Client) {
-    // kube-apiserver takes no port 0; whoever else takes this one in between fails the test.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let address = ([127, 0, 0, 1], free_port()).into();
     let arguments = [
         format!("--cert-dir={}/certificates", dir.display()),
         // What is dialled there is this machine, where nothing listens.

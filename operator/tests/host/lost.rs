@@ -115,7 +115,6 @@ async fn account_goes_on_without_its_secrets() {
 async fn account_of_another_name_is_left_alone() {
     let host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
-    let hosted = id.hosted_namespace().to_string();
     let foreign = host.make_account("zzzzzzzzz2").await;
     let claims = host.context.nats.find_account(&foreign).await.unwrap();
     let named = serde_json::json!({"stringData": {"account.pub": foreign}});
@@ -127,13 +126,7 @@ async fn account_of_another_name_is_left_alone() {
         condition(&host.cluster("a").await, "StoreReady") == "False/IdentityConflict"
     })
     .await;
-    host.clusters().delete("a", &Default::default()).await.unwrap();
-    host.until("the Cluster is gone", async || {
-        let _ = host.reconcile("a").await;
-        host.finalize(&hosted).await;
-        host.clusters().get_opt("a").await.unwrap().is_none()
-    })
-    .await;
+    host.take_down("a").await;
     assert_eq!(host.context.nats.find_account(&foreign).await.unwrap(), claims);
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nkeys::KeyPair;
 use yoke_operator::config::NatsConfig;
 use yoke_operator::nats::claims::{self, AccountClaims, AccountLimits, Envelope, NO_LIMIT, UserClaims, UserLimits};
+use yoke_test_support::free_port;
 
 /// The server; dropped, it ends.
 pub(crate) struct Server {
@@ -18,11 +19,17 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server and writes the secret folder that the operator reads.
     pub(crate) async fn start() -> Self {
+        Self::start_with_room("1TB").await
+    }
+
+    /// One whose streams may hold so much.
+    pub(crate) async fn start_with_room(max_file_store: &str) -> Self {
         yoke_runtime::install_crypto();
         let dir = tempfile::tempdir().unwrap();
-        let configuration = write_files(dir.path());
+        let port = free_port();
+        let configuration = write_files(dir.path(), port, max_file_store);
         let child = spawn(&configuration);
-        let port = wait_for_port(dir.path()).await;
+        until_it_listens(dir.path(), port).await;
         Self { child, dir, port }
     }
 
@@ -68,10 +75,7 @@ impl Server {
 
     /// Starts it again after its end, at the same port and with what it had.
     pub(crate) fn start_again(&mut self) {
-        let path = self.dir.path().join("nats.conf");
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, text.replace("127.0.0.1:-1", &format!("127.0.0.1:{}", self.port))).unwrap();
-        self.child = spawn(&path);
+        self.child = spawn(&self.dir.path().join("nats.conf"));
     }
 
     /// The server's URL.
@@ -101,7 +105,7 @@ fn spawn(configuration: &Path) -> Child {
         .expect("nats-server starts; set YOKE_BIN to the folder that holds it")
 }
 
-fn write_files(dir: &Path) -> PathBuf {
+fn write_files(dir: &Path, port: u16, max_file_store: &str) -> PathBuf {
     let (operator, signer) = (KeyPair::new_operator(), KeyPair::new_operator());
     let (system, user) = (KeyPair::new_account(), KeyPair::new_user());
     let system_limits = AccountLimits {
@@ -143,9 +147,9 @@ fn write_files(dir: &Path) -> PathBuf {
     let dir_text = dir.display();
     let system = system.public_key();
     let configuration = format!(
-        "listen: \"127.0.0.1:-1\"\nserver_name: a\nports_file_dir: \"{dir_text}\"\nlog_file: \"{dir_text}/log\"\nmax_payload: 8MB\n\
+        "listen: \"127.0.0.1:{port}\"\nserver_name: a\nlog_file: \"{dir_text}/log\"\nmax_payload: 8MB\n\
          tls {{ cert_file: \"{dir_text}/server.crt\", key_file: \"{dir_text}/server.key\" }}\n\
-         jetstream {{ store_dir: \"{dir_text}/data\", max_file_store: 1TB }}\n\
+         jetstream {{ store_dir: \"{dir_text}/data\", max_file_store: {max_file_store} }}\n\
          operator: \"{operator_jwt}\"\nsystem_account: {system}\n\
          resolver {{ type: full, dir: \"{dir_text}/jwt\", allow_delete: true, interval: \"2m\" }}\n\
          resolver_preload {{ {system}: \"{system_jwt}\" }}\n"
@@ -184,23 +188,11 @@ fn write_certificates(dir: &Path) {
     std::fs::write(dir.join("server.key"), key.serialize_pem()).unwrap();
 }
 
-async fn wait_for_port(dir: &Path) -> u16 {
+async fn until_it_listens(dir: &Path, port: u16) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while Instant::now() < deadline {
-        if let Some(port) = read_port(dir) {
-            return port;
-        }
+    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        let log = || std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+        assert!(Instant::now() < deadline, "nats-server does not listen: {}", log());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let log = std::fs::read_to_string(dir.join("log"));
-    unreachable!("nats-server does not listen: {}", log.unwrap_or_default());
-}
-
-fn read_port(dir: &Path) -> Option<u16> {
-    let entry = std::fs::read_dir(dir)
-        .ok()?
-        .flatten()
-        .find(|entry| entry.path().extension().is_some_and(|extension| extension == "ports"))?;
-    let ports: serde_json::Value = serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()?;
-    ports["nats"][0].as_str()?.rsplit(':').next()?.parse().ok()
 }

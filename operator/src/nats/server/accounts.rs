@@ -20,26 +20,30 @@ impl Nats {
 
     /// Gives the server the claims of a Cluster's account, if it has others or none. Connections that there are feel it at
     /// once. A limit that is to become lower stays as it is, for streams that are above theirs cannot be changed: says whether
-    /// [`Self::trim_account`] must follow.
+    /// [`Self::limit_account`] must follow.
+    ///
+    /// A server that has no room for a limit keeps the claims all the same, and uses what it had: see
+    /// [`streams::ensure`](crate::nats::streams::ensure).
     pub async fn ensure_account(&self, id: &ClusterId, account: &Account) -> Result<bool, NatsError> {
         let found = self.find_own(id, &account.public_key).await?;
         let floor = found.as_deref().map_or(0, claims::disk_storage_of);
-        self.update(id, account, floor, found).await?;
-        Ok(floor > limits::account_limits(account.size).disk_storage)
+        let own = limits::disk_storage(account.size);
+        self.update(id, account, own.max(floor), found).await?;
+        Ok(floor > own)
     }
 
-    /// Gives the server an account's own limit, when its streams are below it.
-    pub async fn trim_account(&self, id: &ClusterId, account: &Account) -> Result<(), NatsError> {
+    /// Gives the server an account's claims with a limit of so many bytes; with none, it has no JetStream.
+    pub async fn limit_account(&self, id: &ClusterId, account: &Account, disk_storage: i64) -> Result<(), NatsError> {
         let found = self.find_own(id, &account.public_key).await?;
-        self.update(id, account, 0, found).await
+        self.update(id, account, disk_storage, found).await
     }
 
     /// Gives the server the claims of an account that lets nobody in, if it knows the account.
     pub async fn close_account(&self, id: &ClusterId, account: Account) -> Result<(), NatsError> {
         match self.find_own(id, &account.public_key).await {
             Ok(Some(found)) => {
-                let floor = claims::disk_storage_of(&found);
-                self.update(id, &account.closed(), floor, Some(found)).await
+                let disk_storage = claims::disk_storage_of(&found);
+                self.update(id, &account.closed(), disk_storage, Some(found)).await
             }
             Ok(None) | Err(NatsError::Foreign { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -94,11 +98,11 @@ impl Nats {
         &self,
         id: &ClusterId,
         account: &Account,
-        floor: i64,
+        disk_storage: i64,
         found: Option<String>,
     ) -> Result<(), NatsError> {
         let now = Timestamp::now().as_second();
-        let jwt = account.jwt(id, floor, &self.provisioner.public_key(), now, &self.signer)?;
+        let jwt = account.jwt(id, disk_storage, &self.provisioner.public_key(), now, &self.signer)?;
         if found.is_some_and(|found| claims::same_claims(&found, &jwt)) {
             return Ok(());
         }
