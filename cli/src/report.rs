@@ -1,12 +1,12 @@
 //! `status` for programs: what a person is told about a Cluster, as data. Pure.
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt as _;
 use serde::Serialize;
 use yoke_api::Cluster;
 use yoke_api::cluster::{DesiredState, EndpointStatus, Phase};
+use yoke_view::render::time_of;
 use yoke_view::verdict::{Verdict, judge};
 
 use crate::advice::advise;
@@ -88,16 +88,4 @@ pub(crate) fn report(cluster: &Cluster, events: &[Event]) -> Report {
         namespace,
         name,
     }
-}
-
-/// When an event happened last.
-pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
-    let series = event
-        .series
-        .as_ref()
-        .and_then(|series| series.last_observed_time.as_ref());
-    series
-        .map(|time| time.0)
-        .or(event.last_timestamp.as_ref().map(|time| time.0))
-        .or(event.event_time.as_ref().map(|time| time.0))
 }

@@ -7,13 +7,13 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use yoke_api::Cluster;
-use yoke_view::render::{Columns, age_of, cluster_row, cluster_table, condition_table, phase_text, span};
+use yoke_view::render::{Columns, age_of, cluster_row, cluster_table, condition_table, phase_text, span, time_of};
 use yoke_view::table::Table;
 use yoke_view::verdict::{Verdict, judge};
 
 use crate::advice::advise;
 use crate::arguments::{ObjectFormat, StatusFormat, StatusOptions};
-use crate::report::{Reports, report, time_of};
+use crate::report::{Reports, report};
 use crate::session::Session;
 use crate::{Error, output};
 

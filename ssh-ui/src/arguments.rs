@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Connections at a time of one Tenant
     #[arg(long, default_value_t = 64, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub tenant_connections: u32,
+    /// Full-screen interfaces at a time of one Tenant; each takes up to 3 MiB and two watches at the host
+    #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tenant_interfaces: u32,
     /// New connections a second from one source address
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_rate: u32,
@@ -70,6 +73,7 @@ impl Arguments {
             newcomers: self.newcomers,
             source_newcomers: self.source_newcomers,
             tenant_connections: self.tenant_connections,
+            tenant_interfaces: self.tenant_interfaces,
             source: Rate {
                 per_second: self.source_rate,
                 burst: self.source_burst,

@@ -13,7 +13,8 @@ use yoke_view::input::{parse_duration, parse_quantity};
 const LINE_MAX: usize = 4096;
 const WIDTH: usize = 80;
 
-const AFTER_HELP: &str = "A kubeconfig as a file: scp HOST:NAME.kubeconfig .
+const AFTER_HELP: &str = "Without a command, in a terminal: the same on a full screen.
+A kubeconfig as a file: scp HOST:NAME.kubeconfig .
 
 Exit codes:
   0  done
@@ -64,7 +65,7 @@ pub enum Command {
         /// Which one, and whether to wait
         #[command(flatten)]
         change: ChangeOptions,
-        /// Yes, delete it
+        /// Do not ask for the name; needed where there is no terminal
         #[arg(long)]
         yes: bool,
     },
@@ -198,7 +199,8 @@ pub fn parse_name(text: &str) -> Result<String, String> {
     }
 }
 
-fn parse_new_name(text: &str) -> Result<String, String> {
+/// A name for a Cluster that is to be made.
+pub(crate) fn parse_new_name(text: &str) -> Result<String, String> {
     let name = parse_name(text)?;
     if name.len() > CLUSTER_NAME_MAX {
         return Err(format!("a Cluster's name has at most {CLUSTER_NAME_MAX} characters"));

@@ -5,33 +5,33 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use futures::FutureExt as _;
+use ratatui::layout::Size;
 use russh::server::{Auth, ChannelOpenHandle, Handler, Msg, PublicKeyOffer, Response, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, ChannelOpenFailure, ChannelWriteHalf, MethodKind, MethodSet, Pty};
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinSet, unconstrained};
 
-use crate::Error;
-use crate::audit::{self, Audit};
-use crate::command::{self, Misread, Request};
+use crate::actor::Actor;
+use crate::audit;
 use crate::console::Console;
 use crate::directory::{Identity, fingerprint};
+use crate::exec::{self, Typed};
 use crate::greeting::{SHOWN_MAX, build_full, build_refusal};
-use crate::perform::perform;
-use crate::report::to_json;
-use crate::server::{Seat, Shared};
+use crate::interface::{Desk, interact};
+use crate::server::{Ends, Seat, Shared, Shown};
 use crate::sftp::Files;
-use crate::tenant::{Progress, TenantHost};
+use crate::tenant::TenantHost;
+use crate::terminal::{Profile, to_size};
 
 /// Channels that one connection may have open, and commands of closed ones that go on.
 const CHANNELS: usize = 8;
 /// Channels that one connection may open in its life: the library keeps some kilobytes of each that was closed from here first
 /// (russh 0.65.1), and OpenSSH connects anew if one is refused.
 const CHANNELS_EVER: usize = 1024;
-/// Lines of progress on their way to the client; the command waits when they are as many.
-const LINES: usize = 16;
-/// Bytes of requests for files that wait for their answers. OpenSSH sends 64 at once, of some 50 bytes each.
-const REQUESTS: usize = 64 * 1024;
+/// Bytes that a channel was sent and has not looked at yet: keys, or requests for files. Of those OpenSSH sends 64 at once, of
+/// some 50 bytes each.
+const INPUT: usize = 64 * 1024;
 
 /// The server's side of a connection.
 pub struct Connection {
@@ -46,26 +46,31 @@ pub struct Connection {
     idle: HashMap<ChannelId, Idle>,
     busy: HashMap<ChannelId, Busy>,
     tasks: JoinSet<()>,
+    ends: Ends,
 }
 
 /// A channel on which nothing was asked for yet. What comes in is not kept: the library waits for a reader of this channel
 /// whenever its queue is full, and the whole connection with it, while one that is gone holds nothing up.
 struct Idle {
     writer: ChannelWriteHalf<Msg>,
-    is_terminal: bool,
+    profile: Profile,
+    /// The size of the terminal, if it is one.
+    size: Option<watch::Sender<Size>>,
 }
 
 /// A channel on which something goes on.
 struct Busy {
-    /// Where requests for files go; dropped, there are no more.
-    requests: Option<DuplexStream>,
+    /// Where goes what the client sends; dropped, there is no more.
+    input: Option<DuplexStream>,
+    /// The size of a terminal on which the interface is shown.
+    size: Option<watch::Sender<Size>>,
     /// Dropped, the client has closed the channel.
     open: oneshot::Sender<()>,
 }
 
 impl Connection {
     /// A connection of somebody not known yet, on a seat; `login` is told once they are.
-    pub fn new(shared: Arc<Shared>, seat: &Arc<Seat>, login: watch::Sender<bool>) -> Self {
+    pub fn new(shared: Arc<Shared>, seat: &Arc<Seat>, login: watch::Sender<bool>, ends: Ends) -> Self {
         Self {
             shared,
             // A connection that cannot be ended must not keep its seat.
@@ -79,34 +84,77 @@ impl Connection {
             idle: HashMap::new(),
             busy: HashMap::new(),
             tasks: JoinSet::new(),
+            ends,
         }
+    }
+
+    fn actor(&self) -> Option<Actor> {
+        let identity = self.identity.clone()?;
+        Some(Actor::new(Arc::clone(&self.shared), identity, self.source))
     }
 
     /// Begins a command on a channel that has none yet.
     fn start(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
-        let (Some(idle), Some(identity)) = (self.idle.remove(&id), self.identity.clone()) else {
+        let (Some(idle), Some(actor)) = (self.idle.remove(&id), self.actor()) else {
             return session.channel_failure(id);
         };
         session.channel_success(id)?;
-        let console = self.console(idle);
-        let (shared, source, line) = (Arc::clone(&self.shared), self.source, line.to_vec());
-        self.spawn(id, None, |closed| async move {
-            let code = run(&shared, &identity, source, &line, &console, closed).await;
+        // What is sent to a command is keys, or nothing that it would read.
+        let (near, far) = idle.size.is_some().then(|| tokio::io::duplex(INPUT)).unzip();
+        let (console, typed, line) = (self.console(idle), Typed::new(far), line.to_vec());
+        self.spawn(id, near, None, |closed| async move {
+            let code = exec::run(&actor, &line, &console, typed, closed).await;
             console.end(code).await;
         });
         Ok(())
     }
 
-    fn console(&self, idle: Idle) -> Console {
-        Console::new(idle.writer, idle.is_terminal, self.shared.write_limit)
+    /// Begins the interface on a channel, or if that cannot be, what is said without one.
+    fn show(&mut self, id: ChannelId, session: &mut Session) -> Result<(), russh::Error> {
+        let has_screen = |idle: &Idle| idle.size.is_some() && idle.profile.has_screen();
+        let shown = match (self.idle.get(&id).is_some_and(has_screen), &self.identity) {
+            (true, Some(identity)) => Shown::take(&self.shared, &identity.tenant),
+            _ => None,
+        };
+        let Some(shown) = shown else {
+            return self.start(id, b"", session);
+        };
+        let (Some(mut idle), Some(actor)) = (self.idle.remove(&id), self.actor()) else {
+            return session.channel_failure(id);
+        };
+        session.channel_success(id)?;
+        let size = idle.size.take().unwrap_or_default();
+        let (near, input) = tokio::io::duplex(INPUT);
+        let desk = Desk {
+            console: Console::new(idle.writer, true, self.shared.write_limit),
+            input,
+            size: size.subscribe(),
+            look: idle.profile.to_look(),
+        };
+        let ends = self.ends.clone();
+        self.spawn(id, Some(near), Some(size), |closed| async move {
+            // When the channel closes there is no more input, which ends it.
+            let _held = (closed, shown);
+            interact(&actor, desk, ends).await;
+        });
+        Ok(())
     }
 
-    fn spawn<F>(&mut self, id: ChannelId, requests: Option<DuplexStream>, task: impl FnOnce(oneshot::Receiver<()>) -> F)
-    where
+    fn console(&self, idle: Idle) -> Console {
+        Console::new(idle.writer, idle.size.is_some(), self.shared.write_limit)
+    }
+
+    fn spawn<F>(
+        &mut self,
+        id: ChannelId,
+        input: Option<DuplexStream>,
+        size: Option<watch::Sender<Size>>,
+        task: impl FnOnce(oneshot::Receiver<()>) -> F,
+    ) where
         F: Future<Output = ()> + Send + 'static,
     {
         let (open, closed) = oneshot::channel();
-        self.busy.insert(id, Busy { requests, open });
+        self.busy.insert(id, Busy { input, size, open });
         let running = self.shared.metrics.running();
         let task = task(closed);
         self.tasks.spawn(async move {
@@ -205,8 +253,8 @@ impl Handler for Connection {
         self.opened += 1;
         let id = channel.id();
         let (_, writer) = channel.split();
-        let is_terminal = false;
-        self.idle.insert(id, Idle { writer, is_terminal });
+        let (profile, size) = (Profile::default(), None);
+        self.idle.insert(id, Idle { writer, profile, size });
         reply.accept().await;
         Ok(())
     }
@@ -219,17 +267,17 @@ impl Handler for Connection {
 
     async fn channel_eof(&mut self, id: ChannelId, _session: &mut Session) -> Result<(), Self::Error> {
         if let Some(busy) = self.busy.get_mut(&id) {
-            busy.requests = None;
+            busy.input = None;
         }
         Ok(())
     }
 
     async fn data(&mut self, id: ChannelId, bytes: &[u8], session: &mut Session) -> Result<(), Self::Error> {
-        let Some(requests) = self.busy.get_mut(&id).and_then(|busy| busy.requests.as_mut()) else {
+        let Some(input) = self.busy.get_mut(&id).and_then(|busy| busy.input.as_mut()) else {
             return Ok(());
         };
         // Never waited for, or the whole connection would wait.
-        let taken = unconstrained(requests.write_all(bytes)).now_or_never();
+        let taken = unconstrained(input.write_all(bytes)).now_or_never();
         if !matches!(taken, Some(Ok(()))) {
             self.busy.remove(&id);
             session.close(id)?;
@@ -240,9 +288,9 @@ impl Handler for Connection {
     async fn pty_request(
         &mut self,
         id: ChannelId,
-        _term: &str,
-        _columns: u32,
-        _rows: u32,
+        term: &str,
+        columns: u32,
+        rows: u32,
         _width: u32,
         _height: u32,
         _modes: &[(Pty, u32)],
@@ -251,8 +299,39 @@ impl Handler for Connection {
         let Some(idle) = self.idle.get_mut(&id) else {
             return session.channel_failure(id);
         };
-        idle.is_terminal = true;
+        idle.profile.set_term(term);
+        idle.size = Some(watch::Sender::new(to_size(columns, rows)));
         session.channel_success(id)
+    }
+
+    async fn env_request(
+        &mut self,
+        id: ChannelId,
+        name: &str,
+        value: &str,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        if let Some(idle) = self.idle.get_mut(&id) {
+            idle.profile.set_variable(name, value);
+        }
+        session.channel_success(id)
+    }
+
+    async fn window_change_request(
+        &mut self,
+        id: ChannelId,
+        columns: u32,
+        rows: u32,
+        _width: u32,
+        _height: u32,
+        _session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        let busy = self.busy.get(&id).and_then(|busy| busy.size.as_ref());
+        let size = busy.or_else(|| self.idle.get(&id).and_then(|idle| idle.size.as_ref()));
+        if let Some(size) = size {
+            size.send_replace(to_size(columns, rows));
+        }
+        Ok(())
     }
 
     async fn exec_request(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), Self::Error> {
@@ -260,7 +339,7 @@ impl Handler for Connection {
     }
 
     async fn shell_request(&mut self, id: ChannelId, session: &mut Session) -> Result<(), Self::Error> {
-        self.start(id, b"", session)
+        self.show(id, session)
     }
 
     async fn subsystem_request(&mut self, id: ChannelId, name: &str, session: &mut Session) -> Result<(), Self::Error> {
@@ -274,8 +353,8 @@ impl Handler for Connection {
         session.channel_success(id)?;
         let console = self.console(idle);
         let files = Files::new(Arc::clone(&self.shared), identity, self.source, host);
-        let (near, far) = tokio::io::duplex(REQUESTS);
-        self.spawn(id, Some(near), |closed| async move {
+        let (near, far) = tokio::io::duplex(INPUT);
+        self.spawn(id, Some(near), None, |closed| async move {
             tokio::select! {
                 () = files.serve(far, console) => {}
                 _ = closed => {}
@@ -283,86 +362,4 @@ impl Handler for Connection {
         });
         Ok(())
     }
-}
-
-/// Runs a line and says its exit code. What was asked for goes on when the channel is `closed`, and waiting does not.
-async fn run(
-    shared: &Shared,
-    identity: &Identity,
-    source: IpAddr,
-    line: &[u8],
-    console: &Console,
-    closed: oneshot::Receiver<()>,
-) -> u32 {
-    let permitted = shared.permit(identity);
-    // Of what comes too fast there is no line in the log, or it would fill as fast.
-    let audit = match permitted {
-        Err(Error::TooFast) => None,
-        _ => Some(Audit::begin(identity, source, &String::from_utf8_lossy(line))),
-    };
-    let (name, json, result) = match (permitted, command::parse(line)) {
-        (Err(error), Ok(request)) => (request.command.as_str(), request.json, Err(error)),
-        (Err(error), Err(Misread::Help { json, .. } | Misread::Wrong { json, .. })) => ("none", json, Err(error)),
-        (Ok(()), Ok(request)) => {
-            let (progress, lines) = mpsc::channel(LINES);
-            let work = carry_out(shared, identity, &request, &progress);
-            let result = show(work, lines, console, closed).await;
-            (request.command.as_str(), request.json, result)
-        }
-        (Ok(()), Err(Misread::Help { text, json })) => {
-            let result = match json {
-                true => to_json(&serde_json::json!({"help": text})).map_err(Error::Json),
-                false => Ok(text),
-            };
-            ("help", json, result)
-        }
-        (Ok(()), Err(Misread::Wrong { text, json })) => ("none", json, Err(Error::Usage(text))),
-    };
-    let word = result.as_ref().map_or_else(Error::as_str, |_| "ok");
-    shared.metrics.count_command(name, word);
-    // Written before the answer, which may never be read.
-    if let Some(audit) = audit {
-        let detail = result.as_ref().err().map(Error::with_causes);
-        audit.end(word, detail.as_deref());
-    }
-    match result {
-        Ok(text) => u32::from(!console.put(&text).await),
-        Err(error) => {
-            console.say(&error.to_text(json)).await;
-            error.exit_code()
-        }
-    }
-}
-
-async fn carry_out(
-    shared: &Shared,
-    identity: &Identity,
-    request: &Request,
-    progress: &Progress,
-) -> Result<String, Error> {
-    let host = TenantHost::of(&shared.host, &identity.tenant)?;
-    perform(&host, identity, request, progress).await
-}
-
-/// Does the work and shows its progress meanwhile, until the channel is closed.
-async fn show(
-    work: impl Future<Output = Result<String, Error>>,
-    mut lines: mpsc::Receiver<String>,
-    console: &Console,
-    closed: oneshot::Receiver<()>,
-) -> Result<String, Error> {
-    let (mut work, mut closed) = (std::pin::pin!(work), std::pin::pin!(closed.fuse()));
-    let result = loop {
-        tokio::select! {
-            result = &mut work => break result,
-            Some(line) = lines.recv() => {
-                console.say(&line).await;
-            }
-            _ = &mut closed => lines.close(),
-        }
-    };
-    while let Ok(line) = lines.try_recv() {
-        console.say(&line).await;
-    }
-    result
 }

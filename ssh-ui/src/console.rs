@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use russh::ChannelWriteHalf;
 use russh::server::Msg;
+use yoke_view::plain::plain_lines;
 
 /// The number of standard error among a channel's streams (RFC 4254, 5.2).
 const STDERR: u32 = 1;
@@ -34,8 +35,14 @@ impl Console {
         self.send(self.to_lines(text)).await
     }
 
+    /// Whether somebody sits there, and not a program.
+    pub fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
     /// Writes for the person: an error, or progress.
     pub async fn say(&self, text: &str) -> bool {
+        let text = &plain_lines(text);
         match self.is_terminal {
             true => self.put(text).await,
             false => {
@@ -72,10 +79,10 @@ impl Console {
         sent
     }
 
-    /// A terminal of the client's is in raw mode.
+    /// A terminal of the client's is in raw mode, and obeys what it is sent.
     fn to_lines(&self, text: &str) -> Vec<u8> {
         match self.is_terminal {
-            true => text.replace('\n', "\r\n").into_bytes(),
+            true => plain_lines(text).replace('\n', "\r\n").into_bytes(),
             false => text.as_bytes().to_vec(),
         }
     }

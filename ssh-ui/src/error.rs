@@ -18,6 +18,15 @@ pub enum Error {
     /// The key is no Tenant's any more, or another's.
     #[error("this key is not your Tenant's any more")]
     KeyWithdrawn,
+    /// Nothing was pressed for so long.
+    #[error("no key was pressed for {0:?}")]
+    Idle(Duration),
+    /// The connection is too old.
+    #[error("this connection has been open for too long")]
+    TooOld,
+    /// The process ends.
+    #[error("the server is about to restart")]
+    Draining,
     /// The name of the Tenant cannot be said to the host.
     #[error("the name of Tenant {0:?} cannot be used")]
     TenantName(String),
@@ -45,6 +54,12 @@ pub enum Error {
         doing: String,
         /// The limit.
         limit: Duration,
+    },
+    /// A watch broke off.
+    #[error("{doing}: the host's API broke it off")]
+    FeedEnded {
+        /// What was being done.
+        doing: String,
     },
     /// A wait ran out.
     #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
@@ -79,7 +94,7 @@ pub enum Error {
     #[error("the kubeconfig of Cluster {0} cannot be read")]
     SecretWrong(String),
     /// Nobody said yes.
-    #[error("Cluster {0} is deleted only with --yes")]
+    #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
     NotConfirmed(String),
     /// The answer cannot be written as JSON.
     #[error("writing the answer")]
@@ -102,10 +117,13 @@ impl Error {
             Self::Usage(_) => "usage",
             Self::TooFast => "rate",
             Self::KeyWithdrawn => "key_withdrawn",
+            Self::Idle(_) => "idle",
+            Self::TooOld => "too_old",
+            Self::Draining => "draining",
             Self::Refused { status, .. } if status.code == 403 => "forbidden",
             Self::Refused { status, .. } if status.code == 404 => "not_found",
             Self::Refused { .. } | Self::SpecRefused { .. } => "refused",
-            Self::Unreachable { .. } => "unreachable",
+            Self::Unreachable { .. } | Self::FeedEnded { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoKubeconfig(_) => "not_ready",
@@ -123,8 +141,11 @@ impl Error {
             Self::Usage(_) => "see `help`".to_owned(),
             Self::TooFast => "try again in a few seconds".to_owned(),
             Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
+            Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
             Self::Refused { status, .. } => return hint_for(status),
-            Self::Unreachable { .. } | Self::Timeout { .. } => "try again in a minute".to_owned(),
+            Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::Timeout { .. } => {
+                "try again in a minute".to_owned()
+            }
             Self::WaitTimeout { .. } => "it goes on by itself; see `clusters --wide`".to_owned(),
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
             Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),

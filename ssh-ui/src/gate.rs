@@ -20,6 +20,8 @@ pub struct Limits {
     pub source_newcomers: u32,
     /// Connections at a time of one Tenant.
     pub tenant_connections: u32,
+    /// Full-screen interfaces at a time of one Tenant.
+    pub tenant_interfaces: u32,
     /// New connections from one source address.
     pub source: Rate,
     /// Commands of one key.
@@ -68,6 +70,7 @@ pub struct Gate {
     all: Count<IpAddr>,
     newcomers: Count<IpAddr>,
     tenants: Count<String>,
+    interfaces: Count<String>,
     sources: Budgets<IpAddr>,
     keys: Budgets<String>,
 }
@@ -115,6 +118,7 @@ impl Gate {
             all: Count::new(),
             newcomers: Count::new(),
             tenants: Count::new(),
+            interfaces: Count::new(),
             sources: Budgets::new(limits.source, now),
             keys: Budgets::new(limits.key, now),
         }
@@ -135,6 +139,21 @@ impl Gate {
         self.all.add(source);
         self.newcomers.add(source);
         Ok(())
+    }
+
+    /// Whether one more interface may be shown to a Tenant. [`Gate::hide`] gives it back.
+    pub fn show(&mut self, tenant: &str) -> bool {
+        let tenant = tenant.to_owned();
+        let is_free = self.interfaces.of(&tenant) < self.limits.tenant_interfaces;
+        if is_free {
+            self.interfaces.add(tenant);
+        }
+        is_free
+    }
+
+    /// An interface is not shown any more.
+    pub fn hide(&mut self, tenant: &str) {
+        self.interfaces.remove(&tenant.to_owned());
     }
 
     /// Makes a newcomer's seat one of a Tenant's, whose key was shown.
@@ -176,6 +195,7 @@ mod tests {
         newcomers: 3,
         source_newcomers: 2,
         tenant_connections: 2,
+        tenant_interfaces: 2,
         source: Rate {
             per_second: 1,
             burst: 5,
@@ -238,6 +258,19 @@ mod tests {
         let kept = [gate.all.all, gate.newcomers.all, gate.tenants.all];
         assert_eq!(kept, [0; 3]);
         assert!(gate.all.by_key.is_empty() && gate.newcomers.by_key.is_empty() && gate.tenants.by_key.is_empty());
+    }
+
+    #[test]
+    fn interfaces_are_limited_and_given_back() {
+        let mut gate = Gate::new(LIMITS, Instant::now());
+        assert!(gate.show("a") && gate.show("a") && !gate.show("a"));
+        assert!(gate.show("b"));
+        gate.hide("a");
+        assert!(gate.show("a") && !gate.show("a"));
+        for tenant in ["a", "a", "b"] {
+            gate.hide(tenant);
+        }
+        assert!(gate.interfaces.by_key.is_empty() && gate.interfaces.all == 0);
     }
 
     #[test]

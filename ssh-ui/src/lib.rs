@@ -1,15 +1,16 @@
 //! An SSH server in which a Tenant's key is the identity: `ssh HOST clusters`, `ssh HOST create NAME`, `scp HOST:NAME.kubeconfig .`
 //!
 //! ```text
-//!  ssh client ─▶ server: gate (rates, seats) ─▶ connection: directory (whose key?) ─▶ command ─▶ perform ─▶ tenant ─▶ host API
-//!                                                 │                ▲                                │
-//!                                                 └▶ sftp          └── watch of Tenants ◀───────────┴── (as the Tenant)
+//!  ssh client ─▶ server: gate (rates, seats) ─▶ connection: directory (whose key?) ─▶ exec ──────▶ actor ─▶ command ─▶ perform ─▶ tenant ─▶ host API
+//!                                                 │                ▲                  interface ──▶                                  (as the
+//!                                                 └▶ sftp          └── watch of Tenants                                               Tenant)
 //! ```
 //!
 //! Everything for a Tenant is done as that Tenant at the host API ([`tenant`], `docs/adr/0005-ssh-acts-as-the-tenant.md`): what
-//! another Tenant has cannot be reached from here. Pure: [`command`], [`directory`], [`gate`], [`greeting`], [`report`]. The rest
-//! are adapters.
+//! another Tenant has cannot be reached from here. Pure: [`command`], [`directory`], [`gate`], [`greeting`], [`report`], [`screen`],
+//! [`terminal`]. The rest are adapters.
 
+pub mod actor;
 pub mod arguments;
 pub mod audit;
 pub mod command;
@@ -17,17 +18,22 @@ pub mod connection;
 pub mod console;
 pub mod directory;
 pub mod error;
+pub mod exec;
+pub mod feed;
 pub mod gate;
 pub mod greeting;
 pub mod host_key;
+pub mod interface;
 pub mod leash;
 pub mod metrics;
 pub mod perform;
 pub mod process;
 pub mod report;
+pub mod screen;
 pub mod server;
 pub mod sftp;
 pub mod tenant;
+pub mod terminal;
 pub mod watch;
 
 pub use error::Error;

@@ -27,8 +27,8 @@ use crate::metrics::Metrics;
 const LOGIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long a connection may live, used or not: keys that were taken away do not stay connected.
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// How long connections have to end when the process does.
-const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long connections have to end when the process does, or when they are too old.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// How long is waited after a failure to accept, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Keys that one may try. Agents offer all that they hold.
@@ -83,6 +83,11 @@ impl Shared {
         if !self.gate().act(&identity.fingerprint, Instant::now()) {
             return Err(Error::TooFast);
         }
+        self.know(identity)
+    }
+
+    /// Whether somebody's key is still theirs.
+    pub fn know(&self, identity: &Identity) -> Result<(), Error> {
         let now = self.directory.borrow().find(&identity.fingerprint);
         match now.is_some_and(|now| now.tenant == identity.tenant) {
             true => Ok(()),
@@ -94,6 +99,17 @@ impl Shared {
         // The gate is whole after any panic: what counts is changed last.
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// When a connection ends, whatever goes on.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// Soon after this has started.
+    pub drain: Drain,
+    /// After this long without anything from the client.
+    pub idle: Duration,
+    /// Soon after this.
+    pub last: tokio::time::Instant,
 }
 
 /// The listening server; it answers once [`Server::serve`] runs.
@@ -131,7 +147,12 @@ impl Server {
             match accepted {
                 Ok((stream, peer)) => match Seat::take(&shared, peer.ip()) {
                     Ok(seat) => {
-                        connections.spawn(connect(stream, seat, Arc::clone(&config), drain.clone()));
+                        let ends = Ends {
+                            drain: drain.clone(),
+                            idle,
+                            last: tokio::time::Instant::now() + LIFETIME,
+                        };
+                        connections.spawn(connect(stream, seat, Arc::clone(&config), ends));
                     }
                     Err(advice) => turn_away(stream, advice).await,
                 },
@@ -200,19 +221,41 @@ impl Drop for Seat {
     }
 }
 
+/// A Tenant's interface that is shown, until it is dropped.
+pub struct Shown {
+    shared: Arc<Shared>,
+    tenant: String,
+}
+
+impl Shown {
+    /// One more, if the Tenant may have it.
+    pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
+        shared.gate().show(tenant).then(|| Self {
+            shared: Arc::clone(shared),
+            tenant: tenant.to_owned(),
+        })
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.shared.gate().hide(&self.tenant);
+    }
+}
+
 /// Before its version a server may say anything (RFC 4253, 4.2). Not waited for: the listener is everybody's.
 async fn turn_away(mut stream: TcpStream, advice: &str) {
     let line = format!("{advice}\r\n");
     let _ = tokio::time::timeout(Duration::from_millis(10), stream.write_all(line.as_bytes())).await;
 }
 
-async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, drain: Drain) {
+async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, ends: Ends) {
     let _ = stream.set_nodelay(true);
     let (login, logged_in) = watch::channel(false);
-    let over = until_over(logged_in, drain).boxed().shared();
+    let over = until_over(logged_in, ends.clone()).boxed().shared();
     let stream = Leash::new(stream, over.clone());
     let seat = Arc::new(seat);
-    let connection = Connection::new(Arc::clone(&seat.shared), &seat, login);
+    let connection = Connection::new(Arc::clone(&seat.shared), &seat, login, ends);
     let served = async { russh::server::run_stream(config, stream, connection).await?.await };
     // The session is a task of the library's that nobody can end: should it hang, the seat comes back all the same.
     tokio::select! {
@@ -227,7 +270,7 @@ async fn connect(stream: TcpStream, seat: Seat, config: Arc<Config>, drain: Drai
 }
 
 /// Waits until a connection must end: nobody logged in, it is too old, or the process ends.
-async fn until_over(mut logged_in: watch::Receiver<bool>, drain: Drain) {
+async fn until_over(mut logged_in: watch::Receiver<bool>, ends: Ends) {
     let login = async {
         if matches!(
             tokio::time::timeout(LOGIN_LIMIT, logged_in.wait_for(|yes| *yes)).await,
@@ -236,14 +279,16 @@ async fn until_over(mut logged_in: watch::Receiver<bool>, drain: Drain) {
             std::future::pending::<()>().await;
         }
     };
-    let drained = async {
-        drain.started().await;
-        tokio::time::sleep(DRAIN_LIMIT).await;
+    let told = async {
+        tokio::select! {
+            () = ends.drain.started() => {}
+            () = tokio::time::sleep_until(ends.last) => {}
+        }
+        tokio::time::sleep(END_LIMIT).await;
     };
     tokio::select! {
         () = login => {}
-        () = tokio::time::sleep(LIFETIME) => {}
-        () = drained => {}
+        () = told => {}
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use http::HeaderValue;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Event, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -24,11 +24,12 @@ use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
 use yoke_view::verdict::{Verdict, judge, may_pass};
 
 use crate::Error;
+use crate::feed::Feed;
 
 const FIELD_MANAGER: &str = "yoke-ssh-ui";
 const IMPERSONATE: &str = "impersonate-user";
 /// How long one request may take.
-const REQUEST_LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(15);
 /// How long a refusal that may pass by itself is waited through.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -43,6 +44,7 @@ pub type Progress = mpsc::Sender<String>;
 pub struct TenantHost {
     clusters: Api<Cluster>,
     secrets: Api<Secret>,
+    events: Api<Event>,
 }
 
 /// What is waited for.
@@ -69,7 +71,8 @@ impl TenantHost {
         let client = Client::new(service, tenant);
         Ok(Self {
             clusters: Api::default_namespaced(client.clone()),
-            secrets: Api::default_namespaced(client),
+            secrets: Api::default_namespaced(client.clone()),
+            events: Api::default_namespaced(client),
         })
     }
 
@@ -77,6 +80,16 @@ impl TenantHost {
     pub async fn list(&self) -> Result<Vec<Cluster>, Error> {
         let list = ask("listing your Clusters", self.clusters.list(&ListParams::default())).await?;
         Ok(list.items)
+    }
+
+    /// All Clusters, and how they change.
+    pub fn follow_clusters(&self) -> Feed<Cluster> {
+        Feed::new(self.clusters.clone(), "watching your Clusters")
+    }
+
+    /// What happens to them.
+    pub fn follow_events(&self) -> Feed<Event> {
+        Feed::new(self.events.clone(), "watching events")
     }
 
     /// The Cluster of this name.
@@ -229,7 +242,7 @@ async fn ask<T>(doing: &str, answer: impl Future<Output = kube::Result<T>>) -> R
     }
 }
 
-fn explain(doing: &str, error: kube::Error) -> Error {
+pub(crate) fn explain(doing: &str, error: kube::Error) -> Error {
     let doing = doing.to_owned();
     match error {
         kube::Error::Api(status) => Error::Refused { doing, status },

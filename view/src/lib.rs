@@ -4,11 +4,13 @@
 //! ```text
 //!  Cluster, Tenant ─▶ verdict: is it done, refused, or to be waited for?
 //!                  ─▶ render ─▶ table ─▶ text
+//! text of others ─▶ plain ─▶ text that a terminal only shows
 //! ```
 //!
 //! Everything here is pure. Called by `kubectl yoke` and by the SSH server.
 
 pub mod input;
+pub mod plain;
 pub mod render;
 pub mod table;
 pub mod verdict;

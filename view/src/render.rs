@@ -2,6 +2,7 @@
 //! Pure.
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt as _;
 use yoke_api::cluster::Phase;
@@ -115,6 +116,18 @@ pub fn condition_table(conditions: &[Condition], now: Timestamp) -> Table {
         ]);
     }
     table
+}
+
+/// When an event happened last.
+pub fn time_of(event: &Event) -> Option<Timestamp> {
+    let series = event
+        .series
+        .as_ref()
+        .and_then(|series| series.last_observed_time.as_ref());
+    series
+        .map(|time| time.0)
+        .or(event.last_timestamp.as_ref().map(|time| time.0))
+        .or(event.event_time.as_ref().map(|time| time.0))
 }
 
 /// The condition of one type.

@@ -1,5 +1,7 @@
 //! Aligned columns of text. Pure.
 
+use crate::plain::plain;
+
 const GAP: usize = 3;
 
 /// A head and rows of equal length.
@@ -68,7 +70,7 @@ impl Table {
 
 /// Text from the host may hold line breaks and control characters, which would break the table or the terminal.
 fn filled(cell: String) -> String {
-    let cell: String = cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let cell = plain(&cell);
     if cell.trim().is_empty() {
         "<none>".to_owned()
     } else {

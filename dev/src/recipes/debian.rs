@@ -21,8 +21,9 @@ const PACKAGES: &[(&str, &str)] = &[
     ("openssl", "openssl"),
     ("curl", "curl"),
     ("kill", "procps"),
-    // The clients of the SSH server: in its tests, and of people.
+    // The clients of the SSH server: in its tests, and of people. In its tests, a terminal for them.
     ("ssh", "openssh-client"),
+    ("tmux", "tmux"),
 ];
 
 /// Installs the packages that are missing and returns their names.

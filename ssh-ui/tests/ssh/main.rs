@@ -6,10 +6,14 @@
 mod commands;
 mod files;
 mod host_api;
+mod interface;
 mod isolation;
+mod other;
 mod person;
 mod pressure;
 mod strangers;
+mod tmux;
+mod window;
 mod world;
 
 use crate::world::World;
@@ -24,6 +28,14 @@ async fn tenants_are_served_over_ssh() {
     files::kubeconfigs_are_copied_and_nothing_is_written(&world).await;
     isolation::another_tenants_objects_are_as_if_they_were_not(&world).await;
     isolation::the_server_itself_may_do_nothing_for_anybody(&world).await;
+    interface::clusters_are_made_followed_and_deleted(&world).await;
+    interface::kubeconfig_is_printed_below(&world).await;
+    interface::whoever_has_no_screen_is_told_the_same(&world).await;
+    interface::it_is_left_well_whatever_ends_it(&world).await;
+    interface::host_that_goes_away_comes_back(&world).await;
+    interface::much_that_is_typed_is_neither_kept_nor_done(&world).await;
+    interface::names_are_asked_for_on_a_terminal(&world).await;
+    tmux::a_real_terminal_is_left_as_it_was(&world).await;
     strangers::unknown_keys_are_refused_with_what_to_do(&world).await;
     strangers::a_key_that_is_taken_away_is_out_at_once(&world).await;
     strangers::nothing_but_commands_is_served(&world).await;

@@ -1,22 +1,17 @@
 //! Clients that ask for much, take little, or come in numbers.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use russh::client;
-use russh::keys::PrivateKeyWithHashAlg;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
-use yoke_runtime::DrainTrigger;
 use yoke_ssh_ui::directory::Directory;
-use yoke_ssh_ui::gate::Gate;
-use yoke_ssh_ui::host_key;
-use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::{Server, Shared};
 
+use crate::other::Other;
 use crate::person::Person;
-use crate::world::{HOST_KEY, LIMITS, NAMESPACE, World};
+use crate::window::{Trusting, log_in};
+use crate::world::{LIMITS, World};
 
 /// What the server says first.
 const GREETING: &str = "SSH-2.0-yoke\r\n";
@@ -168,29 +163,16 @@ pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
 }
 
 pub(crate) async fn nobody_is_judged_before_all_tenants_are_known(world: &World) {
-    let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = server.local_address();
     let (directory, known) = watch::channel(Directory::default());
-    let shared = Shared {
-        host: world.server.clone(),
-        directory: known,
-        gate: Gate::new(LIMITS, Instant::now()).into(),
-        contact: None,
-        write_limit: Duration::from_secs(1),
-        metrics: Metrics::default(),
-    };
-    let key = host_key::load(world.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
-    let (trigger, drain) = DrainTrigger::new();
-    let serving = tokio::spawn(server.serve(shared, key, Duration::from_secs(60), drain));
-    let mut stream = TcpStream::connect(address).await.unwrap();
+    let other = Other::start(world, world.server.clone(), known, LIMITS, Duration::from_secs(60)).await;
+    let mut stream = TcpStream::connect(("127.0.0.1", other.port)).await.unwrap();
     // Nothing tells that it will stay silent: this may pass by mistake, and never fails by one.
     let early = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
     assert!(early.is_err(), "{early:?}");
     directory.send_replace(Directory::default());
     assert_eq!(first_line(&mut stream).await, GREETING);
     drop(stream);
-    trigger.start();
-    serving.await.unwrap().unwrap();
+    other.end().await;
 }
 
 fn master(control: &str) -> [&str; 6] {
@@ -213,28 +195,11 @@ async fn first_line(stream: &mut TcpStream) -> String {
     String::from_utf8(line).unwrap()
 }
 
-struct Trusting;
-
-impl client::Handler for Trusting {
-    type Error = russh::Error;
-
-    async fn check_server_key(&mut self, _: &russh::keys::PublicKeyOrCertificate) -> Result<bool, Self::Error> {
-        Ok(true)
-    }
-}
-
 /// What OpenSSH's client never is: one that takes nothing of what it is sent.
 async fn connect_without_window(world: &World, person: &Person) -> client::Handle<Trusting> {
     let config = client::Config {
         window_size: 0,
         ..client::Config::default()
     };
-    let mut session = client::connect(Arc::new(config), ("127.0.0.1", world.port()), Trusting)
-        .await
-        .unwrap();
-    let key = russh::keys::load_secret_key(&person.key, None).unwrap();
-    let key = PrivateKeyWithHashAlg::new(Arc::new(key), None);
-    let entered = session.authenticate_publickey("yoke", key).await.unwrap();
-    assert!(entered.success(), "{entered:?}");
-    session
+    log_in(world.port(), person, config).await
 }

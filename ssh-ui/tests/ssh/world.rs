@@ -27,7 +27,7 @@ use crate::host_api::{OWNER_TOKEN, Process, connect, install_crds, spawn, start_
 use crate::person::{Person, run};
 
 const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
-const SERVER_TOKEN: &str = "ssh-server";
+pub(crate) const SERVER_TOKEN: &str = "ssh-server";
 pub(crate) const NAMESPACE: &str = "yoke-system";
 pub(crate) const HOST_KEY: &str = "yoke-ssh-host-key";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -39,6 +39,7 @@ pub(crate) const LIMITS: Limits = Limits {
     newcomers: 32,
     source_newcomers: 16,
     tenant_connections: 4,
+    tenant_interfaces: 2,
     source: Rate {
         per_second: 1,
         burst: 1000,
@@ -62,6 +63,8 @@ pub(crate) struct World {
     pub(crate) admin: Client,
     /// The server's own rights.
     pub(crate) server: Client,
+    /// Where the host's API answers.
+    pub(crate) address: String,
     pub(crate) dir: tempfile::TempDir,
     port: AtomicU16,
     registry: Registry,
@@ -119,6 +122,7 @@ impl World {
             mallory,
             admin,
             server,
+            address,
             dir,
             port: port.into(),
             registry,
@@ -329,7 +333,10 @@ fn role_of(tenant: &str, clusters: &[&str]) -> Value {
         "delete",
         "deletecollection",
     ];
-    let mut rules = vec![json!({"apiGroups": ["yoke.drzzl.io"], "resources": ["clusters"], "verbs": verbs})];
+    let mut rules = vec![
+        json!({"apiGroups": ["yoke.drzzl.io"], "resources": ["clusters"], "verbs": verbs}),
+        json!({"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["get", "list", "watch"]}),
+    ];
     if !clusters.is_empty() {
         let names: Vec<_> = clusters.iter().map(|name| format!("{name}-kubeconfig")).collect();
         rules.push(json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": ["get"]}));
@@ -339,7 +346,7 @@ fn role_of(tenant: &str, clusters: &[&str]) -> Value {
 }
 
 /// Makes an object, or makes it so.
-async fn put(client: &Client, object: &Value) {
+pub(crate) async fn put(client: &Client, object: &Value) {
     let version = object["apiVersion"].as_str().unwrap();
     let (group, version) = version.split_once('/').unwrap_or(("", version));
     let kind = object["kind"].as_str().unwrap();

@@ -1,0 +1,110 @@
+//! Somebody who is known, and the one way on which all that they ask for goes: may they, is it written down, is it counted.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::Error;
+use crate::audit::Audit;
+use crate::command::{self, Misread, Request};
+use crate::directory::Identity;
+use crate::report::to_json;
+use crate::server::Shared;
+use crate::tenant::TenantHost;
+
+/// Somebody, at one connection.
+#[derive(Clone)]
+pub struct Actor {
+    shared: Arc<Shared>,
+    identity: Identity,
+    source: IpAddr,
+}
+
+/// How it went.
+pub struct Answer {
+    /// They asked for JSON.
+    pub json: bool,
+    /// What goes to standard output, or why there is nothing.
+    pub result: Result<String, Error>,
+}
+
+impl Actor {
+    /// Somebody whose key was shown, and where from.
+    pub fn new(shared: Arc<Shared>, identity: Identity, source: IpAddr) -> Self {
+        Self {
+            shared,
+            identity,
+            source,
+        }
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What all connections share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The host as their Tenant sees it.
+    pub fn host(&self) -> Result<TenantHost, Error> {
+        TenantHost::of(&self.shared.host, &self.identity.tenant)
+    }
+
+    /// Has a line carried out by `work`, once it is known what it is and that they may.
+    pub async fn act<F>(&self, line: &[u8], work: impl FnOnce(Request) -> F) -> Answer
+    where
+        F: Future<Output = Result<String, Error>>,
+    {
+        let permitted = self.shared.permit(&self.identity);
+        let audit = self.begin(&permitted, &String::from_utf8_lossy(line));
+        let (name, json, result) = match (permitted, command::parse(line)) {
+            (Err(error), Ok(request)) => (request.command.as_str(), request.json, Err(error)),
+            (Err(error), Err(Misread::Help { json, .. } | Misread::Wrong { json, .. })) => ("none", json, Err(error)),
+            (Ok(()), Ok(request)) => (request.command.as_str(), request.json, work(request).await),
+            (Ok(()), Err(Misread::Help { text, json })) => {
+                let result = match json {
+                    true => to_json(&serde_json::json!({"help": text})).map_err(Error::Json),
+                    false => Ok(text),
+                };
+                ("help", json, result)
+            }
+            (Ok(()), Err(Misread::Wrong { text, json })) => ("none", json, Err(Error::Usage(text))),
+        };
+        self.end(audit, name, result.as_ref().err());
+        Answer { json, result }
+    }
+
+    /// Shows them the interface: `work`, if they may.
+    pub async fn look<F>(&self, work: impl FnOnce() -> F) -> Result<(), Error>
+    where
+        F: Future<Output = Result<(), Error>>,
+    {
+        let permitted = self.shared.permit(&self.identity);
+        let audit = self.begin(&permitted, "");
+        let result = match permitted {
+            Ok(()) => work().await,
+            Err(error) => Err(error),
+        };
+        self.end(audit, "interface", result.as_ref().err());
+        result
+    }
+
+    fn begin(&self, permitted: &Result<(), Error>, line: &str) -> Option<Audit> {
+        // Of what comes too fast there is no line in the log, or it would fill as fast.
+        match permitted {
+            Err(Error::TooFast) => None,
+            _ => Some(Audit::begin(&self.identity, self.source, line)),
+        }
+    }
+
+    /// Written before the answer, which may never be read.
+    fn end(&self, audit: Option<Audit>, name: &'static str, error: Option<&Error>) {
+        let word = error.map_or("ok", Error::as_str);
+        self.shared.metrics.count_command(name, word);
+        if let Some(audit) = audit {
+            audit.end(word, error.map(Error::with_causes).as_deref());
+        }
+    }
+}

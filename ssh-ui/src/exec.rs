@@ -1,0 +1,161 @@
+//! One command on a channel: its answer, its progress, and what it asks back. An adapter between [`crate::actor`] and the
+//! [`Console`].
+
+use std::pin::pin;
+
+use futures::FutureExt as _;
+use tokio::io::{AsyncReadExt as _, DuplexStream};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::Error;
+use crate::actor::Actor;
+use crate::command::{Command, Request};
+use crate::console::Console;
+use crate::perform::perform;
+use crate::screen::form::edit;
+use crate::screen::keys::{Key, Keys};
+
+/// Lines of progress on their way to the client; the command waits when they are as many.
+const LINES: usize = 16;
+
+/// What a client types at a command. What is typed ahead is not kept.
+pub struct Typed {
+    input: Option<DuplexStream>,
+    keys: Keys,
+}
+
+impl Typed {
+    /// What comes from a terminal; of anything else nothing is read.
+    pub fn new(input: Option<DuplexStream>) -> Self {
+        Self {
+            input,
+            keys: Keys::default(),
+        }
+    }
+
+    /// The next keys; none at all when there are no more.
+    async fn next(&mut self) -> Vec<Key> {
+        let mut bytes = [0; 256];
+        loop {
+            let Some(input) = &mut self.input else {
+                return Vec::new();
+            };
+            match input.read(&mut bytes).await {
+                Ok(count) if count > 0 => {
+                    let mut keys = self.keys.read(&bytes[..count]);
+                    // Whoever types at a prompt has no other keys that begin so.
+                    if self.keys.is_waiting() {
+                        keys.extend(self.keys.give_up());
+                    }
+                    if !keys.is_empty() {
+                        return keys;
+                    }
+                }
+                _ => self.input = None,
+            }
+        }
+    }
+
+    /// Waits for Ctrl-C.
+    async fn interrupt(&mut self) {
+        loop {
+            let keys = self.next().await;
+            if keys.contains(&Key::Interrupt) {
+                return;
+            }
+            if keys.is_empty() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Runs a line and says its exit code. What was asked for goes on when the channel is `closed`, and waiting does not.
+pub async fn run(
+    actor: &Actor,
+    line: &[u8],
+    console: &Console,
+    mut typed: Typed,
+    closed: oneshot::Receiver<()>,
+) -> u32 {
+    let typed = &mut typed;
+    let work = async |mut request: Request| {
+        confirm(&mut request, console, typed).await?;
+        let (progress, lines) = mpsc::channel(LINES);
+        let host = actor.host()?;
+        let work = perform(&host, actor.identity(), &request, &progress);
+        show(work, lines, console, typed, closed).await
+    };
+    let answer = actor.act(line, work).await;
+    match answer.result {
+        Ok(text) => u32::from(!console.put(&text).await),
+        Err(error) => {
+            console.say(&error.to_text(answer.json)).await;
+            error.exit_code()
+        }
+    }
+}
+
+/// Asks whoever sits at a terminal for the name of what would be lost. Programs say `--yes`.
+async fn confirm(request: &mut Request, console: &Console, typed: &mut Typed) -> Result<(), Error> {
+    let Command::Delete { change, yes } = &mut request.command else {
+        return Ok(());
+    };
+    if *yes || request.json || !console.is_terminal() {
+        return Ok(());
+    }
+    let name = &change.name;
+    let prompt = format!("All that is in Cluster {name} will be lost. Type its name to delete it: ");
+    console.say(&prompt).await;
+    let mut text = String::new();
+    loop {
+        let keys = typed.next().await;
+        if keys.is_empty() {
+            return Err(Error::NotConfirmed(name.clone()));
+        }
+        for key in keys {
+            if matches!(key, Key::Enter | Key::Interrupt | Key::Escape) {
+                console.say("\n").await;
+                *yes = key == Key::Enter && text == *name;
+                return match *yes {
+                    true => Ok(()),
+                    false => Err(Error::NotConfirmed(name.clone())),
+                };
+            }
+            let before = text.len();
+            edit(&mut text, key);
+            let echo = match text.len() {
+                after if after > before => text[before..].to_owned(),
+                after if after < before => "\x08 \x08".to_owned(),
+                _ => continue,
+            };
+            console.send(echo).await;
+        }
+    }
+}
+
+/// Does the work and shows its progress meanwhile, until the channel is closed or Ctrl-C is pressed.
+async fn show(
+    work: impl Future<Output = Result<String, Error>>,
+    mut lines: mpsc::Receiver<String>,
+    console: &Console,
+    typed: &mut Typed,
+    closed: oneshot::Receiver<()>,
+) -> Result<String, Error> {
+    let (mut work, mut closed) = (pin!(work), pin!(closed.fuse()));
+    let mut interrupt = pin!(typed.interrupt().fuse());
+    let result = loop {
+        tokio::select! {
+            result = &mut work => break result,
+            Some(line) = lines.recv() => {
+                console.say(&line).await;
+            }
+            _ = &mut closed => lines.close(),
+            () = &mut interrupt => lines.close(),
+        }
+    };
+    while let Ok(line) = lines.try_recv() {
+        console.say(&line).await;
+    }
+    result
+}

@@ -1,0 +1,258 @@
+//! The full-screen interface on a channel: keys in, cells out, Clusters and events as they change. An adapter: what is shown,
+//! and what a key means, is [`crate::screen`]'s to decide.
+//!
+//! Guarantees: whatever ends it, the terminal is left as it was found, if the client still takes what it is sent. Of a session no
+//! more is kept than two frames, the rows and events that a screen keeps, and the input that a channel holds.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use ratatui::layout::Size;
+use tokio::io::{AsyncReadExt as _, DuplexStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
+
+use crate::Error;
+use crate::actor::{Actor, Answer};
+use crate::console::Console;
+use crate::perform::perform;
+use crate::screen::keys::{Key, Keys};
+use crate::screen::{Deed, Screen, draw};
+use crate::server::Ends;
+use crate::terminal::{ENTER, LEAVE, Look, Terminal};
+
+/// How often ages are drawn anew.
+const TICK: Duration = Duration::from_secs(1);
+/// Between two frames, however much happens.
+const FRAME: Duration = Duration::from_millis(50);
+/// How long after an Escape the rest of another key is waited for.
+const ESCAPE: Duration = Duration::from_millis(50);
+/// Of the time after which a connection is closed on which nothing happens: sooner, so that the terminal can be left well.
+const IDLE_SHARE: f64 = 0.9;
+
+/// A client's terminal, its size as it changes, and what is typed there.
+pub struct Desk {
+    /// Where it is drawn.
+    pub console: Console,
+    /// What is typed.
+    pub input: DuplexStream,
+    /// How large it is.
+    pub size: watch::Receiver<Size>,
+    /// How it is written to.
+    pub look: Look,
+}
+
+/// Shows the interface until somebody leaves, and ends the channel.
+pub async fn interact(actor: &Actor, mut desk: Desk, ends: Ends) {
+    let result = actor.look(|| Session::run(actor, &mut desk, ends)).await;
+    let code = match &result {
+        Ok(()) => 0,
+        Err(error) => {
+            desk.console.say(&error.to_text(false)).await;
+            error.exit_code()
+        }
+    };
+    desk.console.end(code).await;
+}
+
+/// The interface while it is shown.
+struct Session<'a> {
+    actor: &'a Actor,
+    console: &'a Console,
+    screen: Screen,
+    keys: Keys,
+    terminal: ratatui::Terminal<Terminal>,
+    /// What is being done, and whether its answer is to be printed.
+    deed: Option<BoxFuture<'a, (Answer, bool)>>,
+    /// Something was printed, and is looked at.
+    is_away: bool,
+}
+
+impl<'a> Session<'a> {
+    async fn run(actor: &'a Actor, desk: &'a mut Desk, ends: Ends) -> Result<(), Error> {
+        let (console, size) = (&desk.console, &mut desk.size);
+        let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), desk.look));
+        let mut session = Self {
+            actor,
+            console,
+            screen: Screen::new(actor.identity()),
+            keys: Keys::default(),
+            terminal,
+            deed: None,
+            is_away: false,
+        };
+        console.send(ENTER).await;
+        let result = session.follow(&mut desk.input, size, ends).await;
+        if !session.is_away {
+            console.send(LEAVE).await;
+        }
+        // What was asked for is seen to its end, though nobody looks any more.
+        if let Some(deed) = session.deed.take() {
+            let (answer, _) = deed.await;
+            match answer.result {
+                Ok(text) => console.put(&text).await,
+                Err(error) => console.say(&error.to_text(false)).await,
+            };
+        }
+        result
+    }
+
+    /// Until something ends it: somebody leaves, is not let in any more, or the server ends.
+    async fn follow(
+        &mut self,
+        input: &mut DuplexStream,
+        size: &mut watch::Receiver<Size>,
+        ends: Ends,
+    ) -> Result<(), Error> {
+        let host = self.actor.host()?;
+        let (mut clusters, mut events) = (host.follow_clusters(), host.follow_events());
+        let mut directory = self.actor.shared().directory.clone();
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let idle = ends.idle.mul_f64(IDLE_SHARE);
+        let mut bytes = [0; 1024];
+        let (mut idle_at, mut frame_at) = (Instant::now() + idle, Instant::now());
+        let (mut escape_at, mut is_stale) = (None, true);
+        loop {
+            tokio::select! {
+                count = input.read(&mut bytes) => {
+                    let count = count.unwrap_or(0);
+                    if count == 0 {
+                        return Ok(());
+                    }
+                    idle_at = Instant::now() + idle;
+                    let keys = self.keys.read(&bytes[..count]);
+                    if self.press(keys).await {
+                        return Ok(());
+                    }
+                    escape_at = self.keys.is_waiting().then(|| Instant::now() + ESCAPE);
+                    is_stale = true;
+                }
+                () = at(escape_at) => {
+                    escape_at = None;
+                    let key = self.keys.give_up();
+                    if self.press(key).await {
+                        return Ok(());
+                    }
+                    is_stale = true;
+                }
+                event = clusters.next() => {
+                    match event {
+                        Ok(event) => self.screen.follow_clusters(event),
+                        Err(error) => self.screen.lose(&error.to_string()),
+                    }
+                    is_stale = true;
+                }
+                event = events.next() => {
+                    // That it failed is told of Clusters. Not every Tenant may see events.
+                    if let Ok(event) = event {
+                        self.screen.follow_events(event);
+                        is_stale = true;
+                    }
+                }
+                (answer, print) = settle(&mut self.deed) => {
+                    self.deed = None;
+                    if let Err(error @ Error::KeyWithdrawn) = answer.result {
+                        return Err(error);
+                    }
+                    self.tell(answer, print).await;
+                    is_stale = true;
+                }
+                Ok(()) = size.changed() => {
+                    let size = *size.borrow_and_update();
+                    self.terminal.backend_mut().resize(size);
+                    is_stale = true;
+                }
+                Ok(()) = directory.changed() => self.actor.shared().know(self.actor.identity())?,
+                _ = ticks.tick() => is_stale = true,
+                () = sleep_until(frame_at), if is_stale => {
+                    if !self.is_away && !self.show().await {
+                        return Ok(());
+                    }
+                    is_stale = false;
+                    frame_at = Instant::now() + FRAME;
+                }
+                () = sleep_until(idle_at) => return Err(Error::Idle(idle)),
+                () = sleep_until(ends.last) => return Err(Error::TooOld),
+                () = ends.drain.started() => return Err(Error::Draining),
+            }
+        }
+    }
+
+    /// True if somebody leaves.
+    async fn press(&mut self, keys: impl IntoIterator<Item = Key>) -> bool {
+        for key in keys {
+            if self.is_away && key != Key::Interrupt {
+                self.come_back().await;
+                continue;
+            }
+            match self.screen.press(key) {
+                None => {}
+                Some(Deed::Leave) => return true,
+                Some(Deed::Redraw) => self.come_back().await,
+                Some(Deed::Ask { line, print }) => {
+                    let actor = self.actor;
+                    self.deed = Some(async move { (carry_out(actor, &line).await, print) }.boxed());
+                }
+            }
+        }
+        false
+    }
+
+    async fn tell(&mut self, answer: Answer, print: bool) {
+        match answer.result {
+            Ok(text) if print => {
+                self.screen.tell("");
+                self.console.send(LEAVE).await;
+                self.console.put(&text).await;
+                self.console.say("\nPress a key to go back, Ctrl-C to leave.\n").await;
+                self.is_away = true;
+            }
+            Ok(text) => self.screen.tell(&text),
+            Err(error) => self.screen.tell(&error.to_text(false)),
+        }
+    }
+
+    /// Draws everything anew, wherever it was left.
+    async fn come_back(&mut self) {
+        self.is_away = false;
+        self.console.send(ENTER).await;
+        let Ok(()) = self.terminal.clear();
+    }
+
+    /// Sends what is different since the last frame, and says whether the client took it.
+    async fn show(&mut self) -> bool {
+        let screen = &self.screen;
+        let drawn: Result<_, Infallible> = self.terminal.draw(|frame| draw(screen, frame, Timestamp::now()));
+        let Ok(_) = drawn;
+        let frame = self.terminal.backend_mut().take();
+        frame.is_empty() || self.console.send(frame).await
+    }
+}
+
+/// The same as that line after `ssh HOST`. Its progress is what the screen shows anyway.
+async fn carry_out(actor: &Actor, line: &str) -> Answer {
+    let work = async |request| {
+        let (progress, _) = mpsc::channel(1);
+        perform(&actor.host()?, actor.identity(), &request, &progress).await
+    };
+    actor.act(line.as_bytes(), work).await
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+async fn settle<T>(deed: &mut Option<BoxFuture<'_, T>>) -> T {
+    match deed {
+        Some(deed) => deed.await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,252 @@
+//! The full-screen interface: what it shows, and what a key means. Pure: the clock, the channel and the host are the caller's
+//! ([`crate::interface`]).
+//!
+//! ```text
+//!  bytes ─▶ keys ─▶ Screen::press ─▶ Deed: a command line, as over `ssh HOST LINE` ─▶ Screen::tell
+//!  watches of Clusters and events ─▶ Screen::follow_* ─▶ draw ─▶ cells ─▶ terminal
+//! ```
+
+mod clusters;
+mod draw;
+mod events;
+pub mod form;
+pub mod keys;
+
+use k8s_openapi::api::core::v1::Event;
+use kube::runtime::watcher;
+use yoke_api::Cluster;
+use yoke_api::cluster::DesiredState;
+use yoke_view::plain::plain;
+
+pub use self::draw::draw;
+
+use self::clusters::Clusters;
+use self::events::Events;
+use self::form::{Form, Pressed};
+use self::keys::Key;
+use crate::directory::Identity;
+
+/// Characters of a text of the host's that are kept.
+const TEXT_MAX: usize = 300;
+/// Rows of a page, for the keys of that name.
+const PAGE: usize = 10;
+
+/// What the caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// Carry this line out, and [`Screen::tell`] how it went.
+    Ask {
+        /// A line as after `ssh HOST`.
+        line: String,
+        /// The answer is for the person's own shell: it is printed below what was there before the interface.
+        print: bool,
+    },
+    /// Draw everything anew.
+    Redraw,
+    /// End the interface.
+    Leave,
+}
+
+/// What is seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Mode {
+    /// The list.
+    List,
+    /// One Cluster at length.
+    Status(String),
+    /// Events alone.
+    Events,
+    Help,
+    Kubeconfig(String),
+    Create(Form),
+    Delete(String, Form),
+}
+
+/// The state of the interface.
+#[derive(Clone, Debug)]
+pub struct Screen {
+    title: String,
+    clusters: Clusters,
+    events: Events,
+    mode: Mode,
+    note: String,
+    /// The line that is being carried out.
+    doing: Option<String>,
+    /// Why what is shown may be old.
+    trouble: Option<String>,
+}
+
+impl Screen {
+    /// The interface of somebody of whose Clusters nothing is known yet.
+    pub fn new(identity: &Identity) -> Self {
+        Self {
+            title: clip(&format!("{} · {}", identity.tenant, identity.key)),
+            clusters: Clusters::default(),
+            events: Events::default(),
+            mode: Mode::List,
+            note: String::new(),
+            doing: None,
+            trouble: None,
+        }
+    }
+
+    /// Follows the watch of Clusters.
+    pub fn follow_clusters(&mut self, event: watcher::Event<Cluster>) {
+        if matches!(event, watcher::Event::InitDone) {
+            self.trouble = None;
+        }
+        self.clusters.follow(event);
+    }
+
+    /// Follows the watch of events.
+    pub fn follow_events(&mut self, event: watcher::Event<Event>) {
+        self.events.follow(event);
+    }
+
+    /// The watch of Clusters is lost, and tried again. What is known stays.
+    pub fn lose(&mut self, why: &str) {
+        self.trouble = Some(clip(why));
+    }
+
+    /// Says how the deed went that was asked for last.
+    pub fn tell(&mut self, text: &str) {
+        self.doing = None;
+        let lines: Vec<_> = text.lines().collect();
+        self.note = clip(&lines.join(" · "));
+    }
+
+    /// A key was pressed.
+    pub fn press(&mut self, key: Key) -> Option<Deed> {
+        match key {
+            Key::Interrupt => return Some(Deed::Leave),
+            Key::Redraw => return Some(Deed::Redraw),
+            _ => {}
+        }
+        match std::mem::replace(&mut self.mode, Mode::List) {
+            Mode::List => self.press_in_list(key),
+            Mode::Help => None,
+            Mode::Status(name) => self.press_in_status(name, key),
+            Mode::Events => self.press_in_events(key),
+            Mode::Kubeconfig(name) => match key {
+                Key::Char('p') => self.ask(format!("kubeconfig {name}"), true),
+                _ => None,
+            },
+            Mode::Create(form) => self.press_in_create(form, key),
+            Mode::Delete(name, form) => self.press_in_delete(name, form, key),
+        }
+    }
+
+    fn press_in_list(&mut self, key: Key) -> Option<Deed> {
+        let place = self.clusters.place();
+        self.note.clear();
+        match key {
+            Key::Up => self.clusters.choose(place.saturating_sub(1)),
+            Key::Down => self.clusters.choose(place + 1),
+            Key::PageUp => self.clusters.choose(place.saturating_sub(PAGE)),
+            Key::PageDown => self.clusters.choose(place + PAGE),
+            Key::Home => self.clusters.choose(0),
+            Key::End => self.clusters.choose(usize::MAX),
+            Key::Escape => "Press q to leave.".clone_into(&mut self.note),
+            Key::Char('q') => return Some(Deed::Leave),
+            Key::Char('?' | 'h') => self.mode = Mode::Help,
+            Key::Char('e') => self.mode = Mode::Events,
+            Key::Char('c') => self.mode = Mode::Create(Form::create()),
+            key => {
+                let (name, state) = self.clusters.chosen().map(|(name, row)| (name.to_owned(), row.state))?;
+                return self.press_on(name, state, key);
+            }
+        }
+        None
+    }
+
+    /// A key that is about one Cluster.
+    fn press_on(&mut self, name: String, state: DesiredState, key: Key) -> Option<Deed> {
+        match key {
+            Key::Enter => self.mode = Mode::Status(name),
+            Key::Char('d') => self.mode = Mode::Delete(name, Form::confirm()),
+            Key::Char('k') => self.mode = Mode::Kubeconfig(name),
+            Key::Char('s') => {
+                let verb = match state {
+                    DesiredState::Running => "sleep",
+                    DesiredState::Asleep => "wake",
+                };
+                return self.ask(format!("{verb} {name}"), false);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn press_in_status(&mut self, name: String, key: Key) -> Option<Deed> {
+        match (key, self.clusters.get(&name).map(|row| row.state)) {
+            (Key::Escape | Key::Enter | Key::Char('q'), _) | (_, None) => None,
+            (Key::Char('s'), Some(state)) => {
+                self.mode = Mode::Status(name.clone());
+                self.press_on(name, state, key)
+            }
+            (Key::Char('d' | 'k'), Some(state)) => self.press_on(name, state, key),
+            (_, Some(_)) => {
+                self.mode = Mode::Status(name);
+                None
+            }
+        }
+    }
+
+    fn press_in_events(&mut self, key: Key) -> Option<Deed> {
+        if !matches!(key, Key::Escape | Key::Enter | Key::Char('q' | 'e')) {
+            self.mode = Mode::Events;
+        }
+        None
+    }
+
+    fn press_in_create(&mut self, mut form: Form, key: Key) -> Option<Deed> {
+        match form.press(key) {
+            Pressed::Back => None,
+            Pressed::Edited => {
+                self.mode = Mode::Create(form);
+                None
+            }
+            Pressed::Done => match form.to_create() {
+                Ok(line) => {
+                    self.clusters.expect(form.first());
+                    self.ask(line, false)
+                }
+                Err(why) => {
+                    form.refuse(why);
+                    self.mode = Mode::Create(form);
+                    None
+                }
+            },
+        }
+    }
+
+    fn press_in_delete(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
+        match form.press(key) {
+            Pressed::Back => return None,
+            Pressed::Done if form.first() == name => return self.ask(format!("delete {name} --yes"), false),
+            Pressed::Done => form.refuse("That is another name: nothing is deleted.".to_owned()),
+            Pressed::Edited => {}
+        }
+        self.mode = Mode::Delete(name, form);
+        None
+    }
+
+    /// One thing at a time: what is pressed meanwhile is not kept.
+    fn ask(&mut self, line: String, print: bool) -> Option<Deed> {
+        if self.doing.is_some() {
+            "One thing at a time: press that again in a moment.".clone_into(&mut self.note);
+            return None;
+        }
+        self.note.clear();
+        self.doing = Some(line.clone());
+        Some(Deed::Ask { line, print })
+    }
+}
+
+/// A text of the host's, as it is kept: of bounded length, and with nothing in it that a terminal obeys.
+fn clip(text: &str) -> String {
+    plain(&text.chars().take(TEXT_MAX).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests;

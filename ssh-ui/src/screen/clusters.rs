@@ -1,0 +1,152 @@
+//! The Clusters on the screen: what is kept of each, and which one is chosen. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::watcher::Event;
+use yoke_api::cluster::{DesiredState, Phase};
+use yoke_api::{Cluster, ConditionType};
+use yoke_view::render::find;
+
+use super::clip;
+
+/// Clusters that are kept. More are for `ssh HOST clusters`.
+const ROWS: usize = 1000;
+
+/// What is shown of a Cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) state: DesiredState,
+    pub(super) phase: Option<Phase>,
+    pub(super) ready: Option<bool>,
+    pub(super) version: Option<String>,
+    pub(super) url: Option<String>,
+    pub(super) address: Option<String>,
+    pub(super) nodes: Option<i32>,
+    pub(super) storage: String,
+    pub(super) created: Option<Timestamp>,
+    pub(super) message: String,
+    pub(super) has_kubeconfig: bool,
+}
+
+/// The list, by name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clusters {
+    rows: BTreeMap<String, Row>,
+    /// A list that is being read and will take the place of what is known.
+    fresh: BTreeMap<String, Row>,
+    chosen: Option<String>,
+    /// Chosen as soon as it is there.
+    awaited: Option<String>,
+    pub(super) is_listed: bool,
+    /// There are more than are kept.
+    pub(super) has_more: bool,
+}
+
+impl Clusters {
+    /// Follows a watch.
+    pub(super) fn follow(&mut self, event: Event<Cluster>) {
+        match event {
+            Event::Init => {
+                self.fresh.clear();
+                self.has_more = false;
+            }
+            Event::InitApply(cluster) => self.has_more |= !insert(&mut self.fresh, &cluster),
+            Event::InitDone => {
+                let place = self.place();
+                self.rows = std::mem::take(&mut self.fresh);
+                self.is_listed = true;
+                self.keep_choice(place);
+            }
+            Event::Apply(cluster) => {
+                let place = self.place();
+                self.has_more |= !insert(&mut self.rows, &cluster);
+                self.keep_choice(place);
+            }
+            Event::Delete(cluster) => {
+                let place = self.place();
+                self.rows.remove(&clip(&cluster.name_any()));
+                self.keep_choice(place);
+            }
+        }
+    }
+
+    /// The rows in order.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &Row)> {
+        self.rows.iter().map(|(name, row)| (name.as_str(), row))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Row> {
+        self.rows.get(name)
+    }
+
+    /// The Cluster that is chosen.
+    pub(super) fn chosen(&self) -> Option<(&str, &Row)> {
+        let (name, row) = self.rows.get_key_value(self.chosen.as_deref()?)?;
+        Some((name, row))
+    }
+
+    /// Which row is chosen.
+    pub(super) fn place(&self) -> usize {
+        let chosen = self.chosen.as_deref();
+        self.rows
+            .keys()
+            .position(|name| Some(name.as_str()) == chosen)
+            .unwrap_or(0)
+    }
+
+    /// Chooses a row, or the last.
+    pub(super) fn choose(&mut self, place: usize) {
+        let last = self.rows.len().saturating_sub(1);
+        self.chosen = self.rows.keys().nth(place.min(last)).cloned();
+    }
+
+    /// Chooses a Cluster as soon as it is there.
+    pub(super) fn expect(&mut self, name: &str) {
+        self.awaited = Some(name.to_owned());
+        self.keep_choice(self.place());
+    }
+
+    /// The one that was chosen stays so, wherever it is now; of one that is gone the neighbour is chosen.
+    fn keep_choice(&mut self, place: usize) {
+        if let Some(name) = self.awaited.take_if(|name| self.rows.contains_key(name)) {
+            self.chosen = Some(name);
+        }
+        if self.chosen().is_none() {
+            self.choose(place);
+        }
+    }
+}
+
+fn insert(rows: &mut BTreeMap<String, Row>, cluster: &Cluster) -> bool {
+    let name = clip(&cluster.name_any());
+    if rows.len() >= ROWS && !rows.contains_key(&name) {
+        return false;
+    }
+    rows.insert(name, to_row(cluster));
+    true
+}
+
+fn to_row(cluster: &Cluster) -> Row {
+    let status = cluster.status.as_ref();
+    let ready = status.and_then(|status| find(&status.conditions, ConditionType::Ready));
+    let endpoint = status.and_then(|status| status.endpoint.as_ref());
+    Row {
+        state: cluster.spec.state,
+        phase: status.and_then(|status| status.phase),
+        ready: ready.map(|ready| ready.status == "True"),
+        version: status.and_then(|status| status.version.as_deref()).map(clip),
+        url: endpoint.map(|endpoint| clip(&endpoint.url)),
+        address: endpoint.map(|endpoint| clip(&endpoint.address)),
+        nodes: status.and_then(|status| status.nodes),
+        storage: clip(&cluster.spec.storage.quota.0),
+        created: cluster.creation_timestamp().map(|time| time.0),
+        message: ready.map(|ready| clip(&ready.message)).unwrap_or_default(),
+        has_kubeconfig: status.is_some_and(|status| status.kubeconfig_ref.is_some()),
+    }
+}

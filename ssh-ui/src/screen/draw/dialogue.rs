@@ -1,0 +1,129 @@
+//! Boxes above the rest: help, a kubeconfig, a form.
+
+use ratatui::Frame;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::Color;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
+
+use super::{BOLD, REVERSED};
+use crate::screen::form::Form;
+use crate::screen::{Mode, Screen};
+
+/// Columns of a box, if there are as many.
+const WIDTH: u16 = 62;
+
+const HELP: &str = "\
+Up, Down  choose a Cluster
+Enter     all of one Cluster
+c         make a Cluster
+d         delete it
+k         its kubeconfig
+s         let it sleep, or wake it
+q         leave; so does Ctrl-C
+e         events
+Ctrl-L    draw the screen anew
+
+The same without a screen: ssh HOST help";
+
+/// Draws the box that is open, if one is.
+pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
+    match &screen.mode {
+        Mode::List | Mode::Status(_) | Mode::Events => {}
+        Mode::Help => draw_text(frame, area, "Help", HELP),
+        Mode::Kubeconfig(name) => {
+            let has_one = screen.clusters.get(name).is_some_and(|row| row.has_kubeconfig);
+            let text = match has_one {
+                true => format!(
+                    "From your own shell:\n  scp HOST:{name}.kubeconfig .\n  ssh HOST kubeconfig {name} > FILE\n\n\
+                     p prints it here, below what was on your screen before."
+                ),
+                false => "It comes with the Cluster: there is none yet.".to_owned(),
+            };
+            draw_text(frame, area, &format!("Kubeconfig of {name}"), &text);
+        }
+        Mode::Create(form) => {
+            let text = "Empty is the host's default.\nTab: next  Enter: make  Esc: back";
+            draw_form(frame, area, "New Cluster", form, text);
+        }
+        Mode::Delete(name, form) => {
+            let text = "All that is in it will be lost.\nType its name, then Enter. Esc: back";
+            draw_form(frame, area, &format!("Delete {name}?"), form, text);
+        }
+    }
+}
+
+fn draw_text(frame: &mut Frame<'_>, area: Rect, title: &str, text: &str) {
+    let lines = text.lines().map(Line::raw).collect();
+    draw_box(frame, area, title, lines);
+}
+
+fn draw_form(frame: &mut Frame<'_>, area: Rect, title: &str, form: &Form, text: &str) {
+    let (fields, at) = form.fields();
+    let label = fields.iter().map(|field| field.label.len()).max().unwrap_or_default() + 2;
+    let room = usize::from(place(area, 0).width.saturating_sub(2)).saturating_sub(label + 1);
+    // Of what is too long the end is seen, where it is typed.
+    let shown = |text: &str| text[text.len().saturating_sub(room)..].to_owned();
+    let mut lines: Vec<_> = fields
+        .iter()
+        .map(|field| {
+            Line::from(vec![
+                Span::styled(format!("{:<label$}", format!("{}:", field.label)), BOLD),
+                Span::styled(format!("{:<room$} ", shown(&field.text)), REVERSED),
+            ])
+        })
+        .collect();
+    lines.push(match form.problem() {
+        "" => Line::default(),
+        problem => Line::styled(problem.to_owned(), BOLD.fg(Color::Red)),
+    });
+    lines.extend(text.lines().map(Line::raw));
+    let inner = draw_box(frame, area, title, lines);
+    let typed = fields.get(at).map_or(0, |field| shown(&field.text).len());
+    let cursor = Position {
+        x: inner.x + u16::try_from(label + typed).unwrap_or(0),
+        y: inner.y + u16::try_from(at).unwrap_or(0),
+    };
+    if inner.contains(cursor) {
+        frame.set_cursor_position(cursor);
+    }
+}
+
+/// Draws a box, and says where the inside of it is.
+fn draw_box(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>) -> Rect {
+    let inner = usize::from(place(area, 0).width.saturating_sub(2)).max(1);
+    let height: usize = lines.iter().map(|line| wrapped_height(line, inner)).sum();
+    let place = place(area, u16::try_from(height + 2).unwrap_or(u16::MAX));
+    let block = Block::bordered().title(format!(" {title} "));
+    let inner = block.inner(place);
+    frame.render_widget(Clear, place);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), place);
+    inner
+}
+
+/// The middle of the screen, this high if it is as high.
+fn place(area: Rect, height: u16) -> Rect {
+    let (width, height) = (area.width.min(WIDTH), area.height.min(height));
+    Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    }
+}
+
+/// Rows that a line takes when it is broken between words.
+fn wrapped_height(line: &Line<'_>, width: usize) -> usize {
+    let text = line.to_string();
+    let (mut rows, mut column) = (1, 0);
+    for word in text.split_inclusive(' ') {
+        let wide = Span::raw(word.trim_end()).width();
+        if column > 0 && column + wide > width {
+            rows += 1;
+            column = 0;
+        }
+        rows += wide.saturating_sub(1) / width;
+        column += Span::raw(word).width();
+    }
+    rows
+}

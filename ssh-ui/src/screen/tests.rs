@@ -1,0 +1,206 @@
+//! Keys and what they do, by table; what is shown is compared in `tests/screens.rs`.
+
+use kube::runtime::watcher::Event as Change;
+use serde_json::json;
+
+use super::*;
+
+fn identity() -> Identity {
+    Identity {
+        tenant: "acme".into(),
+        key: "laptop".into(),
+        fingerprint: "SHA256:x".into(),
+    }
+}
+
+fn cluster(name: &str) -> Cluster {
+    Cluster::new(name, Default::default())
+}
+
+fn asleep(name: &str) -> Cluster {
+    let mut cluster = cluster(name);
+    cluster.spec.state = DesiredState::Asleep;
+    cluster
+}
+
+fn listed(screen: &mut Screen, clusters: Vec<Cluster>) {
+    screen.follow_clusters(Change::Init);
+    for cluster in clusters {
+        screen.follow_clusters(Change::InitApply(cluster));
+    }
+    screen.follow_clusters(Change::InitDone);
+}
+
+fn screen(clusters: Vec<Cluster>) -> Screen {
+    let mut screen = Screen::new(&identity());
+    listed(&mut screen, clusters);
+    screen
+}
+
+/// Presses the letters of a word, and `\r`, `\x1b`, `\t`, `↑`, `↓`, `⌫`, `^` (Ctrl-C); says what came of the last.
+fn press(screen: &mut Screen, keys: &str) -> Option<Deed> {
+    let mut last = None;
+    for key in keys.chars() {
+        assert_eq!(last, None, "before {key:?} of {keys:?}");
+        last = screen.press(match key {
+            '\r' => Key::Enter,
+            '\x1b' => Key::Escape,
+            '\t' => Key::Tab,
+            '↑' => Key::Up,
+            '↓' => Key::Down,
+            '⌫' => Key::Backspace,
+            '^' => Key::Interrupt,
+            letter => Key::Char(letter),
+        });
+    }
+    last
+}
+
+fn line(line: &str) -> Option<Deed> {
+    let (line, print) = (line.to_owned(), false);
+    Some(Deed::Ask { line, print })
+}
+
+fn chosen(screen: &Screen) -> Option<&str> {
+    screen.clusters.chosen().map(|(name, _)| name)
+}
+
+#[test]
+fn keys_become_command_lines() {
+    let long = "n".repeat(60);
+    for (rule, keys, expected) in [
+        ("made with what is given", "cnew\r", line("create new")),
+        (
+            "all fields",
+            "cnew\t1.35.4\t1Gi\r",
+            line("create new --version v1.35.4 --storage 1Gi"),
+        ),
+        ("fields in a ring", "c\t\t\tnew↑↓\r", line("create new")),
+        ("typed wrong, then right", "cNEW\r⌫⌫⌫new\r", line("create new")),
+        ("what no name has is not taken", "cn'\"; ü\\w\r", line("create nw")),
+        ("no name", "c\r", None),
+        ("a name that none can have", "c1a\r", None),
+        ("too long a name", &format!("c{long}\r"), None),
+        ("no version", "ca\tnew\r", None),
+        ("no quantity", "ca\t\tmuch\r", None),
+        ("not made after all", "cnew\x1b\r", None),
+        ("deleted once its name is typed", "da\r", line("delete a --yes")),
+        ("not without it", "d\r", None),
+        ("not with another's", "db\r", None),
+        ("not with more than it", "daa\r", None),
+        (
+            "deleted by its own name, after another was typed",
+            "db\r⌫a\r",
+            line("delete a --yes"),
+        ),
+        ("not deleted after all", "da\x1b", None),
+        ("asleep", "s", line("sleep a")),
+        ("awake", "↓s", line("wake b")),
+        ("from its own page", "\rs", line("sleep a")),
+        ("leaves", "q", Some(Deed::Leave)),
+        ("leaves from anywhere", "cnew^", Some(Deed::Leave)),
+        ("a letter of a name is no key", "cq", None),
+        ("help goes away by any key", "?q", None),
+        ("back, and then leaves", "\rqq", Some(Deed::Leave)),
+    ] {
+        let mut screen = screen(vec![cluster("a"), asleep("b")]);
+        assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");
+    }
+    let mut screen = screen(vec![cluster("a")]);
+    let (line, print) = ("kubeconfig a".to_owned(), true);
+    assert_eq!(press(&mut screen, "kp"), Some(Deed::Ask { line, print }));
+}
+
+#[test]
+fn one_thing_is_done_at_a_time() {
+    let mut screen = screen(vec![cluster("a"), cluster("b")]);
+    assert_eq!(press(&mut screen, "s"), line("sleep a"));
+    assert_eq!(press(&mut screen, "↓s"), None);
+    assert!(screen.note.contains("One thing at a time"));
+    screen.tell("Cluster a is to sleep\n");
+    assert_eq!(screen.note, "Cluster a is to sleep");
+    assert_eq!(press(&mut screen, "s"), line("sleep b"));
+    screen.tell("error: no\nhint: try \x1b[2Jagain\n");
+    assert_eq!(screen.note, "error: no · hint: try  [2Jagain");
+}
+
+#[test]
+fn nothing_is_done_without_a_cluster() {
+    let mut screen = screen(vec![]);
+    assert_eq!(press(&mut screen, "dsk\r↑↓"), None);
+    assert_eq!(screen.mode, Mode::List);
+}
+
+#[test]
+fn choice_stays_with_its_cluster() {
+    let mut screen = screen(vec![cluster("b"), cluster("d"), cluster("f")]);
+    assert_eq!(chosen(&screen), Some("b"));
+    press(&mut screen, "↓");
+    for (rule, change, expected) in [
+        ("one before it", Change::Apply(cluster("a")), "d"),
+        ("one before it goes", Change::Delete(cluster("b")), "d"),
+        ("itself", Change::Apply(asleep("d")), "d"),
+        ("gone", Change::Delete(cluster("d")), "f"),
+        ("gone, and the last", Change::Delete(cluster("f")), "a"),
+    ] {
+        screen.follow_clusters(change);
+        assert_eq!(chosen(&screen), Some(expected), "{rule}");
+    }
+    press(&mut screen, "cnew\r");
+    screen.follow_clusters(Change::Apply(cluster("b")));
+    assert_eq!(chosen(&screen), Some("a"));
+    screen.follow_clusters(Change::Apply(cluster("new")));
+    assert_eq!(chosen(&screen), Some("new"), "one that was made is chosen");
+    listed(&mut screen, vec![cluster("x"), cluster("y")]);
+    assert_eq!(chosen(&screen), Some("y"), "nothing of an old list is left");
+    listed(&mut screen, vec![]);
+    assert_eq!(chosen(&screen), None);
+}
+
+#[test]
+fn trouble_lasts_until_all_are_listed() {
+    let mut screen = screen(vec![cluster("a")]);
+    screen.lose("watching: the host's API cannot be reached");
+    screen.follow_clusters(Change::Init);
+    assert!(screen.trouble.is_some());
+    assert_eq!(chosen(&screen), Some("a"), "what is known is shown meanwhile");
+    screen.follow_clusters(Change::InitDone);
+    assert_eq!((screen.trouble, screen.clusters.len()), (None, 0));
+}
+
+fn event(uid: &str, second: u8, message: &str) -> Event {
+    serde_json::from_value(json!({
+        "metadata": {"uid": uid}, "involvedObject": {"name": "a"}, "reason": "R", "message": message,
+        "lastTimestamp": format!("2026-01-01T00:00:{second:02}Z"),
+    }))
+    .unwrap()
+}
+
+#[test]
+fn latest_events_come_first_and_once() {
+    let mut screen = screen(vec![]);
+    for (uid, second, message) in [
+        ("1", 1, "one"),
+        ("3", 3, "three"),
+        ("2", 2, "two\x1b[31m"),
+        ("1", 4, "one again"),
+    ] {
+        screen.follow_events(Change::Apply(event(uid, second, message)));
+    }
+    let texts: Vec<_> = screen.events.lines().map(|line| line.text.as_str()).collect();
+    assert_eq!(texts, ["one again", "three", "two [31m"]);
+}
+
+#[test]
+fn no_more_is_kept_than_a_screen_needs() {
+    let mut screen = screen((0..1200).map(|number| cluster(&format!("c{number}"))).collect());
+    assert_eq!((screen.clusters.len(), screen.clusters.has_more), (1000, true));
+    let text = "m".repeat(10_000);
+    for number in 0..300 {
+        screen.follow_events(Change::Apply(event(&number.to_string(), 1, &text)));
+    }
+    let lengths: Vec<_> = screen.events.lines().map(|line| line.text.len()).collect();
+    assert_eq!(lengths, [TEXT_MAX; 100]);
+    listed(&mut screen, vec![cluster("a")]);
+    assert!(!screen.clusters.has_more);
+}

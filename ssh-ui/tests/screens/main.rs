@@ -1,0 +1,365 @@
+//! What people see: golden screens, as a terminal shows what it is sent. `UPDATE=1` writes them anew, and their pictures.
+
+// The lint spares tests, and not what they are helped by.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod picture;
+
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event;
+use kube::runtime::watcher::Event as Change;
+use ratatui::layout::Size;
+use serde_json::json;
+use yoke_api::Cluster;
+use yoke_ssh_ui::directory::Identity;
+use yoke_ssh_ui::screen::keys::Keys;
+use yoke_ssh_ui::screen::{Deed, Screen, draw};
+use yoke_ssh_ui::terminal::{ENTER, LEAVE, Look, Terminal};
+
+const NOW: &str = "2026-03-01T12:00:00Z";
+const RICH: Look = Look {
+    colour: true,
+    unicode: true,
+};
+const PLAIN: Look = Look {
+    colour: false,
+    unicode: false,
+};
+
+/// A client's terminal, and the interface that is drawn there.
+struct Desk {
+    screen: Screen,
+    drawn: ratatui::Terminal<Terminal>,
+    seen: vt100::Parser,
+}
+
+impl Desk {
+    fn new(columns: u16, rows: u16, look: Look) -> Self {
+        let identity = Identity {
+            tenant: "acme".into(),
+            key: "laptop".into(),
+            fingerprint: "SHA256:x".into(),
+        };
+        let size = Size::new(columns, rows);
+        let mut seen = vt100::Parser::new(cells(rows), cells(columns), 0);
+        seen.process(b"$ ssh HOST\r\n");
+        seen.process(ENTER.as_bytes());
+        let Ok(drawn) = ratatui::Terminal::new(Terminal::new(size, look));
+        Self {
+            screen: Screen::new(&identity),
+            drawn,
+            seen,
+        }
+    }
+
+    fn list(&mut self, clusters: Vec<Cluster>) {
+        self.screen.follow_clusters(Change::Init);
+        for cluster in clusters {
+            self.screen.follow_clusters(Change::InitApply(cluster));
+        }
+        self.screen.follow_clusters(Change::InitDone);
+    }
+
+    /// Types; in between, a frame is drawn after each key.
+    fn press(&mut self, keys: &str) -> Option<Deed> {
+        let mut parser = Keys::default();
+        let mut last = None;
+        for byte in keys.bytes() {
+            for key in parser.read(&[byte]) {
+                last = self.screen.press(key);
+                self.draw();
+            }
+        }
+        if let Some(key) = parser.give_up() {
+            last = self.screen.press(key);
+        }
+        self.draw();
+        last
+    }
+
+    fn draw(&mut self) {
+        let (screen, now) = (&self.screen, NOW.parse::<Timestamp>().unwrap());
+        let Ok(_) = self.drawn.draw(|frame| draw(screen, frame, now));
+        let frame = self.drawn.backend_mut().take();
+        self.seen.process(frame.as_bytes());
+    }
+
+    fn resize(&mut self, columns: u16, rows: u16) {
+        self.seen.screen_mut().set_size(cells(rows), cells(columns));
+        self.drawn.backend_mut().resize(Size::new(columns, rows));
+        self.draw();
+    }
+
+    /// What is to be seen now.
+    fn text(&mut self) -> String {
+        self.draw();
+        let (_, columns) = self.seen.screen().size();
+        let rows = self.seen.screen().rows(0, columns.get());
+        rows.map(|row| format!("{}\n", row.trim_end())).collect()
+    }
+}
+
+fn cells(count: u16) -> NonZero<u16> {
+    NonZero::new(count).unwrap()
+}
+
+fn cluster(name: &str, created: &str, status: serde_json::Value) -> Cluster {
+    serde_json::from_value(json!({
+        "apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+        "metadata": {"name": name, "namespace": "acme", "creationTimestamp": created},
+        "spec": {"state": if status["phase"] == "Asleep" { "Asleep" } else { "Running" }}, "status": status,
+    }))
+    .unwrap()
+}
+
+fn ready(is_ready: bool, message: &str) -> serde_json::Value {
+    let (status, reason) = if is_ready {
+        ("True", "AsExpected")
+    } else {
+        ("False", "PodPending")
+    };
+    json!([{"type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": NOW}])
+}
+
+fn endpoint(name: &str) -> serde_json::Value {
+    json!({"url": format!("https://{name}.example.org:6443"), "serverName": name, "address": "https://192.0.2.7:6443",
+        "audience": "x", "issuer": "x"})
+}
+
+fn clusters() -> Vec<Cluster> {
+    vec![
+        cluster(
+            "demo",
+            "2026-02-20T12:00:00Z",
+            json!({"version": "v1.35.4", "phase": "Running", "endpoint": endpoint("demo-8c1f02aa"),
+                "kubeconfigRef": {"name": "demo-kubeconfig"}, "conditions": ready(true, "The API answers.")}),
+        ),
+        cluster(
+            "nightly",
+            "2026-03-01T11:59:56Z",
+            json!({"phase": "Provisioning", "conditions": ready(false, "The pod of the control plane starts.")}),
+        ),
+        cluster(
+            "staging",
+            "2026-02-27T12:00:00Z",
+            json!({"version": "v1.35.4", "phase": "Asleep", "endpoint": endpoint("staging-17d0e3b4"),
+                "kubeconfigRef": {"name": "staging-kubeconfig"}, "conditions": ready(true, "It sleeps, as asked for.")}),
+        ),
+    ]
+}
+
+fn event(uid: &str, about: &str, time: &str, kind: &str, reason: &str, message: &str) -> Event {
+    serde_json::from_value(json!({
+        "metadata": {"uid": uid}, "involvedObject": {"name": about}, "reason": reason, "message": message, "type": kind,
+        "lastTimestamp": time,
+    }))
+    .unwrap()
+}
+
+fn full(columns: u16, rows: u16, look: Look) -> Desk {
+    let mut desk = Desk::new(columns, rows, look);
+    desk.list(clusters());
+    for (number, (about, time, kind, reason, message)) in [
+        ("demo", "2026-03-01T11:20:00Z", "Normal", "Ready", "The API answers."),
+        (
+            "nightly",
+            "2026-03-01T11:59:57Z",
+            "Normal",
+            "CertificatesIssued",
+            "All certificates are there.",
+        ),
+        (
+            "nightly",
+            "2026-03-01T11:59:59Z",
+            "Warning",
+            "PodPending",
+            "The pod of the control plane starts.",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let event = event(&number.to_string(), about, time, kind, reason, message);
+        desk.screen.follow_events(Change::Apply(event));
+    }
+    desk
+}
+
+fn many(columns: u16, rows: u16) -> Desk {
+    let mut desk = Desk::new(columns, rows, RICH);
+    let status =
+        json!({"version": "v1.35.4", "phase": "Running", "nodes": 3, "conditions": ready(true, "The API answers.")});
+    let named = |number: u8| cluster(&format!("c{number:02}"), "2026-02-27T12:00:00Z", status.clone());
+    desk.list((0..40).map(named).collect());
+    desk
+}
+
+fn hostile() -> Desk {
+    let mut desk = Desk::new(80, 24, RICH);
+    let long = "a".repeat(63);
+    let message = "準備中 🚀 \u{1b}[2J\u{1b}]0;owned\u{7} \u{202e}desrever\u{202c} e\u{301} — \u{9b}31m fin";
+    let status = json!({"version": "v1.35.4\u{1b}[5m", "phase": "Unavailable", "endpoint": endpoint("界界界"),
+        "conditions": ready(false, message)});
+    desk.list(vec![cluster("a", NOW, json!({})), cluster(&long, NOW, status)]);
+    desk.screen.follow_events(Change::Apply(event(
+        "1",
+        "界\u{1b}[H",
+        NOW,
+        "Normal",
+        "R\u{7}",
+        message,
+    )));
+    desk.press("\u{1b}[B");
+    desk
+}
+
+fn golden(name: &str, text: &str) {
+    let path = folder().join(format!("{name}.txt"));
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        text, expected,
+        "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
+    );
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/screens")
+}
+
+#[test]
+fn screens_are_as_they_were_reviewed() {
+    let shown = |mut desk: Desk, keys: &str| {
+        desk.press(keys);
+        desk.text()
+    };
+    for (name, text) in [
+        ("list", shown(full(80, 24, RICH), "")),
+        ("list-wide", shown(full(120, 30, RICH), "\u{1b}[B")),
+        ("list-narrow", shown(full(40, 10, RICH), "\u{1b}[B")),
+        ("list-ascii", shown(full(80, 24, PLAIN), "\u{1b}[B\u{1b}[B")),
+        ("list-empty", {
+            let mut desk = Desk::new(80, 24, RICH);
+            desk.list(vec![]);
+            shown(desk, "")
+        }),
+        ("list-reading", shown(Desk::new(80, 24, RICH), "")),
+        ("list-many", shown(many(80, 24), &"\u{1b}[B".repeat(25))),
+        ("list-lost", {
+            let mut desk = full(80, 24, RICH);
+            desk.screen
+                .lose("watching your Clusters: the host's API cannot be reached");
+            shown(desk, "")
+        }),
+        ("hostile", shown(hostile(), "")),
+        ("hostile-status", shown(hostile(), "\r")),
+        ("tiny", shown(full(19, 4, RICH), "")),
+        ("help", shown(full(80, 24, RICH), "?")),
+        ("help-narrow", shown(full(40, 10, RICH), "?")),
+        ("status", shown(full(80, 24, RICH), "\r")),
+        ("status-narrow", shown(full(40, 10, RICH), "\r")),
+        ("events", shown(full(80, 24, RICH), "e")),
+        ("kubeconfig", shown(full(80, 24, RICH), "k")),
+        ("kubeconfig-none", shown(full(80, 24, RICH), "\u{1b}[Bk")),
+        ("create", shown(full(80, 24, RICH), "cdemo2\t1.35")),
+        ("create-wrong", shown(full(80, 24, RICH), "c1st\r")),
+        ("create-asked", shown(full(80, 24, RICH), "cnew\r")),
+        (
+            "create-narrow",
+            shown(full(40, 10, RICH), &format!("c{}-end", "n".repeat(59))),
+        ),
+        ("delete", shown(full(80, 24, RICH), "ddem")),
+        ("delete-wrong", shown(full(80, 24, RICH), "dnightly\r")),
+        ("delete-narrow", shown(full(40, 10, RICH), "ddem")),
+    ] {
+        golden(name, &text);
+    }
+}
+
+#[test]
+fn pictures_show_the_screens() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let docs = root.join("docs/screens");
+    for (name, keys) in [("list", ""), ("create", "cdemo2\t1.35"), ("delete", "ddem")] {
+        let mut desk = full(80, 24, RICH);
+        desk.press(keys);
+        let picture = picture::to_svg(desk.seen.screen());
+        let file = docs.join(format!("{name}.svg"));
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::create_dir_all(&docs).unwrap();
+            std::fs::write(&file, &picture).unwrap();
+        }
+        let expected = std::fs::read_to_string(&file).unwrap_or_default();
+        assert_eq!(
+            picture, expected,
+            "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
+        );
+        assert!(
+            readme.contains(&format!("docs/screens/{name}.svg")),
+            "README.md does not show {name}"
+        );
+    }
+}
+
+#[test]
+fn every_size_can_be_drawn() {
+    let modes = ["", "?", "\r", "e", "k", "cnew\t1\r", "ddemo1\r"];
+    for keys in modes {
+        let mut desk = full(80, 24, RICH);
+        desk.press(keys);
+        for columns in (1..=30).chain([40, 63, 79, 81, 300]) {
+            for rows in (1..=12).chain([16, 24, 100]) {
+                desk.resize(columns, rows);
+                desk.press("\u{1b}[B");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_new_size_is_drawn_whole() {
+    let mut resized = full(120, 40, RICH);
+    resized.press("\r");
+    resized.resize(60, 20);
+    let mut fresh = full(60, 20, RICH);
+    fresh.press("\r");
+    assert_eq!(resized.text(), fresh.text());
+}
+
+#[test]
+fn terminal_is_left_as_it_was_found() {
+    let mut desk = full(80, 24, RICH);
+    desk.press("cname");
+    assert!(desk.seen.screen().alternate_screen() && !desk.seen.screen().hide_cursor());
+    desk.press("\u{1b}");
+    assert!(desk.seen.screen().hide_cursor());
+    desk.seen.process(LEAVE.as_bytes());
+    let screen = desk.seen.screen();
+    assert_eq!(screen.contents().trim_end(), "$ ssh HOST");
+    assert!(!screen.alternate_screen() && !screen.hide_cursor());
+    assert_eq!(
+        (screen.fgcolor(), screen.bold(), screen.inverse()),
+        (vt100::Color::Default, false, false)
+    );
+}
+
+#[test]
+fn nothing_of_others_is_obeyed() {
+    let mut desk = hostile();
+    desk.draw();
+    let text = desk.text();
+    assert!(text.contains("準備中 🚀"), "{text}");
+    assert!(text.contains(" Yoke  acme"), "nothing was cleared: {text}");
+    assert!(
+        text.chars()
+            .all(|character| character == '\n' || !character.is_control()),
+        "{text:?}"
+    );
+    assert!(!text.contains('\u{202e}'));
+}

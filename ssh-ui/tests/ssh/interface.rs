@@ -1,0 +1,313 @@
+//! The full-screen interface, as somebody sees it who presses keys.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use kube::Client;
+use serde_json::json;
+use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use yoke_api::tenant::SshKey;
+use yoke_runtime::budget::Rate;
+use yoke_ssh_ui::directory::Directory;
+use yoke_ssh_ui::gate::Limits;
+
+use crate::host_api::connect;
+use crate::other::Other;
+use crate::person::{Person, run};
+use crate::window::{Left, Window};
+use crate::world::{LIMITS, SERVER_TOKEN, World, put};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const DOWN: &str = "\x1b[B";
+
+pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
+    let mut window = Window::open(world.port(), &world.alice, None).await;
+    window.shows("You have no Clusters. Press c to make one.").await;
+    window.press("cred\t1.35.4\t1Gi\r").await;
+    window.shows("Cluster red created").await;
+    let spec = world.clusters("a").get("red").await.unwrap().spec;
+    assert_eq!(
+        (spec.version.as_deref(), spec.storage.quota.0.as_str()),
+        (Some("v1.35.4"), "1Gi")
+    );
+    // What others do is seen, too.
+    world.alice.ssh("create blue").await.ok();
+    window.shows("2 Clusters").await;
+    world.tell("a", "red", false, "The pod starts.").await;
+    window.shows("The pod starts.").await;
+    world.tell("a", "red", true, "The API answers.\x1b[2J").await;
+    window
+        .until("the phase", |seen| {
+            seen.contains("red   Running") && seen.contains("The API answers. [2J")
+        })
+        .await;
+    let event = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "red.1", "namespace": "a"},
+        "involvedObject": {"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "name": "red", "namespace": "a"},
+        "reason": "Told", "message": "Something happened.", "type": "Normal"});
+    put(&world.admin, &event).await;
+    window.shows("Told  Something happened.").await;
+
+    window.press("s").await;
+    window.shows("Cluster red is to sleep").await;
+    window.resize(40, 10).await;
+    window.shows("c create  d delete  ? help  q quit").await;
+    window.resize(100, 30).await;
+    window.shows("s wake  Enter more  e events").await;
+    // Its neighbour stays, and nothing goes for another's name.
+    window.press("dblue\r").await;
+    window.shows("That is another name: nothing is deleted.").await;
+    window.press("\x7f\x7f\x7f\x7fred\r").await;
+    window.shows("Cluster red is being deleted").await;
+    window.shows("1 Cluster ").await;
+    assert!(world.clusters("a").get_opt("red").await.unwrap().is_none());
+    let mut other = Window::open(world.port(), &world.bob, None).await;
+    other.shows("secret").await;
+    other.until("nothing of another's", |seen| !seen.contains("blue")).await;
+    other.press("\x03").await;
+    assert_eq!(other.left().await.code, Some(0));
+
+    window.press("q").await;
+    let left = window.left().await;
+    assert_eq!((left.code, left.text.trim_end()), (Some(0), "$ ssh HOST"));
+    world.alice.ssh("delete blue --yes").await.ok();
+}
+
+pub(crate) async fn kubeconfig_is_printed_below(world: &World) {
+    world.alice.ssh("create k").await.ok();
+    world.tell("a", "k", true, "The API answers.").await;
+    let mut window = Window::open(world.port(), &world.alice, None).await;
+    window.shows("The API answers.").await;
+    window.press("kp").await;
+    window
+        .until("the kubeconfig, below what was there", |seen| {
+            seen.starts_with("$ ssh HOST\n")
+                && seen.contains("kind: Config\n")
+                && seen.contains("Press a key to go back")
+        })
+        .await;
+    window.press("x").await;
+    window.shows(" Yoke  a · laptop").await;
+    window.press("kp").await;
+    window.shows("Press a key to go back").await;
+    window.press("\x03").await;
+    let left = window.left().await;
+    assert!(left.text.contains("# of a/k\n"), "{left:?}");
+    world.alice.ssh("delete k --yes").await.ok();
+}
+
+pub(crate) async fn whoever_has_no_screen_is_told_the_same(world: &World) {
+    for (options, term) in [(&["-tt"][..], "dumb"), (&["-tt"], ""), (&["-T"], "xterm")] {
+        let mut command = world.alice.begin(options, "");
+        let said = run(command.env("TERM", term)).await;
+        assert_eq!(said.code, 0, "{said:?}");
+        let text = said.out + &said.err;
+        assert!(
+            text.contains("You have no Clusters; make one with:"),
+            "{term:?}: {text:?}"
+        );
+        assert!(!text.contains('\x1b'), "{term:?}: {text:?}");
+    }
+    // Of a Tenant that looks at as many as it may there is no further one.
+    let mut others = Vec::new();
+    for _ in 0..LIMITS.tenant_interfaces {
+        let mut window = Window::open(world.port(), &world.alice, None).await;
+        window.shows("You have no Clusters. Press c").await;
+        others.push(window);
+    }
+    let left = Window::open(world.port(), &world.alice, None).await.left().await;
+    assert!(left.text.contains("You have no Clusters; make one with:"), "{left:?}");
+    for window in others {
+        window.press("q").await;
+        window.left().await;
+    }
+    // OpenSSH's client, whose own terminal is none, has one there.
+    let mut command = world.alice.begin(&["-tt"], "");
+    let mut client = command
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    client.stdin.as_mut().unwrap().write_all(b"q").await.unwrap();
+    let said = client.wait_with_output().await.unwrap();
+    let text = String::from_utf8(said.stdout).unwrap();
+    assert!(
+        said.status.success() && text.starts_with("\x1b[?1049h") && text.ends_with("\x1b[?1049l"),
+        "{text:?}"
+    );
+}
+
+pub(crate) async fn it_is_left_well_whatever_ends_it(world: &World) {
+    let said = |left: Left, why: &str| {
+        assert_eq!(left.code, Some(1), "{left:?}");
+        assert!(
+            left.text.starts_with("$ ssh HOST\nerror: ") && left.text.contains(why),
+            "{left:?}"
+        );
+    };
+
+    let server = || world.server.clone();
+    let (keys, other) = start(world, server(), LIMITS, MINUTE).await;
+    let mut window = Window::open(other.port, &world.alice, None).await;
+    window.shows("You have no Clusters.").await;
+    keys.send_replace(directory(&world.bob));
+    said(window.left().await, "this key is not your Tenant's any more");
+
+    keys.send_replace(directory(&world.alice));
+    let mut window = Window::open(other.port, &world.alice, None).await;
+    window.shows("You have no Clusters.").await;
+    let ending = tokio::spawn(other.end());
+    said(window.left().await, "the server is about to restart");
+    ending.await.unwrap();
+
+    let (_keys, other) = start(world, server(), LIMITS, Duration::from_secs(2)).await;
+    let window = Window::open(other.port, &world.alice, None).await;
+    said(window.left().await, "no key was pressed for 1.8s");
+    let window = Window::open(other.port, &world.alice, None).await;
+    // A connection that is gone holds up nothing.
+    drop(window);
+    other.end().await;
+}
+
+pub(crate) async fn host_that_goes_away_comes_back(world: &World) {
+    let api = world.address.strip_prefix("https://").unwrap().parse().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let host = connect(&format!("https://{address}"), SERVER_TOKEN);
+    let (away, is_away) = watch::channel(false);
+    let carrying = tokio::spawn(carry(listener, api, is_away));
+    let (_keys, other) = start(world, host, LIMITS, MINUTE).await;
+    let mut window = Window::open(other.port, &world.alice, None).await;
+    window.shows("You have no Clusters.").await;
+    away.send_replace(true);
+    window.shows("Trying again …").await;
+    window.press("cnew\r").await;
+    window
+        .shows("error: creating Cluster new: the host's API cannot be reached")
+        .await;
+    world.alice.ssh("create meanwhile").await.ok();
+    away.send_replace(false);
+    window.shows("meanwhile").await;
+    window.until("all is well", |seen| !seen.contains("Trying again")).await;
+    world.alice.ssh("delete meanwhile --yes").await.ok();
+    window.shows("You have no Clusters.").await;
+    window.press("q").await;
+    assert_eq!(window.left().await.code, Some(0));
+    other.end().await;
+    carrying.abort();
+}
+
+pub(crate) async fn much_that_is_typed_is_neither_kept_nor_done(world: &World) {
+    world.alice.ssh("create many").await.ok();
+    let few = Limits {
+        key: Rate {
+            per_second: 1,
+            burst: 2,
+        },
+        ..LIMITS
+    };
+    let (_keys, other) = start(world, world.server.clone(), few, MINUTE).await;
+    let mut window = Window::open(other.port, &world.alice, None).await;
+    window.shows("many").await;
+    window.press("\x1b]52;c;").await;
+    for _ in 0..30 {
+        window.press(&"\x1b[200~x\x1b[999999999;1;1Z".repeat(40)).await;
+    }
+    // The budget of the key holds for what is pressed. It fills again meanwhile, so that one may have to be quick.
+    let mut refused = false;
+    while !refused {
+        window.press("\x1b").await;
+        window.shows("Press q to leave.").await;
+        window.press("s").await;
+        let answers = ["too many commands with this key", "is to sleep", "is to wake"];
+        window
+            .until("an answer", |seen| answers.iter().any(|answer| seen.contains(answer)))
+            .await;
+        refused = window.text().contains(answers[0]);
+    }
+    window.press(DOWN).await;
+    window.press("q").await;
+    assert_eq!(window.left().await.code, Some(0));
+    other.end().await;
+    world.alice.ssh("delete many --yes").await.ok();
+}
+
+pub(crate) async fn names_are_asked_for_on_a_terminal(world: &World) {
+    world.alice.ssh("create kept").await.ok();
+    let ask = async |keys: &str| {
+        let mut window = Window::open(world.port(), &world.alice, Some("delete kept")).await;
+        window.shows("Type its name to delete it: ").await;
+        window.press(keys).await;
+        window.left().await
+    };
+    for keys in ["other\r", "\r", "kept\x03", "\x1b"] {
+        let left = ask(keys).await;
+        assert_eq!(left.code, Some(1), "{left:?}");
+        assert!(left.text.contains("hint: `delete kept --yes`"), "{left:?}");
+    }
+    let left = ask("kepd\x7ft\r").await;
+    assert_eq!(left.code, Some(0), "{left:?}");
+    assert!(
+        left.text.contains("delete it: kept\nCluster kept is being deleted"),
+        "{left:?}"
+    );
+    // Ctrl-C ends a wait, and not what is waited for.
+    let mut window = Window::open(world.port(), &world.alice, Some("create slow --wait")).await;
+    let clusters = world.clusters("a");
+    world
+        .until("the Cluster is made", async || {
+            clusters.get_opt("slow").await.unwrap().is_some()
+        })
+        .await;
+    world.tell("a", "slow", false, "The pod starts.").await;
+    window.shows("The pod starts.").await;
+    window.press("\x03").await;
+    let left = window.left().await;
+    assert!(left.text.contains("nobody waits for Cluster slow any more"), "{left:?}");
+    world.alice.ssh("delete slow --yes").await.ok();
+}
+
+/// Carries connections to the host's API, until it is away: then it ends them, and each that comes.
+async fn carry(listener: TcpListener, api: SocketAddr, mut is_away: watch::Receiver<bool>) {
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (mut near, _) = accepted.unwrap();
+                if !*is_away.borrow() {
+                    streams.spawn(async move {
+                        let mut far = TcpStream::connect(api).await.unwrap();
+                        let _ = copy_bidirectional(&mut near, &mut far).await;
+                    });
+                }
+            }
+            _ = is_away.changed() => streams.shutdown().await,
+        }
+    }
+}
+
+/// A server of its own, which knows nobody but alice until it is told something else.
+async fn start(world: &World, host: Client, limits: Limits, idle: Duration) -> (watch::Sender<Directory>, Other) {
+    let keys = watch::Sender::new(Directory::default());
+    let mut known = keys.subscribe();
+    keys.send_replace(directory(&world.alice));
+    known.mark_changed();
+    (keys, Other::start(world, host, known, limits, idle).await)
+}
+
+fn directory(person: &Person) -> Directory {
+    let mut tenant = yoke_api::Tenant::new("a", Default::default());
+    tenant.spec.ssh_keys.push(SshKey {
+        name: "laptop".into(),
+        public_key: person.public.clone(),
+    });
+    let mut directory = Directory::default();
+    assert!(directory.set(&tenant).is_empty());
+    directory
+}

@@ -1,0 +1,53 @@
+//! A second server of the same host, which can be ended.
+
+use std::time::{Duration, Instant};
+
+use kube::Client;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use yoke_runtime::DrainTrigger;
+use yoke_ssh_ui::directory::Directory;
+use yoke_ssh_ui::gate::{Gate, Limits};
+use yoke_ssh_ui::host_key;
+use yoke_ssh_ui::metrics::Metrics;
+use yoke_ssh_ui::server::{ServeError, Server, Shared};
+
+use crate::world::{HOST_KEY, NAMESPACE, World};
+
+/// The server.
+pub(crate) struct Other {
+    pub(crate) port: u16,
+    trigger: DrainTrigger,
+    serving: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Other {
+    pub(crate) async fn start(
+        world: &World,
+        host: Client,
+        directory: watch::Receiver<Directory>,
+        limits: Limits,
+        idle: Duration,
+    ) -> Self {
+        let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let port = server.local_address().port();
+        let shared = Shared {
+            host,
+            directory,
+            gate: Gate::new(limits, Instant::now()).into(),
+            contact: None,
+            write_limit: Duration::from_secs(1),
+            metrics: Metrics::default(),
+        };
+        let key = host_key::load(world.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
+        let (trigger, drain) = DrainTrigger::new();
+        let serving = tokio::spawn(server.serve(shared, key, idle, drain));
+        Self { port, trigger, serving }
+    }
+
+    /// Ends it as a process ends that is told to.
+    pub(crate) async fn end(self) {
+        self.trigger.start();
+        self.serving.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+//! OpenSSH's client in a terminal that is one.
+
+use std::time::{Duration, Instant};
+
+use tokio::process::Command;
+
+use crate::person::{Said, run};
+use crate::world::World;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A terminal of 80 columns and 24 rows with a shell in it. Ended, whatever the test does.
+struct Tmux {
+    socket: String,
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        let end = ["-S", &self.socket, "kill-server"];
+        let _ = std::process::Command::new("tmux").args(end).status();
+    }
+}
+
+impl Tmux {
+    async fn start(world: &World) -> Self {
+        let socket = world.path("tmux").to_str().unwrap().to_owned();
+        let tmux = Self { socket };
+        let shell = "exec env -i PATH=\"$PATH\" TERM=\"$TERM\" PS1='$ ' LC_ALL=C.UTF-8 sh";
+        tmux.run(&["-f", "/dev/null", "-u", "new-session", "-d", "-x80", "-y24", shell])
+            .await
+            .ok();
+        tmux
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Said {
+        run(Command::new("tmux").args(["-S", &self.socket]).args(arguments)).await
+    }
+
+    async fn press(&self, keys: &[&str]) {
+        self.run(&[&["send-keys", "--"], keys].concat()).await.ok();
+    }
+
+    /// Waits until it shows this, and says all that it shows.
+    async fn shows(&self, text: &str) -> String {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let shown = self.run(&["capture-pane", "-p"]).await.ok();
+            if shown.contains(text) {
+                return shown;
+            }
+            assert!(Instant::now() < deadline, "{text:?} is not shown:\n{shown}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+pub(crate) async fn a_real_terminal_is_left_as_it_was(world: &World) {
+    let script = world.path("yoke");
+    let command = world.alice.begin(&[], "");
+    let words = command.as_std().get_args().map(|word| word.to_str().unwrap());
+    let line = shlex::try_join(words).unwrap();
+    std::fs::write(&script, format!("ssh {line}\n")).unwrap();
+
+    let tmux = Tmux::start(world).await;
+    tmux.shows("$").await;
+    tmux.press(&[&format!(". {}", script.display()), "Enter"]).await;
+    tmux.shows("You have no Clusters. Press c to make one.").await;
+    tmux.press(&["c", "real", "Enter"]).await;
+    tmux.shows("Cluster real created").await;
+    tmux.press(&["Enter"]).await;
+    tmux.shows("Kubeconfig  not there yet").await;
+    tmux.run(&["resize-window", "-x", "40", "-y", "10"]).await.ok();
+    tmux.shows(" k kubeconfig  s sleep  Esc back").await;
+    tmux.press(&["Escape"]).await;
+    tmux.shows("? help  q quit").await;
+    tmux.run(&["resize-window", "-x", "80", "-y", "24"]).await.ok();
+    tmux.press(&["d", "real", "Enter"]).await;
+    let shown = tmux.shows("You have no Clusters. Press c to make one.").await;
+    assert!(shown.starts_with(" Yoke  a · laptop"), "{shown}");
+    tmux.press(&["q"]).await;
+    tmux.shows("closed.").await;
+    // What is typed is seen again, and what was there before is there.
+    tmux.press(&["echo me again", "Enter"]).await;
+    let shown = tmux.shows("\nme again\n").await;
+    assert!(
+        shown.contains("$ echo me again\n") && shown.starts_with("$ . "),
+        "{shown}"
+    );
+    assert!(!shown.contains("Yoke"), "{shown}");
+}
