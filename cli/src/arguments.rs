@@ -12,6 +12,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
 use yoke_view::input::{parse_duration, parse_quantity};
 
+use crate::ssh_key::{KeyFile, parse_key_file};
+
 pub(crate) use crate::arguments::connection::HostOptions;
 
 const EXIT_CODES: &str = "Exit codes:
@@ -158,6 +160,9 @@ pub(crate) struct CreateTenantOptions {
     /// Group of the host whose members act for the Tenant; may be repeated
     #[arg(long = "group", value_name = "NAME")]
     pub(crate) groups: Vec<String>,
+    /// File with the public key (.pub) of somebody who acts for the Tenant over SSH; may be repeated
+    #[arg(long = "ssh-key", value_name = "[NAME=]FILE", value_parser = parse_key_file)]
+    pub(crate) ssh_keys: Vec<KeyFile>,
     #[command(flatten)]
     pub(crate) waiting: WaitOptions,
     #[command(flatten)]

@@ -5,11 +5,12 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::cluster::StorageSpec;
-use yoke_api::tenant::{SubjectKind, TenantSubject};
+use yoke_api::tenant::{SshKey, SubjectKind, TenantSubject};
 use yoke_api::{Cluster, ClusterSpec, Tenant, TenantSpec};
 
 use crate::arguments::{CreateClusterOptions, CreateTenantOptions, DryRun, WriteOptions};
 use crate::session::Session;
+use crate::ssh_key::read_keys;
 use crate::{Error, FIELD_MANAGER, output, wait};
 
 /// Makes a Cluster, and waits for it if asked to.
@@ -31,7 +32,8 @@ pub(crate) async fn create_cluster(session: &Session, options: &CreateClusterOpt
 /// Makes a Tenant, and waits until Clusters can be made in its namespace, which the host makes after it.
 pub(crate) async fn create_tenant(session: &Session, options: &CreateTenantOptions) -> Result<(), Error> {
     let api = Api::all(session.client.clone());
-    create(session, api, build_tenant(options), &options.write).await?;
+    let keys = read_keys(&options.ssh_keys)?;
+    create(session, api, build_tenant(options, keys), &options.write).await?;
     if !options.waiting.wait || options.write.dry_run != DryRun::None {
         return Ok(());
     }
@@ -55,7 +57,7 @@ fn build_cluster(options: &CreateClusterOptions) -> Cluster {
     Cluster::new(&options.name, spec)
 }
 
-fn build_tenant(options: &CreateTenantOptions) -> Tenant {
+fn build_tenant(options: &CreateTenantOptions, ssh_keys: Vec<SshKey>) -> Tenant {
     let users = options.users.iter().map(|name| (SubjectKind::User, name));
     let groups = options.groups.iter().map(|name| (SubjectKind::Group, name));
     let subjects = users
@@ -69,6 +71,7 @@ fn build_tenant(options: &CreateTenantOptions) -> Tenant {
         &options.name,
         TenantSpec {
             subjects,
+            ssh_keys,
             ..Default::default()
         },
     )
@@ -138,7 +141,7 @@ mod tests {
         let CreateCommand::Tenant(options) = parse("tenant t --group g --user u --user v") else {
             panic!()
         };
-        let subjects = build_tenant(&options).spec.subjects;
+        let subjects = build_tenant(&options, Vec::new()).spec.subjects;
         let shown: Vec<_> = subjects
             .iter()
             .map(|subject| (subject.kind, subject.name.as_str()))

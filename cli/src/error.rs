@@ -110,6 +110,14 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// A file holds no public key that can be used.
+    #[error("cannot use {} as an SSH key: {problem}", path.display())]
+    NoPublicKey {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        problem: &'static str,
+    },
     /// Another program is changing the file.
     #[error("{} is being changed by another program", path.display())]
     Locked {
@@ -205,6 +213,7 @@ impl Error {
             | Self::Deleted(_)
             | Self::SecretWrong(_)
             | Self::File { .. }
+            | Self::NoPublicKey { .. }
             | Self::Declined
             | Self::Json(_)
             | Self::Yaml(_)

@@ -23,6 +23,7 @@ mod output;
 mod overrides;
 mod report;
 mod session;
+mod ssh_key;
 mod status;
 mod trace;
 mod version;

@@ -43,6 +43,36 @@ async fn create_sends_what_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn keys_are_read_from_their_files() {
+    let host = Host::start().await;
+    let file = |name: &str, text: &str| {
+        let path = host.path(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (one, other) = (
+        file("id_ed25519.pub", "ssh-ed25519 AAAA me@home\n"),
+        file("k", "ssh-ed25519 BBBB\n"),
+    );
+    let private = file("id_ed25519", "-----BEGIN OPENSSH PRIVATE KEY-----\n");
+    let said = host
+        .run(&format!("create tenant t --wait=false --ssh-key {private}"))
+        .await;
+    assert_eq!((said.code, host.requests()), (1, vec![]));
+    assert!(
+        said.err.contains("it is a private key; give the .pub file"),
+        "{}",
+        said.err
+    );
+    let line = format!("create tenant t --wait=false --ssh-key {one} --ssh-key desk={other}");
+    assert_eq!(host.run(&line).await.code, 0);
+    assert_eq!(
+        host.object(TENANT).unwrap()["spec"]["sshKeys"],
+        json!([{"name": "id-ed25519", "publicKey": "ssh-ed25519 AAAA me@home"}, {"name": "desk", "publicKey": "ssh-ed25519 BBBB"}])
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dry_run_keeps_nothing() {
     let host = Host::start().await;
     let said = host.run("create cluster demo --dry-run=client -o yaml").await;
