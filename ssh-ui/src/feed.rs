@@ -18,6 +18,9 @@ use crate::tenant::{REQUEST_LIMIT, explain};
 /// The first and the longest time between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
+/// Objects of a list that are held at a time.
+const PAGE: u32 = 50;
+
 /// A list, and what changes in it, for as long as it is asked for.
 pub struct Feed<K> {
     api: Api<K>,
@@ -51,7 +54,7 @@ where
             sleep_until(self.begin).await;
             self.listed_by = Some(Instant::now() + REQUEST_LIMIT);
         }
-        let (api, config) = (&self.api, watcher::Config::default());
+        let (api, config) = (&self.api, watcher::Config::default().page_size(PAGE));
         let stream = self.stream.get_or_insert_with(|| watcher(api.clone(), config).boxed());
         let event = match self.listed_by {
             Some(end) => timeout_at(end, stream.next()).await,

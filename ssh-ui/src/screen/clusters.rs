@@ -12,7 +12,7 @@ use yoke_view::render::find;
 use super::clip;
 
 /// Clusters that are kept. More are for `ssh HOST clusters`.
-const ROWS: usize = 1000;
+const ROWS: usize = 500;
 
 /// What is shown of a Cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -193,8 +193,8 @@ fn latest_events_come_first_and_once() {
 
 #[test]
 fn no_more_is_kept_than_a_screen_needs() {
-    let mut screen = screen((0..1200).map(|number| cluster(&format!("c{number}"))).collect());
-    assert_eq!((screen.clusters.len(), screen.clusters.has_more), (1000, true));
+    let mut screen = screen((0..600).map(|number| cluster(&format!("c{number}"))).collect());
+    assert_eq!((screen.clusters.len(), screen.clusters.has_more), (500, true));
     let text = "m".repeat(10_000);
     for number in 0..300 {
         screen.follow_events(Change::Apply(event(&number.to_string(), 1, &text)));

@@ -296,8 +296,8 @@ fn pictures_show_the_screens() {
             std::fs::write(&file, &picture).unwrap();
         }
         let expected = std::fs::read_to_string(&file).unwrap_or_default();
-        assert_eq!(
-            picture, expected,
+        assert!(
+            picture == expected,
             "{name}: `UPDATE=1 cargo test -p yoke-ssh-ui --test screens` writes it anew"
         );
         assert!(

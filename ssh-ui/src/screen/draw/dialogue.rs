@@ -2,12 +2,12 @@
 
 use ratatui::Frame;
 use ratatui::layout::{Position, Rect};
-use ratatui::style::Color;
+use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
 use super::{BOLD, REVERSED};
-use crate::screen::form::Form;
+use crate::screen::form::{Field, Form};
 use crate::screen::{Mode, Screen};
 
 /// Columns of a box, if there are as many.
@@ -64,15 +64,14 @@ fn draw_form(frame: &mut Frame<'_>, area: Rect, title: &str, form: &Form, text: 
     let room = usize::from(place(area, 0).width.saturating_sub(2)).saturating_sub(label + 1);
     // Of what is too long the end is seen, where it is typed.
     let shown = |text: &str| text[text.len().saturating_sub(room)..].to_owned();
-    let mut lines: Vec<_> = fields
-        .iter()
-        .map(|field| {
-            Line::from(vec![
-                Span::styled(format!("{:<label$}", format!("{}:", field.label)), BOLD),
-                Span::styled(format!("{:<room$} ", shown(&field.text)), REVERSED),
-            ])
-        })
-        .collect();
+    let to_line = |(index, field): (usize, &Field)| {
+        let style = if index == at { REVERSED } else { Style::new() };
+        Line::from(vec![
+            Span::styled(format!("{:<label$}", format!("{}:", field.label)), BOLD),
+            Span::styled(format!("{:<room$} ", shown(&field.text)), style),
+        ])
+    };
+    let mut lines: Vec<_> = fields.iter().enumerate().map(to_line).collect();
     lines.push(match form.problem() {
         "" => Line::default(),
         problem => Line::styled(problem.to_owned(), BOLD.fg(Color::Red)),
