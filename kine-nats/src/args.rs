@@ -100,6 +100,10 @@ pub struct NatsArgs {
     /// Stream that holds the log: KINE_<id>. Snapshots are in KINE_SNAP_<id>.
     #[arg(long, value_name = "NAME", env = "KINE_NATS_STREAM")]
     pub stream: StreamName,
+    /// Keep every other snapshot in another stream, KINE_SPARE_<id>: of a store on one server one damaged file then never
+    /// holds both. Give it to all processes of a stream and to a repair, or to none.
+    #[arg(long, env = "KINE_NATS_SPARE")]
+    pub spare: bool,
 }
 
 /// Goes on with a store whose log has lost what was acknowledged, or cannot be followed any more: with what can be read,
@@ -257,6 +261,16 @@ impl StreamName {
     /// What the snapshots' subjects begin with.
     pub fn snapshot_subject(&self) -> String {
         format!("kine.{}.snap", self.id)
+    }
+
+    /// The stream for every other snapshot.
+    pub fn spare(&self) -> String {
+        format!("KINE_SPARE_{}", self.id)
+    }
+
+    /// What the subjects begin with of the snapshots there.
+    pub fn spare_subject(&self) -> String {
+        format!("kine.{}.spare", self.id)
     }
 
     /// What the subjects begin with on which the processes of the store speak to each other.

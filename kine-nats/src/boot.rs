@@ -122,6 +122,8 @@ pub(crate) struct Tail {
     pub(crate) info: LogInfo,
     /// How far it is known to reach.
     pub(crate) floor: Floor,
+    /// Of the two snapshots that a shortened log stands on one is gone.
+    pub(crate) thin: bool,
     /// The end of the log.
     pub(crate) recent: Recent,
     /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
@@ -203,6 +205,7 @@ impl Replica {
         // In this order: the log never ends before a snapshot or a floor that was there already.
         let newest = snapshots.newest().await?;
         let floor = snapshots.floor().await?;
+        let whole = snapshots.count().await?;
         let info = log.info().await?;
         let (session, state) = match newest {
             Some(Snapshot { session, state }) => (session, state),
@@ -213,6 +216,7 @@ impl Replica {
             replayed: (0, 0),
             info,
             floor,
+            thin: info.first > 1 && whole < 2,
             recent: Recent::default(),
             observed: clock::now(),
         };

@@ -167,7 +167,7 @@ pub(crate) fn promote<L: Log, M: Messages>(
         records: tail.replayed.1,
         changed: tail.replayed.1 > 0,
         since: now,
-        urgent: false,
+        urgent: tail.thin,
     };
     let cadence = plan.cadence(&tail.info);
     let upkeep = Upkeep::new(

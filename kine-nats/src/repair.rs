@@ -17,6 +17,7 @@ use crate::log::jetstream::JetStream;
 use crate::log::stream::Stream;
 use crate::log::{Log, LogError, LogInfo};
 use crate::nats;
+use crate::run::snapshots;
 use crate::session::Session;
 use crate::snapshot::{Floor, Messages, Pin, SnapshotError, Snapshots};
 use crate::state::State;
@@ -83,8 +84,7 @@ pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
     )
     .await?;
     let log = Arc::new(log);
-    let snapshots = Stream::new(client, args.nats.stream.snapshots());
-    let snapshots = Snapshots::new(snapshots, args.nats.stream.snapshot_subject(), Arc::clone(&log));
+    let snapshots = snapshots(&args.nats, &client, &log);
     let repaired = mend(&*log, &snapshots, args.bump, args.accept_loss).await;
     match repaired.with_context(|| format!("repair {}", args.nats.stream.log()))? {
         Repaired::Nothing => tracing::info!("The store is whole; nothing was changed"),

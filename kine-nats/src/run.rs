@@ -1,6 +1,6 @@
 //! From the command line to a running store, and back.
 
-use crate::args::{Args, LogFormat};
+use crate::args::{Args, LogFormat, NatsArgs};
 use crate::grpc::{self, Node};
 use crate::http;
 use crate::keep::{DEFAULT_QUOTA, Ended, Plan, StoreSender, live, retry};
@@ -139,14 +139,13 @@ async fn lives(
     stop: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let log = Stream::new(client.clone(), args.nats.stream.log());
-    let snapshots = Stream::new(client, args.nats.stream.snapshots());
     if args.create {
-        create(&args, &log, &snapshots).await?;
+        create(&args, &client, &log).await?;
     }
     for life in 0..u16::MAX {
         let (log, acks) = JetStream::open(log.clone(), args.nats.stream.log_subject()).await?;
         let log = Arc::new(log);
-        let snapshots = Snapshots::new(snapshots.clone(), args.nats.stream.snapshot_subject(), Arc::clone(&log));
+        let snapshots = snapshots(&args.nats, &client, &log);
         let ended = live((log, acks), snapshots, (&plan, life), stores, stop.clone()).await?;
         if ended == Ended::Stopped {
             return Ok(());
@@ -155,11 +154,21 @@ async fn lives(
     bail!("this process was replaced too often; start another one")
 }
 
-async fn create(args: &Args, log: &Stream, snapshots: &Stream) -> anyhow::Result<()> {
+/// Where the snapshots are.
+pub(crate) fn snapshots(args: &NatsArgs, client: &Client, log: &Arc<JetStream>) -> Snapshots<Stream, JetStream> {
+    let names = &args.stream;
+    let stream = |name| Stream::new(client.clone(), name);
+    let snapshots = Snapshots::new(stream(names.snapshots()), names.snapshot_subject(), Arc::clone(log));
+    if args.spare {
+        snapshots.with_spare(stream(names.spare()), names.spare_subject())
+    } else {
+        snapshots
+    }
+}
+
+async fn create(args: &Args, client: &Client, log: &Stream) -> anyhow::Result<()> {
     let quota = args.quota.unwrap_or(DEFAULT_QUOTA);
     let log_bytes = args.max_bytes.unwrap_or(2 * quota + RESERVE);
-    // Two snapshots are kept while a third is written.
-    let snapshot_bytes = 3 * quota + RESERVE;
     let limits = |bytes: u64| StreamLimits {
         replicas: args.replicas,
         max_bytes: bytes.cast_signed(),
@@ -168,10 +177,19 @@ async fn create(args: &Args, log: &Stream, snapshots: &Stream) -> anyhow::Result
     retry(|| log.create(&subject, limits(log_bytes)))
         .await
         .context("make the log's stream")?;
-    let subject = format!("{}.>", args.nats.stream.snapshot_subject());
-    retry(|| snapshots.create(&subject, limits(snapshot_bytes)))
-        .await
-        .context("make the snapshots' stream")
+    let names = &args.nats.stream;
+    // Two snapshots are kept while a third is written; in the second stream one.
+    let mut streams = vec![(names.snapshots(), names.snapshot_subject(), 3 * quota)];
+    if args.nats.spare {
+        streams.push((names.spare(), names.spare_subject(), 2 * quota));
+    }
+    for (name, subject, bytes) in streams {
+        let (stream, subject) = (Stream::new(client.clone(), name), format!("{subject}.>"));
+        retry(|| stream.create(&subject, limits(bytes + RESERVE)))
+            .await
+            .context("make a stream for snapshots")?;
+    }
+    Ok(())
 }
 
 /// What every command needs.

@@ -60,6 +60,7 @@ struct Inner {
 pub(crate) struct Memory {
     inner: Arc<Mutex<Inner>>,
     messages: MemoryMessages,
+    spare: MemoryMessages,
 }
 
 /// One process's way to the stream.
@@ -77,6 +78,7 @@ impl Memory {
                 ..Inner::default()
             })),
             messages: MemoryMessages::default(),
+            spare: MemoryMessages::default(),
         }
     }
 
@@ -94,6 +96,11 @@ impl Memory {
     /// Where the snapshots of this log are.
     pub(crate) fn messages(&self) -> MemoryMessages {
         self.messages.clone()
+    }
+
+    /// Where every other one of them may be.
+    pub(crate) fn spare(&self) -> MemoryMessages {
+        self.spare.clone()
     }
 
     /// Keeps acks back from here on.

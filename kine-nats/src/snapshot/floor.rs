@@ -37,12 +37,12 @@ impl Floor {
 
 impl<M: Messages, L: Log> Snapshots<M, L> {
     fn floors(&self) -> String {
-        format!("{}.f", self.prefix)
+        format!("{}.f", self.main.prefix)
     }
 
     /// The newest floor; one of zeros where there is none.
     pub(crate) async fn floor(&self) -> Result<Floor, SnapshotError> {
-        let Some((sequence, message)) = self.stream.last(&self.floors()).await? else {
+        let Some((sequence, message)) = self.main.stream.last(&self.floors()).await? else {
             return Ok(Floor::default());
         };
         Ok(Floor::decode(&message).unwrap_or_else(|error| {
@@ -53,9 +53,9 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Stores the newest floor again if it would be dropped with what lies below a message.
     pub(super) async fn lift_floor(&self, below: u64) -> Result<(), SnapshotError> {
-        match self.stream.last(&self.floors()).await? {
+        match self.main.stream.last(&self.floors()).await? {
             Some((sequence, message)) if sequence < below => {
-                self.stream.store(self.floors(), message).await?;
+                self.main.stream.store(self.floors(), message).await?;
                 Ok(())
             }
             _ => Ok(()),
@@ -64,7 +64,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Stores a floor. Older ones go when snapshots are tidied.
     pub(crate) async fn set_floor(&self, floor: &Floor) -> Result<(), SnapshotError> {
-        self.stream.store(self.floors(), floor.encode()?.into()).await?;
+        self.main.stream.store(self.floors(), floor.encode()?.into()).await?;
         Ok(())
     }
 }

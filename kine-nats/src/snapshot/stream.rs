@@ -1,4 +1,5 @@
-//! Snapshots in a stream of their own.
+//! Snapshots in streams of their own: in one, or in two by turns. A server that finds a damaged message when it starts drops
+//! what is behind it in that file, which may be all snapshots of a stream; what is in the other one is not concerned.
 
 use super::chunk::Chunks;
 use super::{Chunk, Manifest, Messages, Pin, Snapshot, SnapshotError, Written};
@@ -8,59 +9,46 @@ use crate::state::State;
 use std::sync::{Arc, RwLock};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The snapshot stream, and the log that snapshots shorten.
-#[derive(Debug)]
-pub(crate) struct Snapshots<M, L> {
+/// One stream for snapshots.
+#[derive(Debug, Clone)]
+pub(super) struct Shelf<M> {
     pub(super) stream: M,
     pub(super) prefix: String,
+}
+
+/// A manifest, and where it is.
+struct Kept<'a, M> {
+    shelf: &'a Shelf<M>,
+    sequence: u64,
+    manifest: Manifest,
+}
+
+/// The snapshots' streams, and the log that snapshots shorten.
+#[derive(Debug)]
+pub(crate) struct Snapshots<M, L> {
+    /// The floor is here, too.
+    pub(super) main: Shelf<M>,
+    spare: Option<Shelf<M>>,
     log: Arc<L>,
 }
 
 impl<M: Clone, L> Clone for Snapshots<M, L> {
     fn clone(&self) -> Self {
         Self {
-            stream: self.stream.clone(),
-            prefix: self.prefix.clone(),
+            main: self.main.clone(),
+            spare: self.spare.clone(),
             log: Arc::clone(&self.log),
         }
     }
 }
 
-impl<M: Messages, L: Log> Snapshots<M, L> {
-    /// `prefix` is `kine.<id>.snap`.
-    pub(crate) fn new(stream: M, prefix: String, log: Arc<L>) -> Self {
-        Self { stream, prefix, log }
-    }
-
+impl<M: Messages> Shelf<M> {
     fn manifests(&self) -> String {
         format!("{}.m", self.prefix)
     }
 
     fn chunks(&self, name: &str) -> String {
         format!("{}.c.{name}", self.prefix)
-    }
-
-    /// Stores a snapshot of what is pinned, then drops what it makes superfluous. Answers the bytes it took.
-    pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
-        let manifest = self.save(state, pin).await?;
-        self.tidy(&manifest).await?;
-        Ok(manifest.bytes)
-    }
-
-    /// Stores a snapshot of what is pinned.
-    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
-        let Session { sequence, writer, .. } = pin.session;
-        self.remove_strays(sequence).await?;
-        let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
-        let subject = self.chunks(&name);
-        let saved = self.write(state, pin, name).await;
-        if saved.is_err()
-            && let Err(error) = self.stream.purge_subject(&subject).await
-        {
-            // The next snapshot removes them.
-            tracing::debug!(error = %error, "The chunks of a failed snapshot stay for now");
-        }
-        saved
     }
 
     async fn write(&self, state: &RwLock<State>, pin: &Pin, name: String) -> Result<Manifest, SnapshotError> {
@@ -85,8 +73,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifest)
     }
 
-    /// Removes chunks below a sequence that no manifest names. One at or above a writer's own may still become a snapshot.
-    pub(crate) async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
+    /// Removes chunks below a sequence that no manifest names.
+    async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
         let begin = self.chunks("");
         let counts = self.stream.subjects(&self.chunks(">")).await?;
         let manifests = self.list().await?;
@@ -97,15 +85,15 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
                 .next()
                 .and_then(|number| number.parse::<u64>().ok())
                 .is_some_and(|number| number < sequence);
-            if below && manifests.iter().all(|(_, manifest)| manifest.name != name) {
+            if below && manifests.iter().all(|kept| kept.manifest.name != name) {
                 self.stream.purge_subject(subject).await?;
             }
         }
         Ok(())
     }
 
-    /// Manifests that can be read, by what they hold, oldest first, with their sequences in the stream.
-    async fn list(&self) -> Result<Vec<(u64, Manifest)>, SnapshotError> {
+    /// Manifests that can be read.
+    async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
         let mut messages = self.stream.batch(1, &self.manifests()).await?;
         // Direct reads may come from a replica that is behind; the leader knows the newest.
         if let Some(last) = self.stream.last(&self.manifests()).await?
@@ -116,23 +104,15 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         let mut manifests = Vec::new();
         for (sequence, message) in messages {
             match Manifest::decode(&message) {
-                Ok(manifest) => manifests.push((sequence, manifest)),
+                Ok(manifest) => manifests.push(Kept {
+                    shelf: self,
+                    sequence,
+                    manifest,
+                }),
                 Err(error) => tracing::error!(sequence, error = %error, "A snapshot's manifest is damaged"),
             }
         }
-        // A writer that slept may store an older one behind a newer one.
-        manifests.sort_by_key(|(_, manifest)| manifest.place());
         Ok(manifests)
-    }
-
-    /// The highest sequence that any of them stands at, whole or not; 0 without one.
-    pub(crate) async fn highest(&self) -> Result<u64, SnapshotError> {
-        let manifests = self.list().await?;
-        Ok(manifests
-            .iter()
-            .map(|(_, manifest)| manifest.sequence)
-            .max()
-            .unwrap_or(0))
     }
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
@@ -163,17 +143,121 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         }
     }
 
-    /// Keeps the two newest snapshots, and the log behind the older of them.
-    async fn tidy(&self, newest: &Manifest) -> Result<(), SnapshotError> {
+    /// Those of which every chunk is there.
+    async fn whole(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
         let counts = self.stream.subjects(&self.chunks(">")).await?;
         let mut manifests = self.list().await?;
-        manifests.retain(|(_, manifest)| {
-            let count = counts.get(&self.chunks(&manifest.name)).copied().unwrap_or(0);
-            count == u64::from(manifest.chunks)
+        manifests.retain(|kept| {
+            let count = counts.get(&self.chunks(&kept.manifest.name)).copied().unwrap_or(0);
+            count == u64::from(kept.manifest.chunks)
         });
-        match manifests.last() {
-            Some((_, last)) if last == newest => {}
-            Some((_, last)) if last.place() >= newest.place() => {
+        Ok(manifests)
+    }
+}
+
+impl<M> Kept<'_, M> {
+    /// Sequence of its first message.
+    fn first(&self) -> u64 {
+        match self.manifest.chunks {
+            0 => self.sequence,
+            _ => self.manifest.first,
+        }
+    }
+}
+
+impl<M: Messages, L: Log> Snapshots<M, L> {
+    /// In one stream; `prefix` is `kine.<id>.snap`.
+    pub(crate) fn new(stream: M, prefix: String, log: Arc<L>) -> Self {
+        Self {
+            main: Shelf { stream, prefix },
+            spare: None,
+            log,
+        }
+    }
+
+    /// Has a second stream take every other snapshot.
+    pub(crate) fn with_spare(mut self, stream: M, prefix: String) -> Self {
+        self.spare = Some(Shelf { stream, prefix });
+        self
+    }
+
+    fn shelves(&self) -> impl Iterator<Item = &Shelf<M>> {
+        std::iter::once(&self.main).chain(&self.spare)
+    }
+
+    /// Stores a snapshot of what is pinned, then drops what it makes superfluous. Answers the bytes it took.
+    pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
+        let manifest = self.save(state, pin).await?;
+        self.tidy(&manifest).await?;
+        Ok(manifest.bytes)
+    }
+
+    /// Stores a snapshot of what is pinned.
+    pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
+        let Session { sequence, writer, .. } = pin.session;
+        self.remove_strays(sequence).await?;
+        let shelf = match (&self.spare, self.list().await?.last()) {
+            (Some(spare), Some(newest)) if std::ptr::eq(newest.shelf, &self.main) => spare,
+            _ => &self.main,
+        };
+        let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
+        let subject = shelf.chunks(&name);
+        let saved = shelf.write(state, pin, name).await;
+        if saved.is_err()
+            && let Err(error) = shelf.stream.purge_subject(&subject).await
+        {
+            // The next snapshot removes them.
+            tracing::debug!(error = %error, "The chunks of a failed snapshot stay for now");
+        }
+        saved
+    }
+
+    /// Removes chunks below a sequence that no manifest names. One at or above a writer's own may still become a snapshot.
+    pub(crate) async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
+        for shelf in self.shelves() {
+            shelf.remove_strays(sequence).await?;
+        }
+        Ok(())
+    }
+
+    /// Manifests that can be read, by what they hold, oldest first.
+    async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
+        let mut manifests = Vec::new();
+        for shelf in self.shelves() {
+            manifests.extend(shelf.list().await?);
+        }
+        // A writer that slept may store an older one behind a newer one.
+        manifests.sort_by_key(|kept| kept.manifest.place());
+        Ok(manifests)
+    }
+
+    /// Those of which every chunk is there, oldest first.
+    async fn whole(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
+        let mut manifests = Vec::new();
+        for shelf in self.shelves() {
+            manifests.extend(shelf.whole().await?);
+        }
+        manifests.sort_by_key(|kept| kept.manifest.place());
+        Ok(manifests)
+    }
+
+    /// How many there are of which every chunk is there.
+    pub(crate) async fn count(&self) -> Result<usize, SnapshotError> {
+        Ok(self.whole().await?.len())
+    }
+
+    /// The highest sequence that any of them stands at, whole or not; 0 without one.
+    pub(crate) async fn highest(&self) -> Result<u64, SnapshotError> {
+        let manifests = self.list().await?;
+        Ok(manifests.iter().map(|kept| kept.manifest.sequence).max().unwrap_or(0))
+    }
+
+    /// Keeps the two newest snapshots, and the log behind the older of them.
+    async fn tidy(&self, newest: &Manifest) -> Result<(), SnapshotError> {
+        let manifests = self.whole().await?;
+        match manifests.last().map(|kept| &kept.manifest) {
+            Some(last) if last == newest => {}
+            Some(last) if last.place() >= newest.place() => {
                 return Err(SnapshotError::Stale { newest: last.sequence });
             }
             _ => return Err(SnapshotError::ReadBack),
@@ -181,30 +265,29 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         let [.., older, last] = manifests.as_slice() else {
             return Ok(());
         };
-        let first = |(sequence, manifest): &(u64, Manifest)| match manifest.chunks {
-            0 => *sequence,
-            _ => manifest.first,
-        };
-        let (below, older) = (first(older).min(first(last)), &older.1);
-        let end = self.log.info().await?.last;
-        if end < older.sequence {
-            tracing::error!(
-                end,
-                sequence = older.sequence,
-                "The log ends before its snapshots; nothing is dropped"
-            );
+        let (end, sequence) = (self.log.info().await?.last, older.manifest.sequence);
+        if end < sequence {
+            tracing::error!(end, sequence, "The log ends before its snapshots; nothing is dropped");
             return Ok(());
         }
-        self.lift_floor(below).await?;
-        self.stream.purge_below(below).await?;
-        self.log.purge(older.sequence + 1).await?;
+        for shelf in self.shelves() {
+            let kept = [older, last].into_iter().filter(|kept| std::ptr::eq(kept.shelf, shelf));
+            let Some(below) = kept.map(Kept::first).min() else {
+                continue;
+            };
+            if std::ptr::eq(shelf, &self.main) {
+                self.lift_floor(below).await?;
+            }
+            shelf.stream.purge_below(below).await?;
+        }
+        self.log.purge(sequence + 1).await?;
         Ok(())
     }
 
     /// The newest one that is whole.
     pub(crate) async fn newest(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        for (_, manifest) in self.list().await?.into_iter().rev() {
-            match self.read(&manifest).await {
+        for Kept { shelf, manifest, .. } in self.list().await?.into_iter().rev() {
+            match shelf.read(&manifest).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
                 Err(SnapshotError::Log(error)) => return Err(error.into()),
                 Err(error) => {

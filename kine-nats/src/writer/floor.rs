@@ -27,6 +27,14 @@ pub(super) struct Rise {
     job: Option<JoinHandle<bool>>,
 }
 
+impl Drop for Rise {
+    fn drop(&mut self) {
+        if let Some(job) = &self.job {
+            job.abort();
+        }
+    }
+}
+
 impl Rise {
     /// One is due: nobody knows yet what the log's server has dropped.
     pub(super) fn new() -> Self {

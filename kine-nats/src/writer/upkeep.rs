@@ -165,6 +165,15 @@ pub(crate) struct Upkeep<L, M> {
     floor: Rise,
 }
 
+/// What is under way does not outlive its writer: it would tell of a log that somebody else writes by then.
+impl<L, M> Drop for Upkeep<L, M> {
+    fn drop(&mut self) {
+        if let Some(job) = &self.job {
+            job.abort();
+        }
+    }
+}
+
 impl<L: Log, M: Messages> Upkeep<L, M> {
     pub(crate) fn new(
         (log, info): (Arc<L>, LogInfo),

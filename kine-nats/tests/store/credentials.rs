@@ -81,13 +81,13 @@ impl Authority {
 
 /// What the operator grants the store of a cluster.
 fn granted(id: &str) -> (Vec<String>, Vec<String>) {
-    let mut publish: Vec<String> = ["log", "snap.>", "rpc.>"]
+    let mut publish: Vec<String> = ["log", "snap.>", "spare.>", "rpc.>"]
         .map(|last| format!("kine.{id}.{last}"))
         .to_vec();
     publish.push(format!("_INBOX_{id}.>"));
     publish.push("$JS.API.INFO".to_owned());
     publish.push(format!("$JS.API.STREAM.MSG.DELETE.KINE_SNAP_{id}"));
-    for stream in [format!("KINE_{id}"), format!("KINE_SNAP_{id}")] {
+    for stream in ["KINE", "KINE_SNAP", "KINE_SPARE"].map(|begin| format!("{begin}_{id}")) {
         for request in ["STREAM.INFO", "STREAM.MSG.GET", "STREAM.PURGE", "DIRECT.GET"] {
             publish.push(format!("$JS.API.{request}.{stream}"));
         }
@@ -102,12 +102,16 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     let nats = Nats::start_with(authority.config()).await;
     let dir = tempfile::tempdir().unwrap();
     let admin = format!("--creds={}", authority.user(dir.path(), "admin", None).display());
-    Kine::start(&nats, "creds", &[&admin]).await.terminate();
+    Kine::start(&nats, "creds", &[&admin, "--spare"]).await.terminate();
 
     let (publish, subscribe) = granted("creds");
     let user = authority.user(dir.path(), "store", Some((&publish, &subscribe)));
     let user = format!("--creds={}", user.display());
-    let mut kine = Kine::spawn_on(&nats, "creds", &[&user, "--snapshot-bytes=50000", "--follow"]);
+    let mut kine = Kine::spawn_on(
+        &nats,
+        "creds",
+        &[&user, "--snapshot-bytes=50000", "--follow", "--spare"],
+    );
     kine.ready().await;
     let mut client = kine.client().await;
     let (mut stored, mut puts) = (0.0, 0);
@@ -137,7 +141,7 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     assert!(watching.next().await.unwrap().created);
     let first = events(&watching.next().await.unwrap()).remove(0);
     assert_eq!(first.kv.unwrap().mod_revision, 300);
-    let mut follower = Kine::spawn_on(&nats, "creds", &[&user, "--follow"]);
+    let mut follower = Kine::spawn_on(&nats, "creds", &[&user, "--follow", "--spare"]);
     follower.ready().await;
     let mut through = follower.client().await;
     let written = through.put("/c/through", b"").await.unwrap();

@@ -33,23 +33,34 @@ fn blocks(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Flips a bit somewhere in the messages of either stream.
-fn damage(nats: &Nats, random: &mut StdRng) -> String {
+/// The files with messages of the streams whose names contain something.
+fn files(nats: &Nats, of: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     blocks(&nats.store(), &mut files);
     files.sort();
-    files.retain(|file| file.metadata().unwrap().len() > 0);
-    let file = &files[random.random_range(0..files.len())];
+    files.retain(|file| file.metadata().unwrap().len() > 0 && file.to_string_lossy().contains(of));
+    files
+}
+
+/// Flips a bit of a byte.
+fn flip(file: &Path, at: usize, bit: u32) -> String {
     let mut bytes = std::fs::read(file).unwrap();
-    let at = random.random_range(0..bytes.len());
-    bytes[at] ^= 1 << random.random_range(0..8);
+    bytes[at] ^= 1 << bit;
     std::fs::write(file, &bytes).unwrap();
     format!("byte {at} of {} in {}", bytes.len(), file.display())
 }
 
-async fn outcome(mut nats: Nats, stream: &str, written: &Written) -> Outcome {
+/// Flips a bit somewhere in the messages of some streams.
+fn damage(nats: &Nats, of: &str, random: &mut StdRng) -> String {
+    let files = files(nats, of);
+    let file = &files[random.random_range(0..files.len())];
+    let length = std::fs::metadata(file).unwrap().len() as usize;
+    flip(file, random.random_range(0..length), random.random_range(0..8))
+}
+
+async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written) -> Outcome {
     nats.restart().await;
-    let mut kine = Kine::spawn_on(&nats, stream, &[]);
+    let mut kine = Kine::spawn_on(&nats, stream, more);
     let begun = Instant::now();
     while !kine.is_ready().await {
         if let Some(status) = kine.exited() {
@@ -85,6 +96,18 @@ async fn outcome(mut nats: Nats, stream: &str, written: &Written) -> Outcome {
     Outcome::Whole
 }
 
+/// Writes enough for some snapshots.
+async fn write(kine: &mut Kine) -> Written {
+    let mut client = kine.client().await;
+    let mut written = Written::new();
+    for number in 0..200 {
+        let (key, value) = (format!("/k/{:02}", number % 60), vec![number as u8; 400]);
+        let revision = client.put(&key, &value).await.unwrap();
+        written.insert(revision, (key, value));
+    }
+    written
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_flipped_bit_on_the_disk_is_served() {
     const AT_A_TIME: usize = 4;
@@ -93,22 +116,16 @@ async fn no_flipped_bit_on_the_disk_is_served() {
     let mut random = StdRng::seed_from_u64(seed);
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "damage", &["--snapshot-bytes=20000"]).await;
-    let mut client = kine.client().await;
-    let mut written = Written::new();
-    for number in 0..200 {
-        let (key, value) = (format!("/k/{:02}", number % 60), vec![number as u8; 400]);
-        let revision = client.put(&key, &value).await.unwrap();
-        written.insert(revision, (key, value));
-    }
+    let written = write(&mut kine).await;
     kine.terminate();
     nats.kill();
     let runs = (0..fuzz_runs(12)).map(|_| {
         let copy = nats.copy();
-        (damage(&copy, &mut random), copy)
+        (damage(&copy, "/KINE_", &mut random), copy)
     });
     let runs = futures::stream::iter(runs).map(|(what, copy)| {
         let written = &written;
-        async move { (outcome(copy, "damage", written).await, what) }
+        async move { (outcome(copy, "damage", &[], written).await, what) }
     });
     let outcomes: Vec<_> = runs.buffer_unordered(AT_A_TIME).collect().await;
     // A server that finds a damaged message when it starts may drop all behind it.
@@ -117,6 +134,52 @@ async fn no_flipped_bit_on_the_disk_is_served() {
         if let Outcome::Refused(why) = outcome {
             assert!(why.contains("keep the store: "), "{what}: {why}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
+    const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
+    let seed = rand::random::<u64>();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "spare", SPARE).await;
+    let written = write(&mut kine).await;
+    kine.terminate();
+    nats.kill();
+    for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
+        let (first, other) = (nats.copy(), nats.copy());
+        // The server drops all that is behind this one: every snapshot of the stream.
+        let damaged = [
+            (flip(&files(&first, stream)[0], 40, 0), first),
+            (damage(&other, stream, &mut random), other),
+        ];
+        for (what, copy) in damaged {
+            let outcome = outcome(copy, "spare", SPARE, &written).await;
+            assert!(matches!(outcome, Outcome::Whole), "{what}: {outcome:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
+    const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "again", SPARE).await;
+    let written = write(&mut kine).await;
+    for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
+        kine.terminate();
+        nats.kill();
+        flip(&files(&nats, stream)[0], 40, 0);
+        nats.restart().await;
+        kine.restart().await;
+        eventually("a snapshot is stored", || async {
+            (kine.metric("yoke_kine_snapshots_total").await > 0.0).then_some(())
+        })
+        .await;
+        let answer = kine.client().await.range("/", "0", 0).await.unwrap();
+        assert_eq!(answer.header.unwrap().revision, *written.last_key_value().unwrap().0);
     }
 }
 

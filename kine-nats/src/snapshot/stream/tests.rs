@@ -111,3 +111,43 @@ async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
     snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
     assert_eq!((memory.first(), chunks(&memory)), (6, vec![5, 20]));
 }
+
+#[tokio::test]
+async fn two_streams_take_turns_and_either_is_enough() {
+    let (memory, snapshots, state) = bench(60);
+    let snapshots = snapshots.with_spare(memory.spare(), "spare".into());
+    let sequences = |messages: MemoryMessages| {
+        let counts = messages.counts();
+        let names = counts.keys().filter_map(|subject| subject.split_once(".c."));
+        let numbers = names.map(|(_, name)| name.split('.').next().unwrap().parse().unwrap());
+        numbers.collect::<Vec<u64>>()
+    };
+    let kept = || (sequences(memory.messages()), sequences(memory.spare()), memory.first());
+    for sequence in [10, 20, 30] {
+        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+    }
+    assert_eq!(kept(), (vec![30], vec![20], 21));
+    // All of one stream is gone; the next two are in the order in which they would be anyway.
+    for (messages, sequence, left) in [(memory.messages(), 40, 20), (memory.spare(), 50, 40)] {
+        messages.purge_below(u64::MAX).await.unwrap();
+        assert_eq!(newest(&snapshots).await, (left, 1));
+        assert_eq!(snapshots.count().await.unwrap(), 1);
+        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+        assert_eq!((snapshots.count().await.unwrap(), memory.first()), (2, left + 1));
+    }
+    assert_eq!(kept(), (vec![40], vec![50], 41));
+}
+
+#[tokio::test]
+async fn a_second_stream_may_come_and_go() {
+    let (memory, snapshots, state) = bench(60);
+    snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap();
+    snapshots.keep(&state, &pin(&state, 20, 1)).await.unwrap();
+    let two = snapshots.clone().with_spare(memory.spare(), "spare".into());
+    two.keep(&state, &pin(&state, 30, 1)).await.unwrap();
+    assert_eq!((newest(&two).await, memory.first()), ((30, 1), 21));
+    // The older one is enough for the log that is kept.
+    assert_eq!(newest(&snapshots).await, (20, 1));
+    snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
+    assert_eq!((newest(&two).await, memory.first()), ((40, 1), 21));
+}

@@ -258,6 +258,10 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
             let (slow, acks) = Slow::open(&world);
             let log = Arc::new(Line(slow));
             let snapshots = Snapshots::new(world.memory.messages(), "snap".into(), Arc::clone(&log));
+            let snapshots = match world.follows {
+                true => snapshots.with_spare(world.memory.spare(), "spare".into()),
+                false => snapshots,
+            };
             match live((log, acks), snapshots, (&plan, life), &stores, stop.clone()).await {
                 Ok(Ended::Replaced) => world.replaced.fetch_add(1, Ordering::Relaxed),
                 Ok(Ended::Stopped) => return,
