@@ -84,6 +84,11 @@ impl ClusterId {
         format!("KINE_SNAP_{}", self.0)
     }
 
+    /// JetStream stream that holds every other snapshot of a store without replicas.
+    pub fn spare_stream(&self) -> String {
+        format!("KINE_SPARE_{}", self.0)
+    }
+
     /// The one subject of the log stream.
     pub fn log_subject(&self) -> String {
         format!("kine.{}.log", self.0)
@@ -92,6 +97,11 @@ impl ClusterId {
     /// Subjects of the snapshot stream.
     pub fn snapshot_subjects(&self) -> String {
         format!("kine.{}.snap.>", self.0)
+    }
+
+    /// Subjects of the stream for every other snapshot.
+    pub fn spare_subjects(&self) -> String {
+        format!("kine.{}.spare.>", self.0)
     }
 
     /// Prefix of the inboxes of the cluster's NATS user; it may subscribe to no others.

@@ -201,6 +201,7 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
     for (rule, subject, payload) in [
         ("append to the log", format!("kine.{OWN}.log"), "x"),
         ("write a snapshot", format!("kine.{OWN}.snap.1.a.0"), "x"),
+        ("write a spare snapshot", format!("kine.{OWN}.spare.1.a.0"), "x"),
         ("speak to its store", format!("kine.{OWN}.rpc.x"), "x"),
         ("inspect the log", api(&format!("STREAM.INFO.KINE_{OWN}")), ""),
         ("inspect snapshots", api(&format!("STREAM.INFO.KINE_SNAP_{OWN}")), ""),
@@ -217,6 +218,16 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
             api(&format!("STREAM.MSG.DELETE.KINE_SNAP_{OWN}")),
             first,
         ),
+        (
+            "read a spare snapshot",
+            api(&format!("DIRECT.GET.KINE_SPARE_{OWN}")),
+            first,
+        ),
+        (
+            "purge spare snapshots",
+            api(&format!("STREAM.PURGE.KINE_SPARE_{OWN}")),
+            first,
+        ),
         ("purge the log", api(&format!("STREAM.PURGE.KINE_{OWN}")), first),
         ("ask about the account", api("INFO"), ""),
     ] {
@@ -226,6 +237,11 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
     for (rule, subject, payload) in [
         ("append to another log", format!("kine.{OTHER}.log"), "x"),
         ("write another's snapshot", format!("kine.{OTHER}.snap.1.a.1"), "x"),
+        (
+            "write another's spare snapshot",
+            format!("kine.{OTHER}.spare.1.a.1"),
+            "x",
+        ),
         ("speak to another store", format!("kine.{OTHER}.rpc.x"), "x"),
         ("inspect another log", api(&format!("STREAM.INFO.KINE_{OTHER}")), ""),
         (
@@ -258,6 +274,11 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
         (
             "purge others' snapshots",
             api(&format!("STREAM.PURGE.KINE_SNAP_{OTHER}")),
+            "",
+        ),
+        (
+            "purge others' spare snapshots",
+            api(&format!("STREAM.PURGE.KINE_SPARE_{OTHER}")),
             "",
         ),
         (
@@ -470,7 +491,7 @@ async fn account_is_limited_to_what_its_streams_reserve() {
     let refused = provisioner.ensure(&plan(OTHER), false).await.unwrap_err();
     assert!(refused.is_limit(), "{refused:?}");
     // Larger, and smaller than at first.
-    for (quota, reserved) in [(4 << 20, 148 << 20), (1 << 19, (130 << 20) + (1 << 19))] {
+    for (quota, reserved) in [(4 << 20, 220 << 20), (1 << 19, (195 << 20) + (1 << 19))] {
         store.account.size.quota = quota;
         store.ensure().await.unwrap();
         assert_eq!(promised(&store).await, reserved);
@@ -489,7 +510,7 @@ async fn promised(store: &Store) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_server_has_no_room_for_is_not_promised() {
     // Two stores, and not three.
-    let mut server = Server::start_with_room("300MB").await;
+    let mut server = Server::start_with_room("450MB").await;
     let nats = connect(&server).await;
     let (mut one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
     let own = promised(&one).await;

@@ -1,7 +1,7 @@
 //! How large streams and accounts are. Pure.
 //!
-//! JetStream reserves a stream's `max_bytes` when it is made, so an account's limit is what its Cluster's two streams
-//! reserve, over all replicas.
+//! JetStream reserves a stream's `max_bytes` when it is made, so an account's limit is what its Cluster's streams reserve,
+//! over all replicas.
 
 use super::account::Size;
 use super::claims::{AccountLimits, NO_LIMIT};
@@ -25,10 +25,19 @@ pub fn snapshot_bytes(quota: i64) -> i64 {
     quota.saturating_mul(3).saturating_add(RESERVE)
 }
 
-/// Bytes that both streams of a Cluster reserve, over all replicas.
+/// Bytes of the stream that takes every other snapshot of a store without replicas: one that is kept, another that is being
+/// written, and the reserve.
+pub fn spare_bytes(quota: i64) -> i64 {
+    quota.saturating_mul(2).saturating_add(RESERVE)
+}
+
+/// Bytes that the streams of a Cluster reserve, over all replicas. A store that was given replicas keeps the stream that it
+/// had without.
 pub fn disk_storage(size: Size) -> i64 {
     let bytes = log_bytes(size.quota).saturating_add(snapshot_bytes(size.quota));
-    bytes.saturating_mul(i64::try_from(size.replicas).unwrap_or(1))
+    bytes
+        .saturating_mul(i64::try_from(size.replicas).unwrap_or(1))
+        .saturating_add(spare_bytes(size.quota))
 }
 
 /// Limits of the account of a Cluster; none of JetStream if it has no storage.
@@ -43,7 +52,7 @@ pub fn account_limits(disk_storage: i64) -> AccountLimits {
         conn: CONNECTIONS,
         leaf: 0,
         disk_storage,
-        streams: 2,
+        streams: 3,
         // A store makes none; 0 would mean without limit.
         consumer: 1,
         max_bytes_required: true,
@@ -60,11 +69,12 @@ mod tests {
     fn sizes_are_written_out() {
         assert_eq!(log_bytes(256 * MIB), 576 * MIB);
         assert_eq!(snapshot_bytes(256 * MIB), 832 * MIB);
+        assert_eq!(spare_bytes(256 * MIB), 576 * MIB);
         assert_eq!(log_bytes(i64::MAX), i64::MAX);
         for (quota, replicas, disk) in [
-            (256 * MIB, 1, 1408 * MIB),
-            (256 * MIB, 3, 4224 * MIB),
-            (MIB, 1, 133 * MIB),
+            (256 * MIB, 1, 1984 * MIB),
+            (256 * MIB, 3, 4800 * MIB),
+            (MIB, 1, 199 * MIB),
         ] {
             assert_eq!(disk_storage(Size { quota, replicas }), disk);
         }

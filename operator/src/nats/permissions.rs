@@ -5,9 +5,9 @@ use super::claims::UserLimits;
 /// Prefix of the inboxes of the operator's own users.
 pub const PROVISIONER_INBOX: &str = "_INBOX_yoke";
 
-const STREAMS: [&str; 2] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}"];
+const STREAMS: [&str; 3] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}", "KINE_SPARE_{{name()}}"];
 
-/// The template of the key that signed the store's user, which is named after the Cluster's identity: it may use its two
+/// The template of the key that signed the store's user, which is named after the Cluster's identity: it may use its
 /// streams, speak to the store's other instances, and nothing else.
 ///
 /// The server sends its own answers wherever a request asks for them, and asks no permission for that (nats-server 2.15.2):
@@ -22,6 +22,7 @@ pub fn cluster_scope() -> UserLimits {
     let mut publish: Vec<String> = [
         "kine.{{name()}}.log",
         "kine.{{name()}}.snap.>",
+        "kine.{{name()}}.spare.>",
         "kine.{{name()}}.rpc.>",
         // Answers between the store's instances.
         "_INBOX_{{name()}}.>",

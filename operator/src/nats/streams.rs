@@ -1,4 +1,4 @@
-//! The two streams of a Cluster, made and inspected by a user of the operator's own in its account.
+//! The streams of a Cluster, made and inspected by a user of the operator's own in its account.
 
 use std::time::Duration;
 
@@ -85,6 +85,21 @@ pub fn build_snapshots(plan: &StreamsPlan) -> Config {
     }
 }
 
+/// The configuration of the stream for every other snapshot, where a store has no replicas that make up for a damaged file.
+pub fn build_spare(plan: &StreamsPlan) -> Option<Config> {
+    has_spare(plan.size.replicas).then(|| Config {
+        name: plan.id.spare_stream(),
+        subjects: vec![plan.id.spare_subjects()],
+        max_bytes: limits::spare_bytes(plan.size.quota),
+        ..base(plan)
+    })
+}
+
+/// Whether a store of so many replicas has a stream for every other snapshot.
+pub fn has_spare(replicas: usize) -> bool {
+    replicas == 1
+}
+
 fn base(plan: &StreamsPlan) -> Config {
     Config {
         retention: RetentionPolicy::Limits,
@@ -140,8 +155,10 @@ impl Provisioner {
     /// Makes the streams, or changes them to what they should be; see [`ensure`].
     pub async fn ensure(&self, plan: &StreamsPlan, has_state: bool) -> Result<i64, NatsError> {
         let log = self.ensure_one(&build_log(plan), !has_state).await?;
-        let snapshots = self.ensure_one(&build_snapshots(plan), true).await?;
-        let bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
+        let mut bytes = log.state.bytes;
+        for wanted in std::iter::once(build_snapshots(plan)).chain(build_spare(plan)) {
+            bytes = bytes.saturating_add(self.ensure_one(&wanted, true).await?.state.bytes);
+        }
         Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
     }
 
@@ -234,6 +251,17 @@ mod tests {
         let snapshots = build_snapshots(&plan());
         assert_eq!(snapshots.subjects, ["kine.bcdfghjk24.snap.>"]);
         assert!(!snapshots.deny_delete);
+    }
+
+    #[test]
+    fn only_a_store_without_replicas_has_a_second_stream_for_snapshots() {
+        let spare = build_spare(&plan()).unwrap();
+        assert_eq!(spare.name, "KINE_SPARE_bcdfghjk24");
+        assert_eq!(spare.subjects, ["kine.bcdfghjk24.spare.>"]);
+        assert_eq!(spare.max_bytes, (2 << 20) + (64 << 20));
+        let mut replicated = plan();
+        replicated.size.replicas = 3;
+        assert!(build_spare(&replicated).is_none());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use yoke_pki::plan::FRONT_PROXY_USER;
 
 use super::Blueprint;
 use crate::cluster::identity::Identity;
+use crate::nats::streams::has_spare;
 
 /// Where a component finds its Secret.
 pub(super) const PKI: &str = "/etc/kubernetes/pki";
@@ -120,7 +121,7 @@ fn client_of_api_server() -> [String; 6] {
 
 pub(super) fn store(blueprint: &Blueprint<'_>, incarnation: u64) -> Vec<String> {
     let nats = &blueprint.config.nats;
-    vec![
+    let mut arguments = vec![
         format!("--listen=unix://{SOCKET_DIR}/kine.sock"),
         format!("--nats={}", nats.urls.join(",")),
         format!("--creds={STORE}/user.creds"),
@@ -128,7 +129,11 @@ pub(super) fn store(blueprint: &Blueprint<'_>, incarnation: u64) -> Vec<String> 
         format!("--stream={}", blueprint.identity.id.stream()),
         to_incarnation(incarnation),
         format!("--metrics=0.0.0.0:{STORE_PORT}"),
-    ]
+    ];
+    if has_spare(blueprint.accepted.class.store_replicas) {
+        arguments.push("--spare".into());
+    }
+    arguments
 }
 
 fn to_incarnation(number: u64) -> String {
