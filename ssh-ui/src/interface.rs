@@ -70,11 +70,16 @@ struct Session<'a> {
     deed: Option<BoxFuture<'a, (Answer, bool)>>,
     /// Something was printed, and is looked at.
     is_away: bool,
+    /// When what was begun is a key, whole or not.
+    escape_at: Option<Instant>,
+    idle: Duration,
+    idle_at: Instant,
 }
 
 impl<'a> Session<'a> {
     async fn run(actor: &'a Actor, desk: &'a mut Desk, ends: Ends) -> Result<(), Error> {
         let (console, size) = (&desk.console, &mut desk.size);
+        let idle = ends.idle.mul_f64(IDLE_SHARE);
         let Ok(terminal) = ratatui::Terminal::new(Terminal::new(*size.borrow_and_update(), desk.look));
         let mut session = Self {
             actor,
@@ -84,6 +89,9 @@ impl<'a> Session<'a> {
             terminal,
             deed: None,
             is_away: false,
+            escape_at: None,
+            idle,
+            idle_at: Instant::now() + idle,
         };
         console.send(ENTER).await;
         let result = session.follow(&mut desk.input, size, ends).await;
@@ -113,74 +121,55 @@ impl<'a> Session<'a> {
         let mut directory = self.actor.shared().directory.clone();
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let idle = ends.idle.mul_f64(IDLE_SHARE);
         let mut bytes = [0; 1024];
-        let (mut idle_at, mut frame_at) = (Instant::now() + idle, Instant::now());
-        let (mut escape_at, mut is_stale) = (None, true);
+        let (mut frame_at, mut is_stale) = (Instant::now(), true);
         loop {
+            let mut is_over = false;
             tokio::select! {
-                count = input.read(&mut bytes) => {
-                    let count = count.unwrap_or(0);
-                    if count == 0 {
-                        return Ok(());
-                    }
-                    idle_at = Instant::now() + idle;
-                    let keys = self.keys.read(&bytes[..count]);
-                    if self.press(keys).await {
-                        return Ok(());
-                    }
-                    escape_at = self.keys.is_waiting().then(|| Instant::now() + ESCAPE);
-                    is_stale = true;
-                }
-                () = at(escape_at) => {
-                    escape_at = None;
-                    let key = self.keys.give_up();
-                    if self.press(key).await {
-                        return Ok(());
-                    }
-                    is_stale = true;
-                }
-                event = clusters.next() => {
-                    match event {
-                        Ok(event) => self.screen.follow_clusters(event),
-                        Err(error) => self.screen.lose(&error.to_string()),
-                    }
-                    is_stale = true;
-                }
-                event = events.next() => {
-                    // That it failed is told of Clusters. Not every Tenant may see events.
-                    if let Ok(event) = event {
-                        self.screen.follow_events(event);
-                        is_stale = true;
-                    }
-                }
-                (answer, print) = settle(&mut self.deed) => {
-                    self.deed = None;
-                    if let Err(error @ Error::KeyWithdrawn) = answer.result {
-                        return Err(error);
-                    }
-                    self.tell(answer, print).await;
-                    is_stale = true;
-                }
-                Ok(()) = size.changed() => {
-                    let size = *size.borrow_and_update();
-                    self.terminal.backend_mut().resize(size);
-                    is_stale = true;
-                }
+                count = input.read(&mut bytes) => is_over = self.read(&bytes[..count.unwrap_or(0)]).await,
+                () = at(self.escape_at) => is_over = self.give_up().await,
+                event = clusters.next() => match event {
+                    Ok(event) => self.screen.follow_clusters(event),
+                    Err(error) => self.screen.lose(&error.to_string()),
+                },
+                // That it failed is told of Clusters. Not every Tenant may see events.
+                Ok(event) = events.next() => self.screen.follow_events(event),
+                (answer, print) = settle(&mut self.deed) => self.tell(answer, print).await?,
+                Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
                 Ok(()) = directory.changed() => self.actor.shared().know(self.actor.identity())?,
-                _ = ticks.tick() => is_stale = true,
+                _ = ticks.tick() => {}
                 () = sleep_until(frame_at), if is_stale => {
-                    if !self.is_away && !self.show().await {
-                        return Ok(());
-                    }
                     is_stale = false;
-                    frame_at = Instant::now() + FRAME;
+                    if self.is_away || self.show().await {
+                        frame_at = Instant::now() + FRAME;
+                        continue;
+                    }
+                    is_over = true;
                 }
-                () = sleep_until(idle_at) => return Err(Error::Idle(idle)),
+                () = sleep_until(self.idle_at) => return Err(Error::Idle(self.idle)),
                 () = sleep_until(ends.last) => return Err(Error::TooOld),
                 () = ends.drain.started() => return Err(Error::Draining),
             }
+            if is_over {
+                return Ok(());
+            }
+            is_stale = true;
         }
+    }
+
+    /// Takes what was typed; nothing is the end of it. True if somebody leaves.
+    async fn read(&mut self, bytes: &[u8]) -> bool {
+        self.idle_at = Instant::now() + self.idle;
+        let keys = self.keys.read(bytes);
+        self.escape_at = self.keys.is_waiting().then(|| Instant::now() + ESCAPE);
+        bytes.is_empty() || self.press(keys).await
+    }
+
+    /// Nothing followed what was begun. True if somebody leaves.
+    async fn give_up(&mut self) -> bool {
+        self.escape_at = None;
+        let key = self.keys.give_up();
+        self.press(key).await
     }
 
     /// True if somebody leaves.
@@ -203,7 +192,8 @@ impl<'a> Session<'a> {
         false
     }
 
-    async fn tell(&mut self, answer: Answer, print: bool) {
+    async fn tell(&mut self, answer: Answer, print: bool) -> Result<(), Error> {
+        self.deed = None;
         match answer.result {
             Ok(text) if print => {
                 self.screen.tell("");
@@ -213,8 +203,10 @@ impl<'a> Session<'a> {
                 self.is_away = true;
             }
             Ok(text) => self.screen.tell(&text),
+            Err(error @ Error::KeyWithdrawn) => return Err(error),
             Err(error) => self.screen.tell(&error.to_text(false)),
         }
+        Ok(())
     }
 
     /// Draws everything anew, wherever it was left.
