@@ -84,3 +84,85 @@ where
         Err(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use tower::service_fn;
+    use yoke_api::Cluster;
+
+    use super::*;
+
+    /// A host that is away for so many requests; then it has a Cluster on each of two pages.
+    fn feed(away: usize) -> Feed<Cluster> {
+        let count = Arc::new(AtomicUsize::new(0));
+        let service = service_fn(move |request: Request<Body>| {
+            let (is_away, query) = (
+                count.fetch_add(1, Ordering::Relaxed) < away,
+                request.uri().query().unwrap_or_default().to_owned(),
+            );
+            async move {
+                if query.contains("watch=true") {
+                    std::future::pending::<()>().await;
+                }
+                assert!(query.contains("limit=50"), "{query}");
+                let (name, more) = match query.contains("continue=next") {
+                    true => ("b", ""),
+                    false => ("a", "next"),
+                };
+                let list = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "ClusterList",
+                    "metadata": {"resourceVersion": "1", "continue": more},
+                    "items": [{"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": name}, "spec": {}}]});
+                let status = if is_away { 503 } else { 200 };
+                let response = Response::builder()
+                    .status(status)
+                    .body(Body::from(list.to_string().into_bytes()));
+                Ok::<_, std::convert::Infallible>(response.expect("the parts are good"))
+            }
+        });
+        Feed::new(Api::default_namespaced(Client::new(service, "t")), "watching")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_lists_anew_once_the_host_is_back() {
+        let (mut feed, begun) = (feed(3), Instant::now());
+        let mut told = Vec::new();
+        while told.last().is_none_or(|last| last != "all") {
+            told.push(match feed.next().await {
+                Ok(Event::Init) => "list".to_owned(),
+                Ok(Event::InitApply(cluster)) => cluster.metadata.name.unwrap_or_default(),
+                Ok(Event::InitDone) => "all".to_owned(),
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => error.as_str().to_owned(),
+            });
+        }
+        assert_eq!(
+            told,
+            [
+                "list", "refused", "list", "refused", "list", "refused", "list", "a", "b", "all"
+            ]
+        );
+        let pauses = begun.elapsed().as_millis();
+        assert!(
+            (3500..5250).contains(&pauses),
+            "0.5, 1 and 2 s, and up to half more: {pauses}"
+        );
+        // From then on, silence is no failure.
+        let silence = tokio::time::timeout(Duration::from_secs(3600), feed.next()).await;
+        assert!(silence.is_err(), "{silence:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_says_nothing_is_not_waited_for() {
+        let silent = service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>());
+        let mut feed = Feed::<Cluster>::new(Api::default_namespaced(Client::new(silent, "t")), "watching");
+        assert!(matches!(feed.next().await, Ok(Event::Init)));
+        assert!(matches!(feed.next().await, Err(Error::Timeout { limit, .. }) if limit == REQUEST_LIMIT));
+    }
+}
