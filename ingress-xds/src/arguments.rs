@@ -13,7 +13,7 @@ use crate::translate;
 ///
 /// Reads from the host API the ConfigMaps and EndpointSlices that the operator's clusters have; keeps no state of its own.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "yoke-ingress-xds", version)]
+#[command(name = "yoke-ingress-xds", version, args_override_self = true)]
 pub struct Arguments {
     /// Address for Envoy: ADS and ext_authz over mutual TLS
     #[arg(long, default_value = "0.0.0.0:18000", value_name = "ADDRESS")]
@@ -48,9 +48,18 @@ pub struct Arguments {
     /// New connections at once to one name
     #[arg(long, default_value_t = 5000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_burst: u32,
-    /// Connections that one Envoy keeps open to one name, and requests of pods to one cluster
+    /// Connections that one Envoy keeps open to one name
     #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_connections: u32,
+    /// Requests of pods a second to one cluster
+    #[arg(long, default_value_t = 1000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cluster_request_rate: u32,
+    /// Requests of pods at once to one cluster
+    #[arg(long, default_value_t = 5000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cluster_request_burst: u32,
+    /// Requests of pods that one Envoy has open to one cluster, watches among them
+    #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cluster_requests: u32,
 }
 
 impl Arguments {
@@ -65,6 +74,10 @@ impl Arguments {
                 per_second: self.name_rate,
                 burst: self.name_burst,
             },
+            requests: Rate {
+                per_second: self.cluster_request_rate,
+                burst: self.cluster_request_burst,
+            },
         }
     }
 
@@ -72,6 +85,7 @@ impl Arguments {
     pub fn envoy_limits(&self) -> translate::Limits {
         translate::Limits {
             connections: self.name_connections,
+            requests: self.cluster_requests,
         }
     }
 }
@@ -92,5 +106,7 @@ mod tests {
         assert_eq!(arguments.client_name, ["envoy.yoke-system.svc"]);
         assert!(Arguments::try_parse_from(["x"]).is_err());
         assert!(Arguments::try_parse_from(needed.into_iter().chain(["--name-rate=0"])).is_err());
+        let twice = needed.into_iter().chain(["--name-rate=1", "--name-rate=2"]);
+        assert_eq!(Arguments::try_parse_from(twice).unwrap().name_rate, 2);
     }
 }

@@ -1,4 +1,5 @@
-//! Whether a new connection may go on, decided before anything upstream is touched. Pure: time comes in as an argument.
+//! Whether a new connection may go on, decided before anything upstream is touched, and how many requests a cluster may have
+//! in a second. Pure: time comes in as an argument.
 //!
 //! Refuses by default. A source's budget is asked first, so that one source cannot spend a name's budget: a name is public
 //! knowledge, and whoever knows it could otherwise lock its owner out.
@@ -12,17 +13,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
 use crate::snapshot::{Snapshot, connection_name};
 
-/// New connections that are let through, by this process.
+/// What is let through, by this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// From one source address (IPv6: from one /64).
+    /// New connections from one source address (IPv6: from one /64).
     pub source: Rate,
-    /// To one name.
+    /// New connections to one name.
     pub name: Rate,
+    /// Requests to one cluster whose TLS ended at Envoy.
+    pub requests: Rate,
 }
 
 /// The decision.
@@ -80,6 +84,7 @@ impl Refusal {
 pub struct Gate {
     sources: Budgets<IpAddr>,
     names: Budgets<Arc<str>>,
+    requests: Budgets<ClusterId>,
 }
 
 impl Gate {
@@ -88,6 +93,7 @@ impl Gate {
         Self {
             sources: Budgets::new(limits.source, now),
             names: Budgets::new(limits.name, now),
+            requests: Budgets::new(limits.requests, now),
         }
     }
 
@@ -112,6 +118,12 @@ impl Gate {
             return Verdict::Refuse(Refusal::NameRate);
         }
         Verdict::Allow
+    }
+
+    /// Spends one request of a cluster's, whose token was believed: nobody else can spend it.
+    pub fn take_request(&mut self, now: Instant, cluster: &ClusterId) -> Result<(), request::Refusal> {
+        let left = self.requests.take(cluster.clone(), now);
+        left.then_some(()).ok_or(request::Refusal::Rate)
     }
 }
 

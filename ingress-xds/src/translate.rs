@@ -61,28 +61,45 @@ const VERSION_BYTES: usize = 8;
 /// Limits that hold for each tenant cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that one Envoy keeps open to one cluster under one name, and requests that it has open there.
+    /// Connections that one Envoy keeps open to one cluster under one name.
     pub connections: u32,
+    /// Requests to one cluster that one Envoy has open, watches and execs among them, where TLS ended there.
+    pub requests: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 4096 }
+        Self {
+            connections: 4096,
+            requests: 4096,
+        }
     }
 }
 
 /// What is served for connections to an SNI name that leads to `target`.
 pub fn translate_connections(sni: &str, target: &Target, limits: Limits) -> Entry {
-    to_entry(translate_cluster(connection_name(sni), limits, None), target)
+    let limit = Some(UInt32Value {
+        value: limits.connections,
+    });
+    let thresholds = Thresholds {
+        max_connections: limit,
+        max_pending_requests: limit,
+        ..Default::default()
+    };
+    to_entry(translate_cluster(connection_name(sni), thresholds), target)
 }
 
 /// What is served for requests to `target`.
 pub fn translate_requests(target: &Target, limits: Limits) -> Entry {
-    let cluster = translate_cluster(
-        request_name(&target.route.public_name),
-        limits,
-        Some(limits.connections),
-    );
+    let limit = |value| Some(UInt32Value { value });
+    let thresholds = Thresholds {
+        max_requests: limit(limits.requests),
+        max_pending_requests: limit(limits.requests),
+        // Without a limit of their own: a request that waits for a connection would wait for ever.
+        max_connections: limit(u32::MAX),
+        ..Default::default()
+    };
+    let cluster = translate_cluster(request_name(&target.route.public_name), thresholds);
     let options = Any {
         type_url: HttpProtocolOptions::type_url(),
         value: translate_http_options().encode_to_vec(),
@@ -136,11 +153,8 @@ fn to_entry(cluster: Cluster, target: &Target) -> Entry {
     }
 }
 
-fn translate_cluster(name: String, limits: Limits, requests: Option<u32>) -> Cluster {
+fn translate_cluster(name: String, thresholds: Thresholds) -> Cluster {
     let (time, interval, probes) = KEEPALIVE;
-    let connections = Some(UInt32Value {
-        value: limits.connections,
-    });
     Cluster {
         name,
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
@@ -167,12 +181,7 @@ fn translate_cluster(name: String, limits: Limits, requests: Option<u32>) -> Clu
             ..Default::default()
         }),
         circuit_breakers: Some(CircuitBreakers {
-            thresholds: vec![Thresholds {
-                max_connections: connections,
-                max_pending_requests: connections,
-                max_requests: requests.map(|value| UInt32Value { value }),
-                ..Default::default()
-            }],
+            thresholds: vec![thresholds],
             ..Default::default()
         }),
         ..Default::default()

@@ -41,6 +41,8 @@ pub enum Refusal {
     Misdirected,
     /// The cluster has no ready control plane.
     NoEndpoints,
+    /// The cluster's requests come too fast.
+    Rate,
 }
 
 impl Refusal {
@@ -52,6 +54,7 @@ impl Refusal {
             Self::Token(error) => error.as_str(),
             Self::Misdirected => "misdirected",
             Self::NoEndpoints => "no_endpoints",
+            Self::Rate => "request_rate",
         }
     }
 
@@ -64,9 +67,14 @@ impl Refusal {
                 "MisdirectedRequest",
                 "the host name belongs to another cluster; open a connection to it",
             ),
+            Self::Rate => (
+                429,
+                "TooManyRequests",
+                "the cluster's requests through the ingress come too fast",
+            ),
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
         };
-        let details = (code == 503).then(|| StatusDetails {
+        let details = matches!(code, 429 | 503).then(|| StatusDetails {
             retry_after_seconds: Some(RETRY_SECONDS),
             ..StatusDetails::default()
         });

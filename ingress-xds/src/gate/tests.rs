@@ -14,6 +14,10 @@ const LIMITS: Limits = Limits {
         per_second: 100,
         burst: 50,
     },
+    requests: Rate {
+        per_second: 10,
+        burst: 5,
+    },
 };
 
 fn served() -> Snapshot {
@@ -150,4 +154,19 @@ fn a_spray_grows_nothing() {
         );
     }
     assert_eq!(gate.sources.kept(), 1);
+}
+
+#[test]
+fn requests_are_a_clusters_own() {
+    let now = Instant::now();
+    let mut gate = Gate::new(LIMITS, now);
+    let [a, b] = ["bcdfghjk24", "zzzzzzzz24"].map(|id| id.parse().unwrap());
+    let taken = (0..20).filter(|_| gate.take_request(now, &a).is_ok()).count();
+    assert_eq!(taken, 5);
+    assert_eq!(gate.take_request(now, &a), Err(request::Refusal::Rate));
+    assert!(gate.take_request(now, &b).is_ok(), "another has its own");
+    assert!(
+        gate.take_request(now + Duration::from_millis(100), &a).is_ok(),
+        "in time"
+    );
 }

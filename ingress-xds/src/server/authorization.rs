@@ -98,7 +98,12 @@ impl Gatekeeper {
             authorization: http.headers.get(AUTHORIZATION).map(String::as_str),
             authority: &http.host,
         };
-        match request::check(snapshot.as_deref(), facts, Timestamp::now()) {
+        // The signature is verified outside of the lock.
+        let checked = request::check(snapshot.as_deref(), facts, Timestamp::now()).and_then(|entry| {
+            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            gate.take_request(Instant::now(), &entry.route.id).map(|()| entry)
+        });
+        match checked {
             Ok(entry) => {
                 self.metrics.count_request(ALLOWED);
                 CheckResponse {
@@ -144,9 +149,17 @@ fn translate_route(route: &Route) -> OkHttpResponse {
 
 fn translate_refusal(refusal: request::Refusal) -> DeniedHttpResponse {
     let status = refusal.to_status();
+    let retry = status
+        .details
+        .as_ref()
+        .and_then(|details| details.retry_after_seconds);
+    let retry = retry.map(|seconds| to_header("retry-after", seconds.to_string()));
     DeniedHttpResponse {
         status: status.code.map(|code| HttpStatus { code }),
-        headers: vec![to_header("content-type", JSON.to_owned())],
+        headers: [to_header("content-type", JSON.to_owned())]
+            .into_iter()
+            .chain(retry)
+            .collect(),
         body: serde_json::to_string(&status).unwrap_or_default(),
     }
 }

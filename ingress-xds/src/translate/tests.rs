@@ -78,7 +78,10 @@ fn a_version_is_a_hash_of_the_content() {
         one.cluster.version, other.cluster.version,
         "an address is no part of the cluster"
     );
-    let limits = Limits { connections: 1 };
+    let limits = Limits {
+        connections: 1,
+        ..Limits::default()
+    };
     let limited = translate_connections("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
     assert_ne!(one.cluster.version, limited.cluster.version);
     assert_ne!(
@@ -130,6 +133,9 @@ fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
     };
     assert_eq!(ca.replace('\r', ""), pems().0.replace('\r', ""));
     assert!(!validation.allow_expired_certificate);
+    let thresholds = &cluster.circuit_breakers.unwrap().thresholds[0];
+    assert_eq!(thresholds.max_requests.unwrap().value, 4096);
+    assert_eq!(thresholds.max_connections.unwrap().value, u32::MAX);
 }
 
 /// A key for tokens is nothing that Envoy is told.

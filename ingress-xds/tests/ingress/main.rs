@@ -8,6 +8,7 @@
     reason = "helpers of tests are tests"
 )]
 
+mod limits;
 mod support;
 mod terminated;
 
@@ -100,6 +101,13 @@ impl Stage {
         eventually(&what, limit, async || self.ask(sni).await.is_err().then_some(()))
             .await
             .1
+    }
+}
+
+fn connections(connections: u32) -> Limits {
+    Limits {
+        connections,
+        ..Limits::default()
     }
 }
 
@@ -280,7 +288,10 @@ async fn replaced_clusters_are_served_on() {
     let names = [stage.clusters[0].public_name(), stage.clusters[1].public_name()];
     let mut watch = LongStream::open(stage.envoy.ingress, &names[0], &stage.anonymous()).await;
     stage.xds.take().unwrap().stop().await;
-    stage.site.limits = Limits { connections: 99 };
+    stage.site.limits = Limits {
+        connections: 99,
+        requests: 99,
+    };
     let xds = stage.site.start().await;
     xds.list(&stage.clusters.each_ref()).await;
     stage.xds = Some(xds);
@@ -345,7 +356,7 @@ async fn a_refused_resource_harms_nobody_else() {
         }
         snapshot
     };
-    let (registry, sender, trigger) = stage.site.start_with(serve(true, Limits { connections: 77 })).await;
+    let (registry, sender, trigger) = stage.site.start_with(serve(true, connections(77))).await;
     let refused = "yoke_ingress_xds_refused_responses_total{type=\"cluster\"}";
     eventually("Envoy refuses it", PATIENCE, async || {
         (metric(&registry, refused) == 1).then_some(())
@@ -361,7 +372,7 @@ async fn a_refused_resource_harms_nobody_else() {
     }
     assert_eq!(metric(&registry, refused), 1, "it is not sent again and again");
 
-    sender.send_replace(Some(serve(false, Limits { connections: 77 }).into()));
+    sender.send_replace(Some(serve(false, connections(77)).into()));
     eventually("it is mended", PATIENCE, async || (modified().await == 2).then_some(())).await;
     stage.wait_served(&stage.clusters[0].public_name(), PROMISE).await;
     drop(trigger);

@@ -11,6 +11,7 @@ pub mod client;
 pub mod envoy;
 #[path = "../../src/fixtures.rs"]
 pub mod fixtures;
+pub mod frames;
 pub mod pki;
 pub mod tenant;
 pub mod xds;

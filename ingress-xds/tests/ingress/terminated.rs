@@ -23,7 +23,7 @@ use crate::support::{PATIENCE, eventually};
 use crate::{PROMISE, rustls_provider};
 
 /// What pods call the API of their own cluster.
-const NAMES: [&str; 5] = [
+pub(crate) const NAMES: [&str; 5] = [
     "10.96.0.1",
     "kubernetes",
     "kubernetes.default",
@@ -32,14 +32,14 @@ const NAMES: [&str; 5] = [
 ];
 
 /// Two clusters behind one Envoy, as their pods see them.
-struct Stage {
-    site: Site,
-    xds: Option<Xds>,
-    envoy: Envoy,
-    apis: [ApiServer; 2],
-    clusters: [ClusterFixture; 2],
-    signers: [Signer; 2],
-    root: Ca,
+pub(crate) struct Stage {
+    pub(crate) site: Site,
+    pub(crate) xds: Option<Xds>,
+    pub(crate) envoy: Envoy,
+    pub(crate) apis: [ApiServer; 2],
+    pub(crate) clusters: [ClusterFixture; 2],
+    pub(crate) signers: [Signer; 2],
+    pub(crate) root: Ca,
     public: Ca,
 }
 
@@ -49,6 +49,18 @@ fn ingress_leaf(public: &Ca) -> Leaf {
 
 impl Stage {
     async fn new() -> Self {
+        Self::with(&[], |_| {}).await
+    }
+
+    /// With other texts in Envoy's bootstrap, and another site.
+    pub(crate) async fn with(changes: &[(&str, &str)], change: impl FnOnce(&mut Site)) -> Self {
+        let mut stage = Self::unready(changes, change).await;
+        stage.envoy.wait_ready().await;
+        stage
+    }
+
+    /// Before Envoy is ready.
+    pub(crate) async fn unready(changes: &[(&str, &str)], change: impl FnOnce(&mut Site)) -> Self {
         rustls_provider();
         let root = Ca::new("root");
         let names = [&NAMES[1..], &[BASE_DOMAIN]].concat();
@@ -62,8 +74,9 @@ impl Stage {
             cluster.config.client_ca.clone_from(&ca.pem);
         }
         let leaf = |index: usize| {
-            let name = &clusters[index].config.upstream.server_name;
-            authorities[index].leaf("apiserver", &[name])
+            let config = &clusters[index].config;
+            let names = [config.upstream.server_name.as_str(), config.public_name.as_str()];
+            authorities[index].leaf("apiserver", &names)
         };
         let first: SocketAddr = "127.0.0.2:0".parse().unwrap();
         let api_a = ApiServer::start("a", first, &authorities[0], &leaf(0)).await;
@@ -74,10 +87,10 @@ impl Stage {
         let clusters = [a.at(&["127.0.0.2"], port), b.at(&["127.0.0.3"], port)];
         let mut site = Site::new(port).await;
         site.certificate = Some(ingress_leaf(&public));
+        change(&mut site);
         let xds = site.start().await;
         xds.list(&clusters.each_ref()).await;
-        let mut envoy = Envoy::start(site.address, &site.client_leaf(), &site.ca.pem).await;
-        envoy.wait_ready().await;
+        let envoy = Envoy::start_with(site.address, &site.client_leaf(), &site.ca.pem, changes).await;
         Self {
             site,
             xds: Some(xds),
@@ -90,12 +103,16 @@ impl Stage {
         }
     }
 
-    fn xds(&self) -> &Xds {
+    pub(crate) fn xds(&self) -> &Xds {
         self.xds.as_ref().unwrap()
     }
 
-    async fn client(&self, http: Http) -> Client {
+    pub(crate) async fn client(&self, http: Http) -> Client {
         self.client_by(NAMES[0], http).await
+    }
+
+    pub(crate) async fn try_client(&self, http: Http) -> std::io::Result<Client> {
+        Client::connect(self.envoy.ingress, NAMES[0], &self.root.client(None), http).await
     }
 
     async fn client_by(&self, name: &str, http: Http) -> Client {
@@ -108,17 +125,17 @@ impl Stage {
     }
 
     /// The header of a pod in one of the clusters.
-    fn bearer(&self, index: usize) -> String {
+    pub(crate) fn bearer(&self, index: usize) -> String {
         let issuer = self.issuer(index);
         let claims = claims(&issuer, &[&issuer], Timestamp::now().as_second());
         format!("Bearer {}", self.signers[index].token(&claims))
     }
 
-    fn requests(&self) -> [usize; 2] {
+    pub(crate) fn requests(&self) -> [usize; 2] {
         self.apis.each_ref().map(ApiServer::requests)
     }
 
-    async fn status(&self, authorization: &str) -> StatusCode {
+    pub(crate) async fn status(&self, authorization: &str) -> StatusCode {
         let mut client = self.client(Http::Two).await;
         client.ask(get(Some(authorization))).await.unwrap().status
     }
@@ -131,7 +148,7 @@ impl Stage {
 }
 
 /// An answer that is Kubernetes' own, of this code and reason.
-fn assert_status(rule: &str, answer: &Answer, code: u16, reason: &str) {
+pub(crate) fn assert_status(rule: &str, answer: &Answer, code: u16, reason: &str) {
     assert_eq!(answer.status, code, "{rule}: {answer:?}");
     let body = &answer.body;
     assert_eq!(
@@ -299,14 +316,14 @@ async fn upgrades_pass() {
 }
 
 /// A watch, of which lines come all the time.
-async fn watch(client: &mut Client, bearer: &str) -> axum::body::BodyDataStream {
+pub(crate) async fn watch(client: &mut Client, bearer: &str) -> axum::body::BodyDataStream {
     let request = Request::get(format!("https://10.96.0.1{WATCH}")).header("authorization", bearer);
     let response = client.send(request.body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     Body::new(response.into_body()).into_data_stream()
 }
 
-async fn assert_alive(rule: &str, stream: &mut axum::body::BodyDataStream) {
+pub(crate) async fn assert_alive(rule: &str, stream: &mut axum::body::BodyDataStream) {
     use futures::StreamExt as _;
     // What was on its way before is read first.
     for _ in 0..20 {

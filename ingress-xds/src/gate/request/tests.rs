@@ -176,4 +176,9 @@ fn refusals_are_said_as_kubernetes_says_them() {
     );
     assert_eq!(unavailable["details"]["retryAfterSeconds"], json!(1));
     assert_eq!(Refusal::Misdirected.to_status().code, Some(421));
+    let often = serde_json::to_value(Refusal::Rate.to_status()).unwrap();
+    assert_eq!(
+        (&often["code"], &often["reason"], &often["details"]["retryAfterSeconds"]),
+        (&json!(429), &json!("TooManyRequests"), &json!(1))
+    );
 }

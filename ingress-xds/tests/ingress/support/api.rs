@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use futures::stream;
-use http::{Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -23,6 +23,9 @@ use super::pki::{Ca, Leaf};
 
 /// Path of the watch, which says something every now and then and never ends.
 pub const WATCH: &str = "/watch";
+/// Path of an answer that is larger than the window that HTTP/2 begins with, and smaller than what Envoy holds beside it.
+pub const LARGE: &str = "/large";
+const LARGE_BYTES: usize = 80_000;
 const PACE: Duration = Duration::from_millis(20);
 
 pub struct ApiServer {
@@ -51,7 +54,7 @@ impl ApiServer {
                     let shown = stream.get_ref().1.peer_certificates().is_some();
                     let service = service_fn(move |request| {
                         count.fetch_add(1, Ordering::Relaxed);
-                        async move { Ok::<_, Infallible>(answer(name, shown, request)) }
+                        async move { Ok::<_, Infallible>(answer(name, shown, request).await) }
                     });
                     // An error is a client that went away.
                     let _ = Builder::new(TokioExecutor::new())
@@ -79,7 +82,8 @@ impl Drop for ApiServer {
     }
 }
 
-fn answer(name: &str, certificate: bool, mut request: Request<Incoming>) -> Response<Body> {
+async fn answer(name: &str, certificate: bool, request: Request<Incoming>) -> Response<Body> {
+    let mut request = request.map(Some);
     if let Some(protocol) = request.headers().get(header::UPGRADE).cloned() {
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
@@ -100,6 +104,16 @@ fn answer(name: &str, certificate: bool, mut request: Request<Incoming>) -> Resp
             Some((Ok::<_, Infallible>(format!("{number}\n")), number + 1))
         });
         return Response::new(Body::from_stream(lines));
+    }
+    if request.method() == Method::POST {
+        // Half a body is no request; an error is a client that went away.
+        let body = Body::new(request.body_mut().take().unwrap());
+        if axum::body::to_bytes(body, usize::MAX).await.is_err() {
+            return Response::new(Body::empty());
+        }
+    }
+    if request.uri().path() == LARGE {
+        return Response::new(Body::from(vec![b'a'; LARGE_BYTES]));
     }
     let headers = request.headers().iter();
     let headers = headers.map(|(name, value)| {

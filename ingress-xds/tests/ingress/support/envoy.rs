@@ -39,6 +39,11 @@ fn find() -> PathBuf {
 impl Envoy {
     /// Starts it; it becomes ready when it has its first configuration.
     pub async fn start(xds: SocketAddr, leaf: &Leaf, ca: &str) -> Self {
+        Self::start_with(xds, leaf, ca, &[]).await
+    }
+
+    /// Starts it with other texts in place of some of the bootstrap's, so that a test need not wait or send as long.
+    pub async fn start_with(xds: SocketAddr, leaf: &Leaf, ca: &str, changes: &[(&str, &str)]) -> Self {
         let directory = TempDir::new().unwrap();
         let (ingress, health, admin) = (free_port(), free_port(), free_port());
         let tls = directory.path().join("tls");
@@ -47,6 +52,10 @@ impl Envoy {
         for name in ["bootstrap.yaml", "sds-tls.yaml", "sds-ca.yaml"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name);
             let mut text = std::fs::read_to_string(source).unwrap();
+            for (old, new) in changes.iter().filter(|_| name == "bootstrap.yaml") {
+                assert!(text.contains(old), "{old} is in the bootstrap");
+                text = text.replace(old, new);
+            }
             for (placeholder, value) in [
                 ("@XDS_HOST@", xds.ip().to_string()),
                 ("@XDS_PORT@", xds.port().to_string()),
@@ -61,6 +70,8 @@ impl Envoy {
                 ("@CLUSTER_NAMES@", "kubernetes.default.svc.cluster.local".to_owned()),
                 ("@MAX_CONNECTIONS@", "50000".to_owned()),
                 ("@MAX_HEAP_BYTES@", "1000000000".to_owned()),
+                ("@MAX_STREAMS@", "100".to_owned()),
+                ("@MAX_HEADER_KIB@", "32".to_owned()),
             ] {
                 text = text.replace(placeholder, &value);
             }
@@ -96,6 +107,11 @@ impl Envoy {
         matches!(get(self.health, "/ready").await, Ok(text) if text.starts_with("HTTP/1.1 200"))
     }
 
+    /// Whether it says so in time.
+    pub async fn is_ready_within(&self, limit: Duration) -> bool {
+        tokio::time::timeout(limit, self.is_ready()).await.unwrap_or(false)
+    }
+
     pub async fn wait_ready(&mut self) -> Duration {
         let (_, elapsed) = eventually("Envoy is ready", PATIENCE, async || {
             let ended = self.process.try_wait().unwrap();
@@ -108,9 +124,15 @@ impl Envoy {
 
     /// One number of Envoy's statistics.
     pub async fn stat(&self, name: &str) -> u64 {
-        let text = get(self.admin, &format!("/stats?filter=^{name}$")).await.unwrap();
+        let value = self.try_stat(name).await;
+        value.unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    /// The same, if Envoy answers and has it.
+    pub async fn try_stat(&self, name: &str) -> Option<u64> {
+        let text = get(self.admin, &format!("/stats?filter=^{name}$")).await.ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
-        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+        line.map(|value| value.parse().unwrap())
     }
 
     /// A page of the listener for probes.

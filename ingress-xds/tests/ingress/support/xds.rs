@@ -70,6 +70,7 @@ impl Site {
             gate: gate::Limits {
                 source: rate,
                 name: rate,
+                requests: rate,
             },
             certificate: None,
             directory,

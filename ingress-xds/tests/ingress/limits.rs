@@ -1,0 +1,223 @@
+//! No cluster, and nobody who can reach the ingress, takes what the others need.
+
+use std::time::{Duration, Instant};
+
+use http::{Request, header};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use yoke_runtime::budget::Rate;
+
+use crate::support::api::LARGE;
+use crate::support::client::{BOTH, Client, Http, get};
+use crate::support::frames::{Frames, RST_STREAM};
+use crate::support::tenant::open;
+use crate::support::{PATIENCE, eventually};
+use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
+
+/// How long the tests' ingress waits for who is slow or idle.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// A client as it is outside of the cluster: TLS ends in the API server.
+async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
+    let name = stage.clusters[index].public_name();
+    Client::connect(stage.envoy.ingress, &name, &stage.root.client(None), Http::Two).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_one_cluster_are_counted() {
+    let stage = Stage::with(&[], |site| site.limits.connections = 3).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(outside(&stage, 0).await.unwrap());
+    }
+    for _ in 0..3 {
+        let start = Instant::now();
+        assert!(outside(&stage, 0).await.is_err(), "a fourth is closed");
+        assert!(start.elapsed() < SHORT, "at once: {:?}", start.elapsed());
+    }
+    assert!(outside(&stage, 1).await.is_ok(), "those of another are its own");
+    let mut client = stage.client(Http::Two).await;
+    let answer = client.ask(get(Some(&stage.bearer(0)))).await.unwrap();
+    assert_eq!(answer.status, 200, "and so are requests of its pods");
+    held.pop();
+    let again = async || outside(&stage, 0).await.ok();
+    eventually("one that ended leaves room", PATIENCE, again).await;
+    for client in &mut held {
+        assert_eq!(client.ask(get(None)).await.unwrap().status, 200, "the others live");
+    }
+    let told = async || {
+        let lines = stage.envoy.access_log();
+        let refused = lines.iter().filter(|line| line["flags"] == "UO").count();
+        (refused >= 3).then_some(())
+    };
+    eventually("the access log says why", PATIENCE, told).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_requests_of_one_cluster_are_counted() {
+    let stage = Stage::with(&[], |site| site.limits.requests = 3).await;
+    let [a, b] = [stage.bearer(0), stage.bearer(1)];
+    for http in BOTH {
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            let mut client = stage.client(http).await;
+            held.push((watch(&mut client, &a).await, client));
+        }
+        for other in BOTH {
+            let mut client = stage.client(other).await;
+            let answer = client.ask(get(Some(&a))).await.unwrap();
+            assert_status("a fourth", &answer, 429, "TooManyRequests");
+            assert_eq!(answer.headers[header::RETRY_AFTER], "1");
+            let answer = client.ask(get(Some(&b))).await.unwrap();
+            assert_eq!(answer.status, 200, "of another, on the same connection");
+        }
+        for (stream, _) in &mut held {
+            assert_alive("those that are open", stream).await;
+        }
+        drop(held);
+        let again = async || (stage.status(&a).await == 200).then_some(());
+        eventually("those that ended leave room", PATIENCE, again).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_one_cluster_are_paced() {
+    let rate = Rate {
+        per_second: 1,
+        burst: 10,
+    };
+    let stage = Stage::with(&[], |site| site.gate.requests = rate).await;
+    let [a, b] = [stage.bearer(0), stage.bearer(1)];
+    let mut client = stage.client(Http::Two).await;
+    let mut refused = 0;
+    for _ in 0..30 {
+        // Nobody spends it who has no token of the cluster's.
+        let answer = client.ask(get(Some(&format!("{a}x")))).await.unwrap();
+        assert_status("a bad token", &answer, 401, "Unauthorized");
+    }
+    for _ in 0..30 {
+        let answer = client.ask(get(Some(&a))).await.unwrap();
+        if answer.status == 200 {
+            continue;
+        }
+        assert_status("too fast", &answer, 429, "TooManyRequests");
+        assert_eq!(answer.headers[header::RETRY_AFTER], "1");
+        refused += 1;
+    }
+    assert!((10..=20).contains(&refused), "{refused}");
+    for _ in 0..5 {
+        let answer = client.ask(get(Some(&b))).await.unwrap();
+        assert_eq!(answer.body["cluster"], "b", "another is not slowed down");
+    }
+    let counted = "yoke_ingress_xds_request_verdicts_total{verdict=\"request_rate\"}";
+    assert_eq!(stage.xds().metric(counted), refused);
+}
+
+/// Who sends slowly, reads slowly or does nothing; watches and execs do nothing for hours, and stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_clients_are_cut_off() {
+    let changes = [
+        ("idle_timeout: 120s", "idle_timeout: 1s"),
+        ("request_timeout: 60s", "request_timeout: 1s"),
+        ("stream_flush_timeout: 60s", "stream_flush_timeout: 1s"),
+    ];
+    let stage = Stage::with(&changes, |_| {}).await;
+    let bearer = stage.bearer(0);
+    let config = stage.root.client(None);
+    let mut other = stage.client(Http::Two).await;
+    let mut stream = watch(&mut other, &bearer).await;
+    let start = Instant::now();
+
+    let mut idle = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
+    let mut slow = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
+    let head = format!("POST /api HTTP/1.1\r\nHost: x\r\nAuthorization: {bearer}\r\nContent-Length: 100\r\n\r\n");
+    slow.write_all(head.as_bytes()).await.unwrap();
+    // A large answer, and a window that stays shut: more is left than the window, and not more than Envoy takes in.
+    let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &config).await;
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "10.96.0.1"),
+        (":path", LARGE),
+        ("authorization", bearer.as_str()),
+    ];
+    reader.request(1, &fields).await;
+
+    let mut nothing = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, idle.read_to_end(&mut nothing)).await;
+    assert!(ended.is_ok() && nothing.is_empty(), "idle: {nothing:?}");
+    let mut answer = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok(), "who sends slowly is not waited for");
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    let heard = reader.listen(PATIENCE, |frame| frame.kind == RST_STREAM).await;
+    let last = heard.frames.last().unwrap();
+    assert_eq!((last.kind, last.stream), (RST_STREAM, 1), "who reads slowly is cut off");
+    assert_eq!(heard.text(1).len(), 65_535, "what the window allowed had come");
+    println!("cut off after {:?}", start.elapsed());
+    assert_alive("a watch stays", &mut stream).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_have_a_size() {
+    let stage = Stage::with(&[("@MAX_HEADER_KIB@", "8")], |_| {}).await;
+    let bearer = stage.bearer(0);
+    for http in BOTH {
+        for (length, code) in [(6_000, 200), (9_000, 431)] {
+            let mut client = stage.client(http).await;
+            let request = Request::get("https://10.96.0.1/api")
+                .header("authorization", &bearer)
+                .header("impersonate-group", "a".repeat(length));
+            let answer = client.ask(request.body(axum::body::Body::empty()).unwrap()).await;
+            match answer {
+                Ok(answer) => assert_eq!(answer.status, code, "{http:?} {length}"),
+                // By HTTP/2 the stream is reset.
+                Err(error) => assert_eq!((http, code), (Http::Two, 431), "{error}"),
+            }
+        }
+    }
+    assert_eq!(stage.requests(), [2, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_in_all_are_counted() {
+    let stage = Stage::with(&[("@MAX_CONNECTIONS@", "10")], |_| {}).await;
+    let mut held = Vec::new();
+    // Whoever has no name to give and nothing to say counts, too.
+    let over = eventually("one is too many", PATIENCE, async || {
+        match stage.try_client(Http::Two).await {
+            Ok(client) => held.push(client),
+            Err(error) => return Some(error),
+        }
+        None
+    });
+    let (error, _) = over.await;
+    println!("{} are held: {error}", held.len());
+    assert_eq!(held.len(), 10);
+    let bearer = stage.bearer(1);
+    for client in &mut held {
+        assert_eq!(client.ask(get(Some(&bearer))).await.unwrap().status, 200, "each works");
+    }
+    assert!(stage.envoy.is_ready().await, "probes are not counted");
+    held.pop();
+    let again = async || stage.try_client(Http::Two).await.ok();
+    eventually("one that ended leaves room", PATIENCE, again).await;
+}
+
+/// Near the end of its memory Envoy takes nobody in any more, rather than to be killed with all whom it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_has_an_end() {
+    let stage = Stage::unready(&[("@MAX_HEAP_BYTES@", "1000000")], |_| {}).await;
+    for action in [
+        "stop_accepting_connections",
+        "reduce_timeouts",
+        "reset_high_memory_stream",
+    ] {
+        let state = format!("overload.envoy.overload_actions.{action}.active");
+        let active = async || (stage.envoy.try_stat(&state).await == Some(1)).then_some(());
+        eventually(action, PATIENCE, active).await;
+    }
+    let tried = tokio::time::timeout(SHORT / 2, stage.try_client(Http::Two)).await;
+    assert!(!matches!(tried, Ok(Ok(_))), "nobody is taken in");
+    assert!(!stage.envoy.is_ready_within(SHORT / 2).await, "and no more is sent here");
+}

@@ -1,0 +1,178 @@
+//! HTTP/2 by hand, for what no library would send.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::PATIENCE;
+use super::tenant::open;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+pub const DATA: u8 = 0;
+pub const HEADERS: u8 = 1;
+pub const PRIORITY: u8 = 2;
+pub const RST_STREAM: u8 = 3;
+pub const SETTINGS: u8 = 4;
+pub const PUSH_PROMISE: u8 = 5;
+pub const PING: u8 = 6;
+pub const GOAWAY: u8 = 7;
+pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
+
+pub const END_STREAM: u8 = 1;
+pub const END_HEADERS: u8 = 4;
+pub const PADDED: u8 = 8;
+const ACK: u8 = 1;
+
+/// One frame.
+#[derive(Debug)]
+pub struct Frame {
+    pub kind: u8,
+    pub flags: u8,
+    pub stream: u32,
+    pub payload: Vec<u8>,
+}
+
+/// A connection on which a client may say anything.
+pub struct Frames {
+    stream: TlsStream<TcpStream>,
+}
+
+/// What came on a connection until it was quiet or over.
+#[derive(Debug, Default)]
+pub struct Heard {
+    pub frames: Vec<Frame>,
+    pub closed: bool,
+}
+
+impl Heard {
+    /// What was said of one stream.
+    pub fn text(&self, stream: u32) -> String {
+        let own = self.frames.iter();
+        let own = own.filter(|frame| frame.kind == DATA && frame.stream == stream);
+        let bytes: Vec<u8> = own.flat_map(|frame| frame.payload.clone()).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Number of frames of a kind.
+    pub fn count(&self, kind: u8) -> usize {
+        self.frames.iter().filter(|frame| frame.kind == kind).count()
+    }
+}
+
+impl Frames {
+    /// Connects and says what every client says first.
+    pub async fn open(ingress: SocketAddr, name: &str, config: &ClientConfig) -> Self {
+        let mut connection = Self::open_silent(ingress, name, config).await;
+        connection.write(PREFACE).await;
+        connection.send(SETTINGS, 0, 0, &[]).await;
+        connection
+    }
+
+    /// Connects and says nothing.
+    pub async fn open_silent(ingress: SocketAddr, name: &str, config: &ClientConfig) -> Self {
+        let mut config = config.clone();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let stream = open(ingress, name, &config).await.unwrap();
+        Self { stream }
+    }
+
+    /// Sends bytes. Who is cut off meanwhile learns of it by reading.
+    pub async fn write(&mut self, bytes: &[u8]) -> bool {
+        let written = tokio::time::timeout(PATIENCE, async {
+            self.stream.write_all(bytes).await?;
+            self.stream.flush().await
+        });
+        written.await.is_ok_and(|result| result.is_ok())
+    }
+
+    pub async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
+        self.write(&frame(kind, flags, stream, payload)).await
+    }
+
+    /// Sends a whole header without a body.
+    pub async fn request(&mut self, stream: u32, fields: &[(&str, &str)]) -> bool {
+        let flags = END_HEADERS | END_STREAM;
+        self.send(HEADERS, flags, stream, &fields_of(fields)).await
+    }
+
+    /// The next frame; `None` at the end of the connection.
+    pub async fn next(&mut self) -> Option<Frame> {
+        let mut head = [0; 9];
+        self.stream.read_exact(&mut head).await.ok()?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        self.stream.read_exact(&mut payload).await.ok()?;
+        Some(Frame {
+            kind: head[3],
+            flags: head[4],
+            stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]),
+            payload,
+        })
+    }
+
+    /// Reads until `enough`, or the end, or until nothing comes any more for `quiet`.
+    pub async fn listen(&mut self, quiet: Duration, enough: impl Fn(&Frame) -> bool) -> Heard {
+        let mut heard = Heard::default();
+        loop {
+            match tokio::time::timeout(quiet, self.next()).await {
+                Err(_) => return heard,
+                Ok(None) => {
+                    heard.closed = true;
+                    return heard;
+                }
+                Ok(Some(frame)) => {
+                    if frame.kind == SETTINGS && frame.flags & ACK == 0 {
+                        self.send(SETTINGS, ACK, 0, &[]).await;
+                    }
+                    let done = enough(&frame);
+                    heard.frames.push(frame);
+                    if done {
+                        return heard;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One frame as bytes.
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Fields of a header, each in its own letters.
+pub fn fields_of(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, value) in fields {
+        bytes.push(0);
+        for text in [name, value] {
+            bytes.extend(length_of(text.len()));
+            bytes.extend(text.as_bytes());
+        }
+    }
+    bytes
+}
+
+/// A length with a prefix of seven bits (RFC 7541, 5.1).
+fn length_of(length: usize) -> Vec<u8> {
+    let Some(mut rest) = length.checked_sub(127) else {
+        return vec![u8::try_from(length).unwrap()];
+    };
+    let mut bytes = vec![127];
+    while rest >= 128 {
+        bytes.push(u8::try_from(rest % 128 + 128).unwrap());
+        rest /= 128;
+    }
+    bytes.push(u8::try_from(rest).unwrap());
+    bytes
+}
