@@ -122,13 +122,22 @@ pub enum DeletionPolicy {
 }
 
 /// How the API is reached.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSpec {
     /// Additional host names in the serving certificate and in the ingress, only under the Tenant's `allowedDomains`.
     #[serde(default, rename = "extraSANs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "set"), inner(length(max = 253), regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)+[a-z]([-a-z0-9]*[a-z0-9])?$")))]
     pub extra_sans: Vec<String>,
+
+    /// Address ranges, such as `192.0.2.0/24`, from which the API may be reached; from everywhere if there are none. Those of the
+    /// cluster's own workers and Pods are wanted, as the ingress sees them. A change holds for new connections, and for
+    /// new requests of Pods; a connection that is open goes on.
+    #[serde(default, rename = "allowedCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set"), inner(length(max = 43), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")))]
+    #[x_kube(validation = Rule::new("self.all(range, isCIDR(range) && cidr(range).masked() == cidr(range))")
+        .message("allowedCIDRs are address ranges such as 192.0.2.0/24, with no bits set after the prefix"))]
+    pub allowed_cidrs: Vec<String>,
 }
 
 /// Address ranges and DNS domain inside the cluster.

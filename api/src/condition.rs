@@ -90,6 +90,8 @@ reasons! {
     HostnameNotAllowed,
     /// The network range or cluster domain is not one that the host offers.
     NetworkNotOffered,
+    /// A range of `spec.endpoint.allowedCIDRs` is none.
+    SourceRangeInvalid,
     /// An extra argument is not on the allow-list.
     ArgumentNotAllowed,
     /// The certificate lifetimes do not fit each other.

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::{ClusterId, PublicName};
+use crate::network::Cidr;
 
 /// The ConfigMap's one key.
 pub const CONFIG_KEY: &str = "ingress.json";
@@ -24,6 +25,9 @@ pub struct IngressConfig {
     /// Further names that clients may send as SNI (`spec.endpoint.extraSANs`), sorted.
     #[serde(default)]
     pub extra_names: Vec<String>,
+    /// From where the cluster may be reached (`spec.endpoint.allowedCIDRs`); from everywhere if absent, from nowhere if empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed_sources: Option<Vec<Cidr>>,
     /// Issuer (`iss`) of the cluster's service-account tokens, unique to it.
     pub issuer: String,
     /// Audiences (`aud`) that the cluster's API server accepts.
@@ -61,6 +65,7 @@ mod tests {
             tenant: "t".into(),
             cluster: "a".into(),
             extra_names: vec![],
+            allowed_sources: None,
             issuer: "https://a-bcdfghjk.yoke.test".into(),
             audiences: vec!["https://a-bcdfghjk.yoke.test".into()],
             service_account_keys: vec!["PEM".into()],
@@ -74,6 +79,14 @@ mod tests {
         let wire = r#"{"id":"bcdfghjk24","tenant":"t","cluster":"a","publicName":"a-bcdfghjk.yoke.test","extraNames":[],"issuer":"https://a-bcdfghjk.yoke.test","audiences":["https://a-bcdfghjk.yoke.test"],"serviceAccountKeys":["PEM"],"clientCa":"PEM","upstream":{"serverName":"a.yoke-bcdfghjk24.svc","ca":"PEM","service":"a"}}"#;
         assert_eq!(serde_json::to_string(&config).unwrap(), wire);
         assert_eq!(serde_json::from_str::<IngressConfig>(wire).unwrap(), config);
+        let sources = |text: &str| {
+            let text = wire.replace("\"issuer\"", &format!("\"allowedSources\":[{text}],\"issuer\""));
+            serde_json::from_str::<IngressConfig>(&text).map(|config| config.allowed_sources)
+        };
+        let range = "192.0.2.0/24".parse().unwrap();
+        assert_eq!(sources("\"192.0.2.0/24\"").unwrap(), Some(vec![range]));
+        assert_eq!(sources("").unwrap(), Some(vec![]));
+        assert!(sources("\"192.0.2.1/24\"").is_err());
     }
 
     #[test]

@@ -18,12 +18,14 @@ pub mod extra_args;
 pub mod ingress;
 pub mod labels;
 pub mod names;
+pub mod network;
 pub mod tenant;
 pub mod version;
 
 pub use cluster::{Cluster, ClusterSpec, ClusterStatus};
 pub use condition::{ConditionType, Reason};
 pub use names::{ClusterId, HostedNamespace, PublicName};
+pub use network::Cidr;
 pub use tenant::{Tenant, TenantSpec, TenantStatus};
 pub use version::KubernetesVersion;
 

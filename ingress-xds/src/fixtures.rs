@@ -53,6 +53,7 @@ pub fn cluster(name: &str, id: &str) -> ClusterFixture {
             tenant: "tenant".into(),
             cluster: name.into(),
             extra_names: vec![],
+            allowed_sources: None,
             issuer: public_name.issuer(),
             audiences: vec![public_name.issuer()],
             service_account_keys: vec![key.clone()],
@@ -75,6 +76,13 @@ impl ClusterFixture {
     /// With further names.
     pub fn with_extra_names(mut self, names: &[&str]) -> Self {
         self.config.extra_names = names.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// Reached from these ranges only.
+    pub fn reached_from(mut self, ranges: &[&str]) -> Self {
+        let ranges = ranges.iter().map(|text| text.parse().expect("tests use valid ranges"));
+        self.config.allowed_sources = Some(ranges.collect());
         self
     }
 

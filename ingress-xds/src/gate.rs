@@ -47,6 +47,8 @@ pub enum Refusal {
     NoName,
     /// The name belongs to no cluster.
     Unknown,
+    /// The cluster is not to be reached from the source.
+    SourceNotAllowed,
     /// The cluster has no ready control plane.
     NoEndpoints,
     /// The source opens connections too fast.
@@ -57,10 +59,11 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::NotSynced,
         Self::NoName,
         Self::Unknown,
+        Self::SourceNotAllowed,
         Self::NoEndpoints,
         Self::SourceRate,
         Self::NameRate,
@@ -72,6 +75,7 @@ impl Refusal {
             Self::NotSynced => "not_synced",
             Self::NoName => "no_name",
             Self::Unknown => "unknown_name",
+            Self::SourceNotAllowed => "source_not_allowed",
             Self::NoEndpoints => "no_endpoints",
             Self::SourceRate => "source_rate",
             Self::NameRate => "name_rate",
@@ -111,6 +115,9 @@ impl Gate {
         let Some(entry) = snapshot.get(&connection_name(name)) else {
             return Verdict::Refuse(Refusal::Unknown);
         };
+        if !entry.route.allows(source) {
+            return Verdict::Refuse(Refusal::SourceNotAllowed);
+        }
         if !entry.reachable {
             return Verdict::Refuse(Refusal::NoEndpoints);
         }

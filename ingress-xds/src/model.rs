@@ -19,8 +19,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use yoke_api::ClusterId;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_api::{Cidr, ClusterId};
 use yoke_pki::plan::INGRESS_LEAF;
 
 use crate::token::TokenTrust;
@@ -41,6 +41,8 @@ pub struct Route {
     pub public_name: String,
     /// Its further names, sorted. Another cluster may have been first with one.
     pub extra_names: Vec<String>,
+    /// From where it may be reached; from everywhere if `None`.
+    pub sources: Option<Vec<Cidr>>,
     /// The Service whose addresses are its control plane.
     pub service: String,
     /// By what its control plane is recognised.
@@ -64,6 +66,14 @@ impl Route {
         std::iter::once(&self.public_name)
             .chain(&self.extra_names)
             .map(String::as_str)
+    }
+
+    /// Whether it may be reached from this address. One that is not known is nobody's.
+    pub fn allows(&self, source: Option<IpAddr>) -> bool {
+        let Some(ranges) = &self.sources else {
+            return true;
+        };
+        source.is_some_and(|address| ranges.iter().any(|range| range.contains(address)))
     }
 }
 

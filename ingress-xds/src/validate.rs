@@ -26,6 +26,7 @@ pub use certificate::{CertificateError, IngressCertificate, validate_secret};
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 const MAX_EXTRA_NAMES: usize = 32;
+const MAX_SOURCES: usize = 64;
 const MAX_KEYS: usize = 16;
 const MAX_ADDRESSES: usize = 16;
 /// An audience that an API server may accept beside its own: the same in every cluster, and not meant for the API.
@@ -177,6 +178,8 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
     let tokens = validate_tokens(config.issuer, config.audiences, &config.service_account_keys)?;
     let count = config.extra_names.len();
     check_count("extraNames", count, MAX_EXTRA_NAMES)?;
+    let sources = config.allowed_sources;
+    check_count("allowedSources", sources.as_ref().map_or(0, Vec::len), MAX_SOURCES)?;
     let extra: BTreeSet<String> = config.extra_names.into_iter().collect();
     let (extra_names, refused_names) = extra.into_iter().partition(|name| is_extra_name(rules, name));
     Ok(Config {
@@ -187,6 +190,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
             cluster: config.cluster,
             public_name: config.public_name.as_str().to_owned(),
             extra_names,
+            sources,
             service: config.upstream.service,
             upstream,
             tokens,

@@ -44,6 +44,7 @@ use crate::conditions::{self, State};
 use crate::context::Context;
 use crate::error::ReconcileError;
 use build::Blueprint;
+use build::hosted::Asked;
 use gate::ControlPlane;
 use identity::Identity;
 use observe::Observed;
@@ -93,7 +94,15 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     {
         return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
     }
-    let told = names.map(|names| names.told).unwrap_or_default();
+    let told = withdraw::find_told(context, &identity);
+    let told = Asked {
+        names: names.map(|names| names.told).unwrap_or_default(),
+        // Without what was told, what is asked for: not everybody.
+        sources: told.map_or_else(
+            || Asked::of(&cluster.spec.endpoint).sources,
+            |told| told.allowed_sources,
+        ),
+    };
     let outcome = match &verdict {
         verdict if cluster.spec.paused && observed.is_kept() => {
             match Box::pin(keep::copy(context, &cluster, &identity, &observed, told)).await {

@@ -2,6 +2,7 @@
 //!
 //! Decided for each request, not for a connection: many pods' requests may share one, and the next may have another token.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
@@ -26,6 +27,8 @@ pub struct Request<'a> {
     pub authorization: Option<&'a str>,
     /// `:authority`, or the header `host`.
     pub authority: &'a str,
+    /// The client's address.
+    pub source: Option<IpAddr>,
 }
 
 /// Why a request goes nowhere.
@@ -37,6 +40,8 @@ pub enum Refusal {
     NoToken,
     /// Its token is not believed.
     Token(TokenError),
+    /// The cluster is not to be reached from the source.
+    SourceNotAllowed,
     /// It asks for the name of another cluster.
     Misdirected,
     /// The cluster has no ready control plane.
@@ -52,6 +57,7 @@ impl Refusal {
             Self::NotSynced => "not_synced",
             Self::NoToken => "no_token",
             Self::Token(error) => error.as_str(),
+            Self::SourceNotAllowed => "source_not_allowed",
             Self::Misdirected => "misdirected",
             Self::NoEndpoints => "no_endpoints",
             Self::Rate => "request_rate",
@@ -62,6 +68,11 @@ impl Refusal {
     pub fn to_status(self) -> Status {
         let (code, reason, message) = match self {
             Self::NoToken | Self::Token(_) => (401, "Unauthorized", "Unauthorized"),
+            Self::SourceNotAllowed => (
+                403,
+                "Forbidden",
+                "the cluster is not to be reached from this address (spec.endpoint.allowedCIDRs)",
+            ),
             Self::Misdirected => (
                 421,
                 "MisdirectedRequest",
@@ -98,6 +109,9 @@ pub fn check(snapshot: Option<&Snapshot>, request: Request<'_>, now: Timestamp) 
         snapshot.get(&request_name(name)).cloned()
     };
     let entry = token::verify(token, now, find, |entry| &entry.route.tokens).map_err(Refusal::Token)?;
+    if !entry.route.allows(request.source) {
+        return Err(Refusal::SourceNotAllowed);
+    }
     if is_foreign(snapshot, &entry.route, request.authority) {
         return Err(Refusal::Misdirected);
     }

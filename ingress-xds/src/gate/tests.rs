@@ -157,6 +157,30 @@ fn a_spray_grows_nothing() {
 }
 
 #[test]
+fn only_allowed_sources_pass() {
+    let now = Instant::now();
+    let mut snapshot = Snapshot::default();
+    let mut restricted = entry("a", &["a.yoke.test"], "1", "1");
+    let mut route = crate::model::Route::clone(&restricted.route);
+    let range = |text: &str| text.parse().unwrap();
+    route.sources = Some(vec![range("192.0.2.0/24"), range("2001:db8::/32")]);
+    restricted.route = Arc::new(route);
+    snapshot.set("l4/a.yoke.test", Some(restricted));
+    for (source, allowed) in [
+        (ip("192.0.2.255"), true),
+        (ip("192.0.3.0"), false),
+        (ip("::ffff:192.0.2.1"), true),
+        (ip("2001:db8:ffff::1"), true),
+        (ip("2001:db9::1"), false),
+        (None, false),
+    ] {
+        let verdict = Gate::new(LIMITS, now).check(now, Some(&snapshot), "a.yoke.test", source);
+        let expected = (!allowed).then_some(Refusal::SourceNotAllowed);
+        assert_eq!(refusal(&verdict), expected, "{source:?}");
+    }
+}
+
+#[test]
 fn requests_are_a_clusters_own() {
     let now = Instant::now();
     let mut gate = Gate::new(LIMITS, now);

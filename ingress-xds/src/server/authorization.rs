@@ -65,7 +65,7 @@ impl Authorization for Gatekeeper {
         let http = attributes.request.take().and_then(|request| request.http);
         // Only Envoy's HTTP filter says anything of a request.
         Ok(Response::new(match http {
-            Some(http) => self.check_request(&http),
+            Some(http) => self.check_request(&attributes, &http),
             None => self.check_connection(&attributes),
         }))
     }
@@ -92,11 +92,12 @@ impl Gatekeeper {
         to_response(code, word, entry.map(|entry| entry.route.as_ref()))
     }
 
-    fn check_request(&self, http: &HttpRequest) -> CheckResponse {
+    fn check_request(&self, attributes: &AttributeContext, http: &HttpRequest) -> CheckResponse {
         let snapshot = self.snapshots.borrow().clone();
         let facts = request::Request {
             authorization: http.headers.get(AUTHORIZATION).map(String::as_str),
             authority: &http.host,
+            source: attributes.source.as_ref().and_then(to_ip),
         };
         // The signature is verified outside of the lock.
         let checked = request::check(snapshot.as_deref(), facts, Timestamp::now()).and_then(|entry| {
@@ -149,10 +150,7 @@ fn translate_route(route: &Route) -> OkHttpResponse {
 
 fn translate_refusal(refusal: request::Refusal) -> DeniedHttpResponse {
     let status = refusal.to_status();
-    let retry = status
-        .details
-        .as_ref()
-        .and_then(|details| details.retry_after_seconds);
+    let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
     let retry = retry.map(|seconds| to_header("retry-after", seconds.to_string()));
     DeniedHttpResponse {
         status: status.code.map(|code| HttpStatus { code }),
@@ -178,7 +176,7 @@ fn to_header(key: &str, value: String) -> HeaderValueOption {
 
 fn to_code(refusal: Refusal) -> Code {
     match refusal {
-        Refusal::NoName | Refusal::Unknown => Code::PermissionDenied,
+        Refusal::NoName | Refusal::Unknown | Refusal::SourceNotAllowed => Code::PermissionDenied,
         Refusal::NotSynced | Refusal::NoEndpoints => Code::Unavailable,
         Refusal::SourceRate | Refusal::NameRate => Code::ResourceExhausted,
     }

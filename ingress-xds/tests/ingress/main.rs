@@ -9,6 +9,7 @@
 )]
 
 mod limits;
+mod sources;
 mod support;
 mod terminated;
 

@@ -6,7 +6,8 @@ use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
 use yoke_api::{Cluster, Reason};
 
-use super::build::{Blueprint, Materials, doors, hosted, stateful_set};
+use super::build::hosted::{self, Asked};
+use super::build::{Blueprint, Materials, doors, stateful_set};
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
@@ -84,8 +85,8 @@ pub(super) async fn apply(
     let plan = &blueprint.accepted.plan;
     let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
         Ok(materials) => {
-            let names = blueprint.spec.endpoint.extra_sans.clone();
-            copies::apply(context, identity, names, &materials, &mut applied).await??;
+            let asked = Asked::of(&blueprint.spec.endpoint);
+            copies::apply(context, identity, asked, &materials, &mut applied).await??;
             Some(materials)
         }
         Err(missing) => {
@@ -231,7 +232,8 @@ async fn apply_control_plane(
     copies::replace_stuck(context, observed).await?;
     applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods);
     if let Some(materials) = materials.filter(|_| !asleep) {
-        probe::look_at_api(context, blueprint.identity, observed, materials, applied).await;
+        let asked = Asked::of(&blueprint.spec.endpoint);
+        probe::look_at_api(context, blueprint.identity, observed, materials, &asked, applied).await;
     }
     Ok(())
 }

@@ -11,7 +11,8 @@ use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::Plan;
 
 use super::apply::Applied;
-use super::build::{Materials, hosted, secrets};
+use super::build::hosted::{self, Asked};
+use super::build::{Materials, secrets};
 use super::gate;
 use super::identity::Identity;
 use super::kept::data_of;
@@ -58,14 +59,14 @@ pub(super) async fn read(
 pub(super) async fn apply(
     context: &Context,
     identity: &Identity,
-    extra_names: Vec<String>,
+    asked: Asked,
     materials: &Materials,
     applied: &mut Applied,
 ) -> Result<Result<(), ReconcileError>, ReconcileError> {
     let caches = &context.caches;
     let components = secrets::build_component_secrets(identity, materials)?;
     let kubeconfig = secrets::build_kubeconfig(identity, &context.config, materials)?;
-    let ingress = hosted::build_ingress(identity, extra_names, materials);
+    let ingress = hosted::build_ingress(identity, asked, materials);
     let copies = components
         .iter()
         .map(|secret| context.clusters.apply(&caches.secrets, secret));

@@ -7,6 +7,7 @@ use kube::api::Patch;
 use yoke_api::{Cluster, Reason};
 
 use super::apply::{Applied, apply_doors, ensure_namespace};
+use super::build::hosted::Asked;
 use super::build::{Materials, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
@@ -22,7 +23,7 @@ pub(super) async fn keep(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    names: Vec<String>,
+    asked: Asked,
 ) -> Result<Applied, ReconcileError> {
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
     let has_provider = observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns);
@@ -35,10 +36,10 @@ pub(super) async fn keep(
     let plan = validate::plan_names(identity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {
-            let given = copies::apply(context, identity, names, &materials, &mut applied).await?;
+            let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
             restart(context, identity, observed, &materials).await?;
             copies::replace_stuck(context, observed).await?;
-            probe::look_at_api(context, identity, observed, &materials, &mut applied).await;
+            probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
             given?;
         }
         Err(missing) => applied.wait_for(&missing),
@@ -53,7 +54,7 @@ pub(super) async fn copy(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    names: Vec<String>,
+    asked: Asked,
 ) -> Result<Applied, ReconcileError> {
     let mut applied = Applied::new(find_store(cluster), observed);
     let Some((service_account, credentials)) = kept::find_known(context, identity) else {
@@ -65,7 +66,7 @@ pub(super) async fn copy(
     };
     let plan = validate::plan_names(identity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
-        Ok(materials) => copies::apply(context, identity, names, &materials, &mut applied).await??,
+        Ok(materials) => copies::apply(context, identity, asked, &materials, &mut applied).await??,
         Err(missing) => applied.wait_for(&missing),
     }
     Ok(applied)

@@ -8,6 +8,7 @@ use yoke_api::{ClusterId, Reason};
 use yoke_pki::plan::LeafRole;
 
 use super::apply::Applied;
+use super::build::hosted::Asked;
 use super::build::{Materials, secrets};
 use super::gate::ControlPlane;
 use super::identity::Identity;
@@ -41,6 +42,7 @@ pub(super) async fn look_at_api(
     identity: &Identity,
     observed: &Observed,
     materials: &Materials,
+    asked: &Asked,
     applied: &mut Applied,
 ) {
     let missing = || "the control plane is not there yet".to_owned();
@@ -52,7 +54,10 @@ pub(super) async fn look_at_api(
         return;
     };
     let id = &identity.id;
-    let answer = look_in_turn(context, identity, pod, &inside).await;
+    // Where not everybody is let in the operator may be one who is not.
+    let outside = context.config.ingress.probe && asked.sources.is_none();
+    let ingress = outside.then(|| through_ingress(context, identity, &inside));
+    let answer = look_in_turn(context, identity, pod, &inside, ingress.as_ref()).await;
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let mut began = Instant::now();
     let mut answered = works;
@@ -111,7 +116,13 @@ fn through_ingress(context: &Context, identity: &Identity, inside: &Access) -> A
 
 /// Looks, unless this API has kept the operator waiting: then what was found holds for a while. Who hangs, by its own
 /// webhooks or otherwise, must not take the time of the others.
-async fn look_in_turn(context: &Context, identity: &Identity, pod: &str, inside: &Access) -> Answer {
+async fn look_in_turn(
+    context: &Context,
+    identity: &Identity,
+    pod: &str,
+    inside: &Access,
+    ingress: Option<&Access>,
+) -> Answer {
     let before = context.seen(&identity.id).slow;
     if let Some((_, due, answer)) = &before
         && Instant::now() < *due
@@ -119,7 +130,7 @@ async fn look_in_turn(context: &Context, identity: &Identity, pod: &str, inside:
         return answer.clone();
     }
     let began = Instant::now();
-    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, identity, pod, inside)).await {
+    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, identity, pod, inside, ingress)).await {
         Ok(answer) => answer,
         Err(_) => {
             let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
@@ -144,7 +155,7 @@ fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duratio
 }
 
 /// Asks the API, and gives it what every cluster must have.
-async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access) -> Answer {
+async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access, ingress: Option<&Access>) -> Answer {
     let id = &identity.id;
     let api = match ask(context, id, Way::Inside, inside).await {
         Ok(api) => api,
@@ -156,12 +167,11 @@ async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access
             };
         }
     };
-    let ingress = through_ingress(context, identity, inside);
     let outside = async {
-        if !context.config.ingress.probe {
+        let Some(ingress) = ingress else {
             return Ok(());
-        }
-        let asked = ask(context, id, Way::Ingress, &ingress).await;
+        };
+        let asked = ask(context, id, Way::Ingress, ingress).await;
         asked.map(|_| ()).map_err(|error| Lack {
             reason: Reason::IngressPending,
             why: format!("through the ingress: {}", crate::chain(&error)),

@@ -12,12 +12,11 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
-use yoke_api::{ClusterId, KubernetesVersion, Reason, Tenant};
+use yoke_api::{Cidr, ClusterId, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
 use crate::config::{ClassEntry, Config, VersionEntry};
-use crate::network::Cidr;
 use crate::quantity;
 
 /// Why a spec is refused.
@@ -77,6 +76,7 @@ pub fn validate<'c>(
     let (version, catalogue) = check_version(cluster, around)?;
     let class = check_class(cluster, tenant, around.config)?;
     check_network(cluster, around.config)?;
+    check_sources(cluster)?;
     arguments::check(cluster)?;
     let quota = check_quota(cluster, tenant, around)?;
     host_names::check(cluster, tenant, around)?;
@@ -270,6 +270,19 @@ fn check_network(cluster: &Cluster, config: &Config) -> Result<(), Refusal> {
             Reason::NetworkNotOffered,
             "The ranges of Pods and of Services share addresses.",
         );
+    }
+    Ok(())
+}
+
+// The CRD's rule says the same.
+fn check_sources(cluster: &Cluster) -> Result<(), Refusal> {
+    for range in &cluster.spec.endpoint.allowed_cidrs {
+        if let Err(error) = range.parse::<Cidr>() {
+            return refuse(
+                Reason::SourceRangeInvalid,
+                format!("spec.endpoint.allowedCIDRs: {error}."),
+            );
+        }
     }
     Ok(())
 }

@@ -37,12 +37,17 @@ pub(super) struct Had {
     certificate: Option<Arc<Certificate>>,
 }
 
+/// What the ingress was told.
+pub(super) fn find_told(context: &Context, identity: &Identity) -> Option<IngressConfig> {
+    let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
+    let map = context.caches.config_maps.get(&key)?;
+    let text = map.data.as_ref()?.get(CONFIG_KEY)?;
+    serde_json::from_str(text).ok()
+}
+
 /// Where a Cluster has such names; `None` if nowhere, which is so of most.
 pub(super) fn find(context: &Context, identity: &Identity) -> Option<Had> {
-    let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
-    let map = context.caches.config_maps.get(&key);
-    let text = map.as_deref().and_then(|map| map.data.as_ref()?.get(CONFIG_KEY));
-    let config = text.and_then(|text| serde_json::from_str::<IngressConfig>(text).ok());
+    let config = find_told(context, identity);
     let leaf = LeafRole::ApiServer.object_name(&identity.id);
     let leaf = ObjectRef::<Certificate>::new(&leaf).within(PKI_NAMESPACE);
     let had = Had {

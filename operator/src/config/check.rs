@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use yoke_api::KubernetesVersion;
+use yoke_api::{Cidr, KubernetesVersion};
 
 use super::{Config, ConfigError};
-use crate::network::Cidr;
 
 impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {

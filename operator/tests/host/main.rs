@@ -13,6 +13,7 @@ mod lost;
 mod paused;
 mod refused;
 mod restored;
+mod sources;
 mod starts;
 #[path = "../support/mod.rs"]
 // The tests of NATS alone use more of it.

@@ -60,6 +60,7 @@ fn ask(snapshot: Option<&Snapshot>, authorization: Option<&str>, authority: &str
     let request = Request {
         authorization,
         authority,
+        source: Some([127, 0, 0, 1].into()),
     };
     check(snapshot, request, now).map(|entry| entry.route.cluster.clone())
 }

@@ -10,9 +10,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
+use tokio::net::TcpStream;
 
 use super::PATIENCE;
-use super::tenant::open;
+use super::tenant::open_over;
 
 const BODY_BYTES: usize = 1024 * 1024;
 
@@ -47,12 +48,18 @@ pub struct Answer {
 impl Client {
     /// Connects. An address as `name` is verified as such and not sent.
     pub async fn connect(ingress: SocketAddr, name: &str, config: &ClientConfig, http: Http) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(ingress).await?;
+        Self::over(stream, name, config, http).await
+    }
+
+    /// Goes on with a connection that was made some other way.
+    pub async fn over(stream: TcpStream, name: &str, config: &ClientConfig, http: Http) -> std::io::Result<Self> {
         let mut config = config.clone();
         config.alpn_protocols = match http {
             Http::One => vec![b"http/1.1".to_vec()],
             Http::Two => vec![b"h2".to_vec()],
         };
-        let stream = open(ingress, name, &config).await?;
+        let stream = open_over(stream, name, &config).await?;
         let session = stream.get_ref().1;
         assert_eq!(
             session.alpn_protocol(),

@@ -1,6 +1,6 @@
 //! A tenant's API server, as far as a connection shows it: TLS that asks for a client certificate, HTTP/1.1, upgrades.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -106,13 +106,27 @@ pub async fn open(
     sni: &str,
     config: &ClientConfig,
 ) -> Result<TlsStream<TcpStream>, std::io::Error> {
+    let opened = async { open_over(TcpStream::connect(ingress).await?, sni, config).await };
+    tokio::time::timeout(LIMIT, opened).await?
+}
+
+/// The same over a connection that was made some other way.
+pub async fn open_over(
+    stream: TcpStream,
+    sni: &str,
+    config: &ClientConfig,
+) -> Result<TlsStream<TcpStream>, std::io::Error> {
     let name = ServerName::try_from(sni.to_owned()).map_err(std::io::Error::other)?;
-    let connect = async {
-        let stream = TcpStream::connect(ingress).await?;
-        stream.set_nodelay(true)?;
-        TlsConnector::from(Arc::new(config.clone())).connect(name, stream).await
-    };
+    stream.set_nodelay(true)?;
+    let connect = TlsConnector::from(Arc::new(config.clone())).connect(name, stream);
     tokio::time::timeout(LIMIT, connect).await?
+}
+
+/// A connection from another address of this machine.
+pub async fn connect_from(source: IpAddr, ingress: SocketAddr) -> Result<TcpStream, std::io::Error> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(source, 0))?;
+    socket.connect(ingress).await
 }
 
 /// Who answers a request through the ingress, and to whom.

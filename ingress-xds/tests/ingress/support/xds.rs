@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ConfigMap;
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -176,10 +177,14 @@ impl Xds {
     }
 
     pub async fn apply(&self, cluster: &ClusterFixture) {
-        self.send(Event::Config(Watched::Applied(Box::new(cluster.config_map()))))
-            .await;
+        self.apply_map(cluster.config_map()).await;
         self.send(Event::Slice(Watched::Applied(Box::new(cluster.slice()))))
             .await;
+    }
+
+    /// A ConfigMap as it is.
+    pub async fn apply_map(&self, map: ConfigMap) {
+        self.send(Event::Config(Watched::Applied(Box::new(map)))).await;
     }
 
     pub async fn delete(&self, cluster: &ClusterFixture) {

@@ -10,12 +10,13 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use yoke_api::Cidr;
 use yoke_api::labels::component;
 use yoke_api::names::API_PORT;
 
 use crate::cluster::identity::Identity;
 use crate::config::{Config, OidcConfig};
-use crate::network::{Cidr, PRIVATE};
+use crate::network::PRIVATE;
 
 /// The one port on which a provider is asked.
 const PROVIDER_PORT: u16 = 443;

@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
-use yoke_api::cluster::DeletionPolicy;
+use yoke_api::Cidr;
+use yoke_api::cluster::{DeletionPolicy, EndpointSpec};
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP};
@@ -81,8 +82,29 @@ pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
     }
 }
 
-/// What the ingress is told. `extra_names` are those beside the public name.
-pub fn build_ingress(identity: &Identity, mut extra_names: Vec<String>, materials: &Materials) -> ConfigMap {
+/// What of the ingress's configuration a tenant asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// Names beside the public one.
+    pub names: Vec<String>,
+    /// From where the cluster may be reached; from everywhere if `None`.
+    pub sources: Option<Vec<Cidr>>,
+}
+
+impl Asked {
+    /// What a spec asks for. A range that is none allows nobody.
+    pub fn of(spec: &EndpointSpec) -> Self {
+        let ranges = spec.allowed_cidrs.iter();
+        Self {
+            names: spec.extra_sans.clone(),
+            sources: (!spec.allowed_cidrs.is_empty()).then(|| ranges.filter_map(|text| text.parse().ok()).collect()),
+        }
+    }
+}
+
+/// What the ingress is told.
+pub fn build_ingress(identity: &Identity, asked: Asked, materials: &Materials) -> ConfigMap {
+    let mut extra_names = asked.names;
     extra_names.sort();
     let config = IngressConfig {
         id: identity.id.clone(),
@@ -90,6 +112,7 @@ pub fn build_ingress(identity: &Identity, mut extra_names: Vec<String>, material
         cluster: identity.cluster.clone(),
         public_name: identity.public_name.clone(),
         extra_names,
+        allowed_sources: asked.sources,
         issuer: identity.public_name.issuer(),
         audiences: arguments::audiences(identity),
         service_account_keys: vec![materials.service_account_public.clone()],

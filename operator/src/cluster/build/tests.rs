@@ -207,13 +207,29 @@ fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
     assert_eq!(parsed.server, "https://100.64.0.2:443");
     assert_eq!(parsed.tls_server_name.as_deref(), Some("a-bcdfghjk.yoke.test"));
     assert_eq!(kubeconfig.metadata.namespace.as_deref(), Some("demo"));
-    let told = hosted::build_ingress(&identity, vec![], &materials);
+    let told = hosted::build_ingress(&identity, hosted::Asked::default(), &materials);
     let told: yoke_api::ingress::IngressConfig = serde_json::from_str(&told.data.unwrap()["ingress.json"]).unwrap();
     assert_eq!(
         told.audiences,
         ["https://a-bcdfghjk.yoke.test", "https://kubernetes.default.svc"]
     );
     assert_eq!(told.client_ca, materials.client_ca);
+    assert_eq!(told.allowed_sources, None);
+}
+
+#[test]
+fn a_range_that_is_none_lets_nobody_in() {
+    let sources = |ranges: &[&str]| {
+        let spec = yoke_api::cluster::EndpointSpec {
+            allowed_cidrs: ranges.iter().map(ToString::to_string).collect(),
+            ..Default::default()
+        };
+        hosted::Asked::of(&spec).sources
+    };
+    let range: yoke_api::Cidr = "192.0.2.0/24".parse().unwrap();
+    assert_eq!(sources(&["192.0.2.0/24", "none"]), Some(vec![range]));
+    assert_eq!(sources(&["none"]), Some(vec![]));
+    assert_eq!(sources(&[]), None);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn default_cluster_is_accepted() {
 fn specs_are_refused_for_their_reason() {
     let (config, tenant) = (config(), tenant());
     type Change = fn(&mut yoke_api::ClusterSpec);
-    let rows: [(&str, Change, Option<Reason>); 18] = [
+    let rows: [(&str, Change, Option<Reason>); 21] = [
         (
             "another offered version",
             |spec| spec.version = Some("1.35.5".into()),
@@ -104,6 +104,21 @@ fn specs_are_refused_for_their_reason() {
             "address as host name",
             |spec| spec.endpoint.extra_sans = vec!["10.96.0.1".into()],
             Some(Reason::HostnameNotAllowed),
+        ),
+        (
+            "source ranges",
+            |spec| spec.endpoint.allowed_cidrs = vec!["192.0.2.0/24".into(), "2001:db8::/32".into()],
+            None,
+        ),
+        (
+            "source range with host bits",
+            |spec| spec.endpoint.allowed_cidrs = vec!["192.0.2.0/24".into(), "192.0.2.1/24".into()],
+            Some(Reason::SourceRangeInvalid),
+        ),
+        (
+            "source address without a prefix",
+            |spec| spec.endpoint.allowed_cidrs = vec!["192.0.2.1".into()],
+            Some(Reason::SourceRangeInvalid),
         ),
         (
             "lifetimes",

@@ -1,0 +1,181 @@
+//! Address ranges in CIDR notation. Pure.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A text was not an address range.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not an address range such as 10.96.0.0/16, with no bits set after the prefix")]
+pub struct CidrError(String);
+
+/// An address range: an address with no bits set after the prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Cidr {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Cidr {
+    /// The first address after the network's own: that of the Service `default/kubernetes` if this is a Service range.
+    pub fn first_host(self) -> IpAddr {
+        match self.address {
+            IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).wrapping_add(1)).into(),
+            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6).wrapping_add(1)).into(),
+        }
+    }
+
+    /// Whether the address is one of it. An address of IPv4 in the form of IPv6 is one of IPv4.
+    pub fn contains(self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.address.is_ipv4() == address.is_ipv4() && network_of(address, self.prefix) == bits_of(self.address)
+    }
+
+    /// Whether the two share an address.
+    pub fn overlaps(self, other: Self) -> bool {
+        let prefix = self.prefix.min(other.prefix);
+        self.address.is_ipv4() == other.address.is_ipv4()
+            && network_of(self.address, prefix) == network_of(other.address, prefix)
+    }
+
+    /// Whether every address of it is one of the other, which has more.
+    pub fn is_part_of(self, other: Self) -> bool {
+        self.prefix > other.prefix && self.overlaps(other)
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = CidrError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || CidrError(text.to_owned());
+        let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
+        if prefix > width(address) || network_of(address, prefix) != bits_of(address) {
+            return Err(wrong());
+        }
+        Ok(Self { address, prefix })
+    }
+}
+
+impl TryFrom<String> for Cidr {
+    type Error = CidrError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Cidr> for String {
+    fn from(cidr: Cidr) -> Self {
+        cidr.to_string()
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+fn width(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn bits_of(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+fn network_of(address: IpAddr, prefix: u8) -> u128 {
+    let host = u32::from(width(address) - prefix);
+    if host == 128 {
+        0
+    } else {
+        bits_of(address) >> host << host
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_checked() {
+        for (text, good) in [
+            ("10.96.0.0/16", true),
+            ("0.0.0.0/0", true),
+            ("::/0", true),
+            ("fd00::/108", true),
+            ("100.64.0.2/32", true),
+            ("10.96.0.1/16", false),
+            ("10.96.0.0", false),
+            ("10.96.0.0/33", false),
+            ("10.96.0.0/-1", false),
+            ("name/16", false),
+        ] {
+            assert_eq!(text.parse::<Cidr>().is_ok(), good, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_are_smaller_than_the_whole() {
+        let cidr = |text: &str| text.parse::<Cidr>().unwrap();
+        for (part, whole, expected) in [
+            ("10.0.0.0/8", "0.0.0.0/0", true),
+            ("10.1.0.0/16", "10.0.0.0/8", true),
+            ("10.0.0.0/8", "10.0.0.0/8", false),
+            ("10.0.0.0/8", "10.1.0.0/16", false),
+            ("11.0.0.0/16", "10.0.0.0/8", false),
+            ("fd00::/8", "0.0.0.0/0", false),
+        ] {
+            assert_eq!(cidr(part).is_part_of(cidr(whole)), expected, "{part} of {whole}");
+        }
+    }
+
+    #[test]
+    fn overlap_and_first_host() {
+        let cidr = |text: &str| text.parse::<Cidr>().unwrap();
+        assert_eq!(cidr("10.96.0.0/16").first_host().to_string(), "10.96.0.1");
+        assert_eq!(cidr("fd00::/108").first_host().to_string(), "fd00::1");
+        for (a, b, expected) in [
+            ("10.96.0.0/16", "10.244.0.0/16", false),
+            ("10.96.0.0/16", "10.0.0.0/8", true),
+            ("10.96.0.0/16", "10.96.3.0/24", true),
+            ("0.0.0.0/0", "fd00::/8", false),
+        ] {
+            assert_eq!(cidr(a).overlaps(cidr(b)), expected, "{a} {b}");
+            assert_eq!(cidr(b).overlaps(cidr(a)), expected, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_in_their_range() {
+        for (range, address, expected) in [
+            ("10.0.0.0/8", "10.255.0.1", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("10.0.0.0/8", "::ffff:10.0.0.1", true),
+            ("10.0.0.1/32", "10.0.0.2", false),
+            ("0.0.0.0/0", "203.0.113.1", true),
+            ("0.0.0.0/0", "2001:db8::1", false),
+            ("::/0", "203.0.113.1", false),
+            ("2001:db8::/32", "2001:db8:1::1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+        ] {
+            let cidr: Cidr = range.parse().unwrap();
+            assert_eq!(
+                cidr.contains(address.parse().unwrap()),
+                expected,
+                "{address} in {range}"
+            );
+            assert_eq!(serde_json::to_string(&cidr).unwrap(), format!("\"{range}\""));
+        }
+        assert!(serde_json::from_str::<Cidr>("\"10.0.0.1/8\"").is_err());
+    }
+}

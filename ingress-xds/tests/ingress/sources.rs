@@ -1,0 +1,145 @@
+//! From where a cluster may be reached, where TLS ends in its API server and where it ends at the ingress.
+
+use std::net::IpAddr;
+
+use tokio::net::TcpStream;
+
+use crate::PROMISE;
+use crate::support::client::{BOTH, Client, Http, get};
+use crate::support::tenant::connect_from;
+use crate::support::{PATIENCE, eventually};
+use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
+
+/// An address of this machine that is allowed, and one that is not.
+const OFFICE: [u8; 4] = [127, 1, 0, 7];
+const ELSEWHERE: [u8; 4] = [127, 2, 0, 7];
+const RANGE: &str = "127.1.0.0/16";
+
+/// How a cluster may be reached from an address: by its name, and by requests of its Pods.
+struct Source<'a> {
+    stage: &'a Stage,
+    address: IpAddr,
+}
+
+impl Source<'_> {
+    async fn connect(&self) -> TcpStream {
+        connect_from(self.address, self.stage.envoy.ingress).await.unwrap()
+    }
+
+    async fn by_name(&self, index: usize) -> std::io::Result<Client> {
+        let name = self.stage.clusters[index].public_name();
+        let config = self.stage.root.client(None);
+        Client::over(self.connect().await, &name, &config, Http::Two).await
+    }
+
+    async fn pod(&self, http: Http) -> Client {
+        let config = self.stage.root.client(None);
+        Client::over(self.connect().await, NAMES[0], &config, http)
+            .await
+            .unwrap()
+    }
+
+    async fn status(&self, index: usize) -> u16 {
+        let bearer = self.stage.bearer(index);
+        let answer = self.pod(Http::Two).await.ask(get(Some(&bearer))).await;
+        answer.unwrap().status.as_u16()
+    }
+
+    async fn wait(&self, index: usize, allowed: bool) {
+        let changed = async || {
+            let named = self.by_name(index).await.is_ok() == allowed;
+            let asked = self.status(index).await == if allowed { 200 } else { 403 };
+            (named && asked).then_some(())
+        };
+        eventually("both ways follow", PROMISE, changed).await;
+    }
+}
+
+fn sources(stage: &Stage) -> [Source<'_>; 2] {
+    [OFFICE, ELSEWHERE].map(|address| Source {
+        stage,
+        address: address.into(),
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_is_reached_from_where_it_allows() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let [office, elsewhere] = sources(&stage);
+    let open = stage.clusters[0].clone();
+    for source in [&office, &elsewhere] {
+        source.wait(0, true).await;
+    }
+    // Both are open when the ranges come.
+    let mut held = elsewhere.by_name(0).await.unwrap();
+    let mut pod = elsewhere.pod(Http::Two).await;
+    let bearer = stage.bearer(0);
+    let mut stream = watch(&mut pod, &bearer).await;
+
+    stage.xds().apply(&open.clone().reached_from(&[RANGE])).await;
+    elsewhere.wait(0, false).await;
+    office.wait(0, true).await;
+    let before = stage.requests();
+    for http in BOTH {
+        let answer = elsewhere.pod(http).await.ask(get(Some(&bearer))).await.unwrap();
+        assert_status("from elsewhere", &answer, 403, "Forbidden");
+        let answer = elsewhere.pod(http).await.ask(get(None)).await.unwrap();
+        assert_status("who has no token learns nothing", &answer, 401, "Unauthorized");
+    }
+    assert_eq!(stage.requests(), before, "nobody was reached");
+    let answer = pod.ask(get(Some(&bearer))).await.unwrap();
+    assert_status("the next request on a connection", &answer, 403, "Forbidden");
+    assert_alive("a watch that is open goes on", &mut stream).await;
+    assert_eq!(
+        held.ask(get(None)).await.unwrap().status,
+        200,
+        "and so does a connection"
+    );
+    assert!(elsewhere.by_name(1).await.is_ok(), "another cluster is as it was");
+    assert_eq!(elsewhere.status(1).await, 200);
+    let (line, _) = eventually("the access log says why", PATIENCE, async || {
+        let lines = stage.envoy.access_log();
+        lines
+            .into_iter()
+            .find(|line| line["verdict"] == "source_not_allowed" && line["source"] == "127.2.0.7")
+    })
+    .await;
+    assert_eq!(line["cluster"], "a", "{line}");
+
+    stage.xds().apply(&open.clone().reached_from(&[])).await;
+    office.wait(0, false).await;
+    stage
+        .xds()
+        .apply(&open.clone().reached_from(&["198.51.100.0/24", "127.2.0.7/32"]))
+        .await;
+    elsewhere.wait(0, true).await;
+    office.wait(0, false).await;
+    stage.xds().apply(&open).await;
+    office.wait(0, true).await;
+    let sent = "yoke_ingress_xds_response_bytes_total{type=\"cluster\"}";
+    let told = stage.xds().metric(sent);
+    stage.xds().apply(&open.clone().reached_from(&[RANGE])).await;
+    elsewhere.wait(0, false).await;
+    assert_eq!(stage.xds().metric(sent), told, "Envoy need not know");
+}
+
+/// What cannot be read lets nobody in, rather than everybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_that_are_none_let_nobody_in() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let [office, _] = sources(&stage);
+    let fixture = stage.clusters[0].clone().reached_from(&[RANGE]);
+    stage.xds().apply(&fixture).await;
+    office.wait(0, true).await;
+    let mut map = fixture.config_map();
+    for text in map.data.as_mut().unwrap().values_mut() {
+        assert!(text.contains(RANGE));
+        *text = text.replace(RANGE, "127.1.0.1/16");
+    }
+    stage.xds().apply_map(map).await;
+    let closed = async || office.by_name(0).await.is_err().then_some(());
+    eventually("it is closed", PROMISE, closed).await;
+    assert_eq!(office.status(0).await, 401, "and its tokens are nobody's");
+    assert_eq!(stage.xds().metric("yoke_ingress_xds_problems"), 1);
+    assert!(office.by_name(1).await.is_ok());
+}
