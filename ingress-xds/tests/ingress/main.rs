@@ -9,6 +9,7 @@
 )]
 
 mod limits;
+mod proxied;
 mod sources;
 mod support;
 mod terminated;

@@ -16,6 +16,7 @@ use super::xds::SERVER_NAME;
 use super::{PATIENCE, eventually, loopback};
 
 const DIRECTORY: &str = "YOKE_BIN";
+const EVERYBODY: &str = r#"{address_prefix: 0.0.0.0, prefix_len: 0}, {address_prefix: "::", prefix_len: 0}"#;
 
 pub struct Envoy {
     directory: TempDir,
@@ -71,6 +72,8 @@ impl Envoy {
                 ("@MAX_CONNECTIONS@", "50000".to_owned()),
                 ("@MAX_HEAP_BYTES@", "1000000000".to_owned()),
                 ("@MAX_STREAMS@", "100".to_owned()),
+                ("@PEERS@", EVERYBODY.to_owned()),
+                ("@PROXY_PROTOCOL@", String::new()),
                 ("@MAX_HEADER_KIB@", "32".to_owned()),
             ] {
                 text = text.replace(placeholder, &value);
