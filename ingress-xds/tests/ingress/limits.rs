@@ -219,5 +219,8 @@ async fn memory_has_an_end() {
     }
     let tried = tokio::time::timeout(SHORT / 2, stage.try_client(Http::Two)).await;
     assert!(!matches!(tried, Ok(Ok(_))), "nobody is taken in");
-    assert!(!stage.envoy.is_ready_within(SHORT / 2).await, "and no more is sent here");
+    assert!(
+        !stage.envoy.is_ready_within(SHORT / 2).await,
+        "and no more is sent here"
+    );
 }

@@ -8,6 +8,7 @@
     reason = "helpers of tests are tests"
 )]
 
+mod attacks;
 mod limits;
 mod proxied;
 mod sources;

@@ -40,6 +40,7 @@ pub(crate) struct Stage {
     pub(crate) clusters: [ClusterFixture; 2],
     pub(crate) signers: [Signer; 2],
     pub(crate) root: Ca,
+    pub(crate) authorities: [Ca; 2],
     public: Ca,
 }
 
@@ -99,6 +100,7 @@ impl Stage {
             clusters,
             signers,
             root,
+            authorities,
             public,
         }
     }

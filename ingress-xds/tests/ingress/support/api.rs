@@ -31,6 +31,7 @@ const PACE: Duration = Duration::from_millis(20);
 pub struct ApiServer {
     pub address: SocketAddr,
     requests: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -44,8 +45,11 @@ impl ApiServer {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let accepted = Arc::clone(&connections);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                accepted.fetch_add(1, Ordering::Relaxed);
                 let (acceptor, count) = (acceptor.clone(), Arc::clone(&count));
                 tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else {
@@ -66,8 +70,14 @@ impl ApiServer {
         Self {
             address,
             requests,
+            connections,
             task,
         }
+    }
+
+    /// Connections that reached it.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Requests that reached it.

@@ -91,6 +91,8 @@ impl Envoy {
             .arg(directory.path().join("bootstrap.yaml"))
             .args(["--service-cluster", "yoke-ingress", "--service-node", "test"])
             .args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"])
+            // Tests wait for lines of the access log.
+            .args(["--file-flush-interval-msec", "50"])
             .stdin(Stdio::null())
             .stdout(open("access.log"))
             .stderr(open("envoy.log"))

@@ -1,0 +1,61 @@
+//! The table of attacks: whoever can reach the ingress, with or without a Pod of one cluster, against another cluster and
+//! against the ingress itself. One Envoy and two clusters take all of it, row by row, and are then as they were.
+//!
+//! What is said by a client that is a client stands in `terminated::attacks`; here is what no library would send.
+
+mod frames;
+mod hellos;
+mod tokens;
+mod wire;
+
+use futures::{StreamExt as _, stream};
+
+use crate::support::client::{BOTH, Client, Http, get};
+use crate::terminated::{Stage, assert_alive, watch};
+
+/// Rows that are under way at the same time; some take a second until Envoy closes.
+const AT_ONCE: usize = 16;
+
+/// What is wrong, of rows that do not depend on each other.
+async fn at_once(rows: impl Iterator<Item = impl Future<Output = Option<String>>>) -> Vec<String> {
+    let rows = stream::iter(rows).buffer_unordered(AT_ONCE);
+    rows.filter_map(async |wrong| wrong).collect().await
+}
+
+/// Both clusters answer their own, each way, and nothing else was reached meanwhile.
+async fn assert_unharmed(rule: &str, stage: &Stage) {
+    for (index, own) in ["a", "b"].into_iter().enumerate() {
+        let bearer = stage.bearer(index);
+        for http in BOTH {
+            let answer = stage.client(http).await.ask(get(Some(&bearer))).await.unwrap();
+            assert_eq!(answer.body["cluster"], own, "after {rule}: {answer:?}");
+        }
+        let name = stage.clusters[index].public_name();
+        let config = stage.root.client(None);
+        let client = Client::connect(stage.envoy.ingress, &name, &config, Http::Two).await;
+        let answer = client.unwrap().ask(get(None)).await.unwrap();
+        assert_eq!(answer.body["cluster"], own, "after {rule}: {answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attacks_reach_nobody_else() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let bearer = stage.bearer(1);
+    let mut client = stage.client(Http::Two).await;
+    let mut neighbour = watch(&mut client, &bearer).await;
+    let mut failed = Vec::new();
+    let tokens = tokens::run(&stage).await;
+    assert_unharmed("tokens", &stage).await;
+    let wire = wire::run(&stage, &mut failed).await;
+    assert_unharmed("bytes", &stage).await;
+    let frames = frames::run(&stage, &mut failed).await;
+    assert_unharmed("frames", &stage).await;
+    let hellos = hellos::run(&stage, &mut failed).await;
+    assert_unharmed("hellos", &stage).await;
+    println!("rows: {tokens} of tokens, {wire} of bytes, {frames} of frames, {hellos} of hellos");
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert_alive("a neighbour did not notice", &mut neighbour).await;
+    let refused = "yoke_ingress_xds_refused_responses_total{type=\"cluster\"}";
+    assert_eq!(stage.xds().metric(refused), 0);
+}
