@@ -3,7 +3,7 @@
 //! ```text
 //! stores (who) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
 //!                                                       ▲
-//! run (in which order) ──► phases, watches, starts ── load (on the cores of the load) ──► table
+//! run (in which order) ──► phases, watches, starts, takeovers ── load (on the cores of the load) ──► table
 //! ```
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the tables are the result")]
 
@@ -15,6 +15,7 @@ mod run;
 mod starts;
 mod stores;
 mod table;
+mod takeovers;
 mod watches;
 
 use clap::Parser as _;

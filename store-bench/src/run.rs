@@ -8,8 +8,9 @@ use clap::Parser;
 use crate::phases::{self, IN_NAMESPACE, Keys};
 use crate::process::{Cores, Peak};
 use crate::starts;
-use crate::stores::{Running, Store};
+use crate::stores::{Kind, Running, Store};
 use crate::table::{Cell, Table};
+use crate::takeovers;
 
 /// Measures kine-nats beside etcd and Go kine. Wants etcd, kine, kine-nats, nats-server, setpriv and taskset in PATH.
 #[derive(Debug, Parser)]
@@ -21,6 +22,17 @@ pub(crate) struct Args {
     /// Cores of all servers together.
     #[arg(long, value_name = "LIST", default_value = "0")]
     server_cores: Cores,
+    /// What to measure, of etcd, go-kine, kine-nats and kine-nats-replicated.
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "etcd,go-kine,kine-nats,kine-nats-replicated",
+        value_delimiter = ','
+    )]
+    stores: Vec<Kind>,
+    /// Only with what is acknowledged on the disk.
+    #[arg(long)]
+    durable: bool,
     /// How often every store goes through the phases.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
@@ -33,6 +45,16 @@ pub(crate) struct Args {
     /// Numbers of keys with which the durable stores are started again. 1000000 takes half an hour.
     #[arg(long, value_name = "LIST", default_value = "10000,100000", value_delimiter = ',', num_args = 0..)]
     starts: Vec<u64>,
+    /// How often the writer of a kine-nats that has a follower is killed.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    takeovers: usize,
+}
+
+impl Args {
+    fn stores(&self) -> impl Iterator<Item = Store> {
+        let wanted = |store: &Store| self.stores.contains(&store.kind) && (store.durable || !self.durable);
+        Store::ALL.into_iter().filter(wanted)
+    }
 }
 
 /// Measures everything, and prints a table for each class of durability.
@@ -40,19 +62,26 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let mut table = Table::default();
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
-        for store in Store::ALL {
+        for store in args.stores() {
             through_phases(args, store, &mut table)
                 .await
                 .with_context(|| format!("measuring {}", store.name()))?;
         }
     }
     // A start reads what was written; whether that was synced when it was written makes no difference.
-    for store in Store::ALL.into_iter().filter(|store| store.durable) {
+    for store in args.stores().filter(|store| store.durable) {
         for count in &args.starts {
-            let mut running = Running::start(store, &args.server_cores).await?;
+            let mut running = Running::start(store, &args.server_cores, &[]).await?;
             starts::run(&mut running, *count, &mut |row, cell| table.add(store, row, cell))
                 .await
                 .with_context(|| format!("starting {} with {count} keys", store.name()))?;
+        }
+        if matches!(store.kind, Kind::KineNats(_)) && args.takeovers > 0 {
+            takeovers::run(store, args.takeovers, &args.server_cores, &mut |row, cell| {
+                table.add(store, row, cell)
+            })
+            .await
+            .with_context(|| format!("killing writers of {}", store.name()))?;
         }
     }
     for (durable, heading) in [
@@ -68,7 +97,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
 }
 
 async fn through_phases(args: &Args, store: Store, table: &mut Table) -> Result<()> {
-    let mut running = Running::start(store, &args.server_cores).await?;
+    let mut running = Running::start(store, &args.server_cores, &[]).await?;
     let keys = Keys::new(&running, args.namespaces * IN_NAMESPACE)?;
     let (peak, front) = (running.peak()?, Peak::of(vec![running.front.id()?]));
     let mut rows = |row: &str, cell: Cell| table.add(store, row, cell);

@@ -32,6 +32,20 @@ pub(crate) struct Store {
     pub(crate) durable: bool,
 }
 
+impl std::str::FromStr for Kind {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "etcd" => Ok(Self::Etcd),
+            "go-kine" => Ok(Self::GoKine),
+            "kine-nats" => Ok(Self::KineNats(1)),
+            "kine-nats-replicated" => Ok(Self::KineNats(3)),
+            _ => anyhow::bail!("not one of etcd, go-kine, kine-nats, kine-nats-replicated"),
+        }
+    }
+}
+
 impl Store {
     /// All of them; only those of equal `durable` are compared.
     pub(crate) const ALL: [Self; 7] = [
@@ -64,13 +78,15 @@ pub(crate) struct Running {
     /// The process that clients speak to.
     pub(crate) front: Process,
     behind: Vec<Process>,
+    /// Of the NATS servers behind it.
+    urls: Vec<String>,
     port: u16,
     _dir: TempDir,
 }
 
 impl Running {
-    /// Starts an empty store and waits until it answers.
-    pub(crate) async fn start(store: Store, cores: &Cores) -> Result<Self> {
+    /// Starts an empty store and waits until it answers; kine-nats with `more` arguments.
+    pub(crate) async fn start(store: Store, cores: &Cores, more: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
         let behind = match store.kind {
             Kind::Etcd => vec![],
@@ -90,21 +106,12 @@ impl Running {
                 format!("--listen-address=tcp://127.0.0.1:{port}"),
                 "--metrics-bind-address=0".to_owned(),
             ],
-            Kind::KineNats(servers) => vec![
-                "kine-nats".to_owned(),
-                format!("--listen=http://127.0.0.1:{port}"),
-                format!("--nats={}", urls.join(",")),
-                "--stream=KINE_bench".to_owned(),
-                "--create".to_owned(),
-                format!("--replicas={servers}"),
-                // Room for a million objects.
-                format!("--quota={}", 4u64 << 30),
-                format!("--max-bytes={}", 9u64 << 30),
-            ],
+            Kind::KineNats(_) => kine_nats(port, &urls, more),
         };
         let mut running = Self {
             front: Process::start(cores, &arguments, &dir.path().join("front.log"))?,
             behind: behind.into_iter().map(|(process, _)| process).collect(),
+            urls,
             port,
             _dir: dir,
         };
@@ -112,6 +119,21 @@ impl Running {
             .ready()
             .await
             .with_context(|| format!("starting {}", store.name()))?;
+        Ok(running)
+    }
+
+    /// Starts another kine-nats on the streams of this one, and waits until it answers.
+    pub(crate) async fn beside(&self, cores: &Cores, more: &[&str]) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
+        let port = free_port();
+        let mut running = Self {
+            front: Process::start(cores, &kine_nats(port, &self.urls, more), &dir.path().join("front.log"))?,
+            behind: vec![],
+            urls: self.urls.clone(),
+            port,
+            _dir: dir,
+        };
+        running.ready().await.context("starting another kine-nats")?;
         Ok(running)
     }
 
@@ -167,6 +189,22 @@ fn etcd(port: u16, peer: u16, durable: bool, dir: &Path) -> Vec<String> {
         arguments.push("--unsafe-no-fsync".to_owned());
     }
     arguments
+}
+
+/// kine-nats on streams with a replica on every server.
+fn kine_nats(port: u16, urls: &[String], more: &[&str]) -> Vec<String> {
+    let fixed = [
+        "kine-nats".to_owned(),
+        format!("--listen=http://127.0.0.1:{port}"),
+        format!("--nats={}", urls.join(",")),
+        "--stream=KINE_bench".to_owned(),
+        "--create".to_owned(),
+        format!("--replicas={}", urls.len()),
+        // Room for a million objects.
+        format!("--quota={}", 4u64 << 30),
+        format!("--max-bytes={}", 9u64 << 30),
+    ];
+    fixed.into_iter().chain(more.iter().map(ToString::to_string)).collect()
 }
 
 /// Starts nats-servers, a cluster if they are several, and waits until each says that it is healthy.
