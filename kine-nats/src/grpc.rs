@@ -57,13 +57,11 @@ impl Node {
     /// The store, once this process serves it. Callers that need a leader are turned away at once when there is none.
     async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
         let needs_leader = metadata.get("hasleader").is_some_and(|value| value == "true");
-        let mut receiver = self.store.clone();
-        let ready = timeout(REQUEST_LIMIT, receiver.wait_for(Option::is_some)).await;
-        let store = match ready {
-            Ok(Ok(store)) => store.clone(),
-            Ok(Err(_)) | Err(_) => None,
+        let known = self.store.borrow().clone();
+        let store = match known {
+            Some(store) => store,
+            None => self.wait().await.ok_or(Refusal::NoLeader)?,
         };
-        let store = store.ok_or(Refusal::NoLeader)?;
         if store.is_stopping() {
             return Err(Refusal::Stopped.into());
         }
@@ -71,6 +69,14 @@ impl Node {
             return Err(Refusal::NoLeader.into());
         }
         Ok(store)
+    }
+
+    /// Waits until there is a store.
+    async fn wait(&self) -> Option<Arc<Store>> {
+        let mut receiver = self.store.clone();
+        let ready = timeout(REQUEST_LIMIT, receiver.wait_for(Option::is_some)).await;
+        let store = ready.ok()?.ok()?;
+        store.clone()
     }
 }
 

@@ -170,8 +170,7 @@ impl Mvcc {
     /// Takes over a version from a snapshot, older than the history.
     pub(crate) fn load(&mut self, item: Item) {
         self.bytes += item.kv.len() as u64 + ITEM_OVERHEAD;
-        let key = Bytes::copy_from_slice(item.key());
-        self.index.push(&key, item);
+        self.index.push(item);
     }
 
     /// Sets the head while changes are taken from the log or a snapshot.
@@ -192,6 +191,13 @@ impl Mvcc {
         revision: i64,
         mut visit: impl FnMut(&'a Item) -> bool,
     ) {
+        // Most reads are of one key.
+        if end.is_empty() {
+            if let Some(item) = self.index.get(start).and_then(|chain| chain.at(revision)) {
+                visit(item);
+            }
+            return;
+        }
         for chain in self.index.range(start, end) {
             if let Some(item) = chain.at(revision)
                 && !visit(item)
@@ -283,10 +289,9 @@ impl Mvcc {
     }
 
     fn push(&mut self, item: Item) -> Option<Item> {
-        let key = Bytes::copy_from_slice(item.key());
         let (revision, delete, kv) = (item.modified, item.is_tombstone(), item.kv.clone());
         self.bytes += kv.len() as u64 + ITEM_OVERHEAD;
-        let previous = self.index.push(&key, item).filter(|item| !item.is_tombstone());
+        let previous = self.index.push(item).filter(|item| !item.is_tombstone());
         let before = previous.as_ref().map(|item| item.kv.clone());
         self.history.push_back(Change {
             revision,

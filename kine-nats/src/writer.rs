@@ -45,6 +45,11 @@ const TICK: Duration = Duration::from_millis(250);
 /// Records in flight. A later version must not take more while one of this version may still run: how long a new writer
 /// sends one record at a time follows from it.
 const PIPELINE: usize = 4;
+/// Records in flight beside which another one waits for more company: each costs the server a sync of its own, however little
+/// it holds.
+const FEW: usize = 2;
+/// Requests that are worth one.
+const MANY: usize = 64;
 /// A record takes no more requests from this size on.
 const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_REQUESTS: usize = 1024;
@@ -232,7 +237,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// log is longer than what any of the old ones expects.
     fn has_room(&self) -> bool {
         let alone = self.session.sequence < self.begun + PIPELINE as u64;
-        self.pending.len() < if alone { 1 } else { PIPELINE }
+        let most = match alone {
+            true => 1,
+            false if self.queue.len() < MANY => FEW,
+            false => PIPELINE,
+        };
+        self.pending.len() < most
     }
 
     async fn resign(&mut self) -> Result<(), WriterError> {

@@ -61,9 +61,9 @@ impl Index {
         }
     }
 
-    /// Adds a version at the end of a key's chain, which is made when missing. Answers what was the latest before.
-    pub(super) fn push(&mut self, key: &[u8], item: Item) -> Option<Item> {
-        let (position, found) = self.find(key);
+    /// Adds a version at the end of its key's chain, which is made when missing. Answers what was the latest before.
+    pub(super) fn push(&mut self, item: Item) -> Option<Item> {
+        let (position, found) = self.find(item.key());
         let now_live = !item.is_tombstone();
         if self.leaves.is_empty() {
             self.leaves.push(Vec::new());
@@ -80,14 +80,9 @@ impl Index {
             chain.versions.push(item);
             previous
         } else {
+            let key = Bytes::copy_from_slice(item.key());
             let versions = vec![item];
-            leaf.insert(
-                position.slot,
-                Chain {
-                    key: Bytes::copy_from_slice(key),
-                    versions,
-                },
-            );
+            leaf.insert(position.slot, Chain { key, versions });
             self.keys += 1;
             None
         };
