@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::at_once;
 use crate::support::PATIENCE;
 use crate::support::frames::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, Heard, PADDED, PING, PRIORITY, PUSH_PROMISE,
-    RST_STREAM, SETTINGS, WINDOW_UPDATE, fields_of, frame,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, Frame, Frames, GOAWAY, HEADERS, Heard, PADDED, PING, PRIORITY,
+    PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, fields_of, frame,
 };
 use crate::terminated::{NAMES, Stage};
 
@@ -38,8 +38,11 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
         let config = stage.root.client(None);
         let mut connection = Frames::open(stage.envoy.ingress, NAMES[0], &config).await;
         connection.write(bytes).await;
-        let quiet = if *expected == Closed { PATIENCE } else { QUIET };
-        let heard = connection.listen(quiet, |frame| frame.kind == GOAWAY).await;
+        let quiet = if *expected == Refused { QUIET } else { PATIENCE };
+        let ended = |frame: &Frame| frame.kind == DATA && frame.flags & END_STREAM != 0;
+        let heard = connection
+            .listen(quiet, |frame| frame.kind == GOAWAY || ended(frame))
+            .await;
         let own = heard.text(1).contains("\"cluster\":\"a\"");
         let good = match expected {
             Closed => (heard.closed || heard.count(GOAWAY) == 1) && !own,
