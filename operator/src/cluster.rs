@@ -30,6 +30,7 @@ pub use guard::{Guard, Keeper};
 pub(crate) use kept::find_left;
 pub use probe::Answer;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::cluster::DesiredState;
-use yoke_api::{Cluster, ConditionType, KubernetesVersion, Reason};
+use yoke_api::{Cluster, ClusterId, ConditionType, KubernetesVersion, Reason};
 
 use crate::conditions::{self, State};
 use crate::context::Context;
@@ -60,6 +61,8 @@ const STARTING: Duration = Duration::from_millis(200);
 const WAITING: Duration = Duration::from_secs(2);
 /// Pace of looking at a cluster that is as it should be.
 const STEADY: Duration = Duration::from_secs(30);
+/// Pace for a store that the host's NATS has no room for: each try is a line in the log of NATS.
+const LIMITED: Duration = Duration::from_secs(300);
 
 /// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
 pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -157,6 +160,7 @@ fn look_around<'c, T>(
     context: &'c Context,
     cluster: &Cluster,
     identity: &Identity,
+    reserved: HashMap<ClusterId, i64>,
     look: impl FnOnce(&Surroundings<'c, '_>) -> T,
 ) -> T {
     let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
@@ -169,7 +173,7 @@ fn look_around<'c, T>(
         }),
         tenants: &context.caches.tenants.state(),
         clusters: &context.caches.clusters.state(),
-        reserved: kept::find_reserved(context, &identity.tenant),
+        reserved,
         running: running_version(cluster),
     })
 }
@@ -188,7 +192,8 @@ fn find_names(
         return None;
     }
     let had = withdraw::find(context, identity)?;
-    let names = look_around(context, cluster, identity, |around| {
+    // Names do not hang on what is reserved.
+    let names = look_around(context, cluster, identity, HashMap::new(), |around| {
         withdraw::plan(had, cluster, identity, around)
     });
     Some(names)
@@ -200,7 +205,8 @@ fn judge<'a>(
     identity: &Identity,
     observed: &Observed,
 ) -> Result<Accepted<'a>, Refusal> {
-    let accepted = look_around(context, cluster, identity, |around| {
+    let reserved = kept::find_reserved(context, &identity.tenant);
+    let accepted = look_around(context, cluster, identity, reserved, |around| {
         validate::validate(cluster, identity, around)
     })?;
     if observed.is_foreign {
@@ -318,12 +324,12 @@ fn next_look(outcome: &Outcome) -> Action {
         return Action::requeue(jitter(STEADY));
     }
     let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
-    // A limit is not lifted by asking again; what lifts it is a change of the Tenant, which is watched.
+    // What makes room is not told: other stores that go, or an owner who gives NATS more.
     let limited = outcome.store.reason == Reason::StoreQuotaExceeded;
     match &outcome.control_plane {
         // It is not known yet: to look again late would leave standing what a predecessor found.
         _ if outcome.believed => Action::requeue(STARTING),
-        _ if limited => Action::requeue(jitter(STEADY)),
+        _ if limited => Action::requeue(jitter(LIMITED)),
         ControlPlane::Running { started, .. } if !answers => {
             // A young one will answer in moments; an old one may never.
             let age = Timestamp::now().duration_since(*started).as_secs();

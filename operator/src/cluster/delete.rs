@@ -218,11 +218,12 @@ pub(super) async fn remove_store(
         kept::retain(context, identity, account).await?;
         return Ok(false);
     }
-    // An account that is deleted must not come back from the copy of its user's credentials.
-    let hosted = identity.hosted().to_string();
-    let is_copy = |secret: &Secret| secret.name_any() == secrets::STORE;
-    if remove_all(context, identity, &context.caches.secrets, &hosted, is_copy).await? {
-        return Ok(true);
+    // An account that is deleted must not come back from the copy of its user's credentials; what names it goes last.
+    if kept::has_copy(context, identity) {
+        kept::retain(context, identity, account).await?;
+        let hosted = identity.hosted().to_string();
+        let is_copy = |secret: &Secret| secret.name_any() == secrets::STORE;
+        return remove_all(context, identity, &context.caches.secrets, &hosted, is_copy).await;
     }
     context.nats.delete_account(&identity.id, &account.public_key).await?;
     let store = identity.store_secret();

@@ -154,21 +154,12 @@ pub(super) fn size_of(context: &Context, cluster: &Cluster) -> Size {
     }
 }
 
-/// Notes what the account is to have room for.
-pub(super) async fn note_size(
-    context: &Context,
-    identity: &Identity,
-    account: &mut Account,
-    size: Size,
-) -> Result<(), ReconcileError> {
-    if account.size == size {
-        return Ok(());
-    }
+/// Notes what the account has room for.
+pub(super) async fn note_size(context: &Context, identity: &Identity, account: &Account) -> Result<(), ReconcileError> {
     let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
     let Some(secret) = find(&api, &identity.store_secret()).await? else {
         return Ok(());
     };
-    account.size = size;
     let mut data = account.to_data();
     data.retain(|key, _| key == QUOTA || key == REPLICAS);
     write(context, &secret, data).await
@@ -209,6 +200,13 @@ pub(super) fn find_account(context: &Context, identity: &Identity, known: Option
         })
     };
     kept.or_else(copied).or_else(named)
+}
+
+/// Whether the hosted namespace has a copy of the credentials of the store's user.
+pub(super) fn has_copy(context: &Context, identity: &Identity) -> bool {
+    let copy = ObjectRef::<Secret>::new(secrets::STORE).within(identity.hosted().as_str());
+    let copy = context.caches.secrets.get(&copy);
+    copy.is_some_and(|copy| is_of(&copy, identity))
 }
 
 /// Keeps what names an account whose data stays, and lets nobody use it.

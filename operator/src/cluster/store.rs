@@ -9,7 +9,7 @@ use super::kept;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::{Account, NatsError, Size, streams};
+use crate::nats::{Account, NatsError, Size, limits, streams};
 
 /// Accounts and streams have no watch: they are looked at this often, and after a lost connection. Each look at streams is a
 /// connection of its own.
@@ -34,8 +34,17 @@ pub(super) async fn ensure(
     size: Size,
 ) -> Result<(Store, String), ReconcileError> {
     let (mut account, credentials) = kept::ensure_account(context, cluster, identity, size).await?;
-    kept::note_size(context, identity, &mut account, size).await?;
-    Ok((look(context, cluster, identity, &account).await, credentials))
+    let noted = std::mem::replace(&mut account.size, size);
+    // What is noted counts against the Tenant's quota: more before it is reserved, less after it is given back.
+    let gives_back = limits::disk_storage(size) < limits::disk_storage(noted);
+    if noted != size && !gives_back {
+        kept::note_size(context, identity, &account).await?;
+    }
+    let store = look(context, cluster, identity, &account).await;
+    if gives_back && store.state.status == Some(true) {
+        kept::note_size(context, identity, &account).await?;
+    }
+    Ok((store, credentials))
 }
 
 /// Gives NATS the account, and makes the streams or finds them; what goes wrong there is a condition, not a failure. An

@@ -329,7 +329,7 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
         return refuse(
             Reason::QuotaExceeded,
             format!(
-                "The Tenant's Clusters may store {} in all; older ones, and data that was retained of such, leave {} bytes, and this one asks for {own}.",
+                "The Tenant's Clusters may store {} in all; the others, and data of those that are gone, leave {} bytes, and this one asks for {own}.",
                 quota.storage.0,
                 storage.saturating_sub(used).max(0)
             ),

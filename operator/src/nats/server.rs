@@ -87,10 +87,7 @@ pub enum NatsError {
         stream: String,
     },
     /// The server's disk is promised to others.
-    #[error(
-        "nats-server has room for {given} of the {wanted} bytes that the account may store: raise its max_file_store, or \
-         delete Clusters that are not needed"
-    )]
+    #[error("the host's NATS lets the store reserve {given} of {wanted} bytes; its owner can make room")]
     NoRoom {
         /// Bytes that the account's streams reserve.
         wanted: i64,
@@ -114,7 +111,7 @@ pub enum NatsError {
 }
 
 impl NatsError {
-    /// Whether a limit of the account or the server forbids it, which trying again does not change.
+    /// Whether a limit of the account or the server forbids it, which trying again at once does not change.
     pub fn is_limit(&self) -> bool {
         // Account storage, no server with room, number of streams, server storage, no
         // JetStream for want of it, no size given: nats-server 2.15.

@@ -38,6 +38,7 @@ pub struct StreamsPlan {
 #[derive(Debug)]
 pub struct Provisioner {
     context: Context,
+    is_clustered: bool,
 }
 
 /// Gives NATS a Cluster's account, and makes its streams or changes them to what they should be; returns the bytes that they
@@ -46,11 +47,18 @@ pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: b
     let is_larger = nats.ensure_account(id, account).await?;
     let wanted = limits::disk_storage(account.size);
     let provisioner = Provisioner::connect(nats, &account.public_key).await?;
-    let given = provisioner.limit().await?;
+    let mut given = provisioner.limit().await?;
+    if given == 0 {
+        // A server that had no room when it met the claims does not look again before they come again.
+        nats.limit_account(id, account, wanted).await?;
+        given = provisioner.limit().await?;
+    }
     if given < wanted {
         // The claims that are stored promise more. After its next start the server would keep that, and not what it has
-        // promised to an account that it happens to meet later.
-        nats.limit_account(id, account, given).await?;
+        // promised to an account that it happens to meet later. Only data that cannot be reached now is left its claim.
+        if given > 0 || !has_state {
+            nats.limit_account(id, account, given).await?;
+        }
         return Err(NatsError::NoRoom { wanted, given });
     }
     let plan = StreamsPlan {
@@ -136,12 +144,17 @@ impl Provisioner {
     pub async fn connect(nats: &Nats, account: &str) -> Result<Self, NatsError> {
         let client = nats.connect_account(account).await?;
         Ok(Self {
+            is_clustered: client.server_info().cluster.is_some(),
             context: jetstream::new(client),
         })
     }
 
-    /// The bytes that the server lets the account reserve; 0 if it has no JetStream.
+    /// The bytes that the server lets the account reserve; 0 if it has no JetStream. Servers of a cluster refuse no limit,
+    /// and who answers for them may not have heard of the last one yet: they are not asked.
     async fn limit(&self) -> Result<i64, NatsError> {
+        if self.is_clustered {
+            return Ok(i64::MAX);
+        }
         let info: Result<jetstream::account::Account, _> = self
             .request("inspecting the account".into(), "INFO".into(), &Nothing {})
             .await;

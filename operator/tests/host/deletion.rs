@@ -253,6 +253,30 @@ async fn what_a_cluster_left_is_collected_after_a_while() {
     .await;
 }
 
+/// Nothing but the copy of its user's credentials names the account.
+#[tokio::test(flavor = "multi_thread")]
+async fn orphan_without_its_secret_leaves_nothing_at_nats() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let id = id.as_str();
+    let (account, _) = store_of(&host, id).await;
+    host.lose_cluster("a").await;
+    host.lose_secret(PKI, &format!("{id}-store")).await;
+    let orphans = tokio::sync::Mutex::new(Orphans::default());
+    let now = Instant::now();
+    orphans.lock().await.sweep(&host.context, now).await;
+    host.until("all is gone, the data too", async || {
+        let later = now + Duration::from_secs(601);
+        orphans.lock().await.sweep(&host.context, later).await;
+        assert_copy_goes_first(&host, &hosted, id, &account).await;
+        host.finalize(&hosted).await;
+        left(&host, &hosted, id, &account).await.is_empty()
+    })
+    .await;
+    assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
+}
+
 async fn annotation(host: &Host, hosted: &str, key: &str) -> Option<String> {
     let namespaces = Api::<Namespace>::all(host.client.clone());
     let annotations = namespaces.get(hosted).await.unwrap().metadata.annotations;

@@ -73,6 +73,15 @@ impl Server {
         self.child.wait().unwrap();
     }
 
+    /// From its next start its streams may hold so much.
+    pub(crate) fn set_room(&self, max_file_store: &str) {
+        let path = self.dir.path().join("nats.conf");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = text.split_once("max_file_store: ").unwrap();
+        let (_, after) = rest.split_once(' ').unwrap();
+        std::fs::write(&path, format!("{before}max_file_store: {max_file_store} {after}")).unwrap();
+    }
+
     /// Starts it again after its end, at the same port and with what it had.
     pub(crate) fn start_again(&mut self) {
         self.child = spawn(&self.dir.path().join("nats.conf"));

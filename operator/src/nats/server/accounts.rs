@@ -32,10 +32,11 @@ impl Nats {
         Ok(floor > own)
     }
 
-    /// Gives the server an account's claims with a limit of so many bytes; with none, it has no JetStream.
+    /// Gives the server an account's claims with a limit of so many bytes, though it may have them; with none, the account
+    /// has no JetStream.
     pub async fn limit_account(&self, id: &ClusterId, account: &Account, disk_storage: i64) -> Result<(), NatsError> {
-        let found = self.find_own(id, &account.public_key).await?;
-        self.update(id, account, disk_storage, found).await
+        self.find_own(id, &account.public_key).await?;
+        self.update(id, account, disk_storage, None).await
     }
 
     /// Gives the server the claims of an account that lets nobody in, if it knows the account.

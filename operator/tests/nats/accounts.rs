@@ -1,0 +1,232 @@
+//! How accounts come, what they have room for, and how they end.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{ConnectErrorKind, jetstream};
+use yoke_operator::nats::claims::disk_storage_of;
+use yoke_operator::nats::streams::{self, Provisioner};
+use yoke_operator::nats::{ClusterUser, NatsError};
+
+use crate::support::Server;
+use crate::{Connection, OTHER, OWN, Store, connect, id, now, plan};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_account_cuts_a_live_connection() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let mut store = Store::new(&nats, OWN).await;
+    let mut connection = store.open(&server).await;
+    assert_eq!(connection.count_records(OWN).await, 0);
+    nats.close_account(&id(OWN), store.account.clone()).await.unwrap();
+    assert_eq!(connection.next_said("the end").await, "disconnected");
+    let refused = async |user: &ClusterUser| {
+        let refusal = Connection::open(&server, user, OWN).await.err();
+        assert_eq!(
+            refusal.map(|error| error.kind()),
+            Some(ConnectErrorKind::AuthorizationViolation)
+        );
+    };
+    refused(store.user()).await;
+    // Opened again for another user, the data is there, and the former user is not let in.
+    let former = store.user().clone();
+    store.account.renew_user(&id(OWN), now()).unwrap();
+    store.ensure().await.unwrap();
+    assert_eq!(store.open(&server).await.count_records(OWN).await, 0);
+    refused(&former).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn account_is_limited_to_what_its_streams_reserve() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let mut store = Store::new(&nats, OWN).await;
+    // Again is no change.
+    assert_eq!(store.ensure().await.unwrap(), 0);
+    let provisioner = Provisioner::connect(&nats, &store.account.public_key).await.unwrap();
+    let refused = provisioner.ensure(&plan(OTHER), false).await.unwrap_err();
+    assert!(refused.is_limit(), "{refused:?}");
+    // Larger, and smaller than at first.
+    for (quota, reserved) in [(4 << 20, 220 << 20), (1 << 19, (195 << 20) + (1 << 19))] {
+        store.account.size.quota = quota;
+        store.ensure().await.unwrap();
+        assert_eq!(promised(&store).await, reserved);
+        let client = nats.connect_account(&store.account.public_key).await.unwrap();
+        let found = jetstream::new(client).get_stream(format!("KINE_{OWN}")).await.unwrap();
+        assert_eq!(found.cached_info().config.max_bytes, 2 * quota + (64 << 20));
+    }
+}
+
+/// The bytes that the claims of a store's account promise.
+async fn promised(store: &Store) -> i64 {
+    let claims = store.nats.find_account(&store.account.public_key).await.unwrap();
+    disk_storage_of(&claims.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_has_no_room_for_is_not_promised() {
+    // Two stores, and not three.
+    let mut server = Server::start_with_room("450MB").await;
+    let nats = connect(&server).await;
+    let (mut one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
+    let own = promised(&one).await;
+    let three = Store::draw(&nats, "dfghjklm24");
+    let refused = async |store: &Store, expected: i64| {
+        let error = store.ensure().await.unwrap_err();
+        assert!(
+            matches!(error, NatsError::NoRoom { given, .. } if given == expected),
+            "{error:?}"
+        );
+        assert!(error.is_limit());
+        assert_eq!(promised(store).await, expected);
+    };
+    for _ in 0..2 {
+        refused(&three, 0).await;
+    }
+    one.account.size.quota = 30 << 20;
+    for _ in 0..2 {
+        refused(&one, own).await;
+    }
+    // An operator that ended after it had pushed the claims.
+    for (store, given) in [(&one, own), (&three, 0)] {
+        nats.ensure_account(&store.plan.id, &store.account).await.unwrap();
+        assert_ne!(promised(store).await, given);
+        refused(store, given).await;
+    }
+    server.stop();
+    server.start_again();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while two.ensure().await.is_err() {
+        assert!(Instant::now() < deadline, "the neighbour has its streams again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for (store, subject) in [(&one, "kine.bcdfghjk24.log"), (&two, "kine.cdfghjkl24.log")] {
+        assert!(
+            store.open(&server).await.ask(subject, "x").await.is_reply(),
+            "{subject}"
+        );
+    }
+    refused(&one, own).await;
+    nats.delete_account(&two.plan.id, &two.account.public_key)
+        .await
+        .unwrap();
+    one.ensure().await.unwrap();
+    one.account.size.quota = 1 << 20;
+    one.ensure().await.unwrap();
+    assert_eq!(promised(&one).await, own);
+}
+
+/// Data that cannot be reached keeps its claim, and has its room as soon as there is some.
+#[tokio::test(flavor = "multi_thread")]
+async fn data_without_room_waits_for_it() {
+    let mut server = Server::start_with_room("450MB").await;
+    let nats = connect(&server).await;
+    let stores = [Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await];
+    let own = promised(&stores[0]).await;
+    for store in &stores {
+        let log = store.plan.id.log_subject();
+        assert!(store.open(&server).await.ask(&log, "x").await.is_reply());
+    }
+    server.stop();
+    server.set_room("250MB");
+    server.start_again();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let lost = loop {
+        let [one, two] = [&stores[0], &stores[1]].map(Store::ensure_what_it_had);
+        match tokio::join!(one, two) {
+            (Ok(_), Err(NatsError::NoRoom { given: 0, .. })) => break 1,
+            (Err(NatsError::NoRoom { given: 0, .. }), Ok(_)) => break 0,
+            other => assert!(Instant::now() < deadline, "one of two has room: {other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    let (lost, other) = (&stores[lost], &stores[1 - lost]);
+    lost.ensure_what_it_had().await.unwrap_err();
+    assert_eq!(promised(lost).await, own);
+    let key = &other.account.public_key;
+    nats.delete_account(&other.plan.id, key).await.unwrap();
+    lost.ensure_what_it_had().await.unwrap();
+    let records = lost.open(&server).await.count_records(lost.plan.id.as_str()).await;
+    assert_eq!(records, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletion_takes_the_data_and_only_its_own() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let store = Store::new(&nats, OWN).await;
+    let key = store.account.public_key.clone();
+    assert!(
+        store
+            .open(&server)
+            .await
+            .ask("kine.bcdfghjk24.log", "x")
+            .await
+            .is_reply()
+    );
+    // What is named after somebody else is neither changed, closed nor deleted.
+    let other = id(OTHER);
+    let taken = nats.ensure_account(&other, &store.account).await.unwrap_err();
+    assert!(matches!(taken, NatsError::Foreign { .. }), "{taken:?}");
+    nats.close_account(&other, store.account.clone()).await.unwrap();
+    nats.delete_account(&other, &key).await.unwrap();
+    assert_eq!(store.open(&server).await.count_records(OWN).await, 1);
+    assert!(server.holds(&key));
+    for _ in 0..2 {
+        nats.delete_account(&id(OWN), &key).await.unwrap();
+        assert_eq!(nats.find_account(&key).await.unwrap(), None);
+        assert!(!server.holds(&key), "no file is left");
+    }
+    assert!(matches!(
+        Provisioner::connect(&nats, &key).await,
+        Err(NatsError::Connect(_))
+    ));
+    // A Cluster of the same identity has another account, and none of the data.
+    let successor = Store::new(&nats, OWN).await;
+    assert_eq!(successor.open(&server).await.count_records(OWN).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let store = Store::new(&nats, OWN).await;
+    let ensure = async |has_state| streams::ensure(&nats, &store.plan.id, &store.account, has_state).await;
+    ensure(true).await.unwrap();
+    server.lose_streams(&store.account.public_key).await;
+    let log = store.plan.id.stream();
+    for _ in 0..2 {
+        let lost = ensure(true).await.unwrap_err();
+        assert!(
+            matches!(&lost, NatsError::LogLost { stream } if *stream == log),
+            "{lost:?}"
+        );
+    }
+    ensure(false).await.unwrap();
+    ensure(true).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_server_keeps_nobody_waiting() {
+    let mut server = Server::start().await;
+    let store = Store::new(&connect(&server).await, OWN).await;
+    let key = store.account.public_key.clone();
+    server.stop();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !matches!(store.nats.find_account(&key).await, Err(NatsError::Lost)) {
+        assert!(Instant::now() < deadline, "the loss is not told");
+    }
+    let began = Instant::now();
+    for _ in 0..20 {
+        let (found, made) = tokio::join!(store.nats.find_account(&key), store.ensure());
+        assert!(matches!(found, Err(NatsError::Lost)), "{found:?}");
+        assert!(matches!(made, Err(NatsError::Lost)), "{made:?}");
+    }
+    let late = connect(&server).await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    server.start_again();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while store.ensure().await.is_err() || late.find_account(&key).await.is_err() {
+        assert!(Instant::now() < deadline, "it is not found again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

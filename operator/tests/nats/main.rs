@@ -1,0 +1,188 @@
+//! Tenancy on a real nats-server: what a Cluster's user may do, what it may not, and how it ends.
+
+// The lint spares tests, and not what they are helped by.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod accounts;
+mod rights;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use async_nats::client::RequestErrorKind;
+use async_nats::{Event, ServerError};
+use futures::StreamExt as _;
+use support::Server;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use yoke_api::ClusterId;
+use yoke_operator::nats::streams::{self, StreamsPlan};
+use yoke_operator::nats::{Account, ClusterUser, Nats, NatsError, Size};
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn now() -> i64 {
+    k8s_openapi::jiff::Timestamp::now().as_second()
+}
+
+fn id(text: &str) -> ClusterId {
+    text.parse().unwrap()
+}
+
+fn plan(text: &str) -> StreamsPlan {
+    StreamsPlan {
+        id: id(text),
+        size: Size {
+            quota: 1 << 20,
+            replicas: 1,
+        },
+    }
+}
+
+/// A Cluster's account and streams, as the operator makes them.
+struct Store {
+    nats: Nats,
+    plan: StreamsPlan,
+    account: Account,
+}
+
+impl Store {
+    async fn new(nats: &Nats, cluster: &str) -> Self {
+        let store = Self::draw(nats, cluster);
+        store.ensure().await.unwrap();
+        store
+    }
+
+    /// One that the server does not know yet.
+    fn draw(nats: &Nats, cluster: &str) -> Self {
+        let plan = plan(cluster);
+        Self {
+            nats: nats.clone(),
+            account: Account::draw(&plan.id, plan.size, now()).unwrap(),
+            plan,
+        }
+    }
+
+    /// Makes what is missing, as a reconciliation does.
+    async fn ensure(&self) -> Result<i64, NatsError> {
+        streams::ensure(&self.nats, &self.plan.id, &self.account, false).await
+    }
+
+    /// The same for a Cluster that has data.
+    async fn ensure_what_it_had(&self) -> Result<i64, NatsError> {
+        streams::ensure(&self.nats, &self.plan.id, &self.account, true).await
+    }
+
+    fn user(&self) -> &ClusterUser {
+        self.account.user.as_ref().unwrap()
+    }
+
+    async fn open(&self, server: &Server) -> Connection {
+        Connection::open(server, self.user(), self.plan.id.as_str())
+            .await
+            .unwrap()
+    }
+}
+
+async fn connect(server: &Server) -> Nats {
+    Nats::connect(&server.config()).await.unwrap()
+}
+
+/// What comes of a request.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Reply(String),
+    /// The server's own words.
+    Refused(String),
+    /// It was carried, and nobody listens there.
+    NobodyThere,
+}
+
+impl Answer {
+    fn is_reply(&self) -> bool {
+        matches!(self, Self::Reply(_))
+    }
+}
+
+/// A connection that keeps what the server says about it; its end is said as `disconnected`.
+struct Connection {
+    client: async_nats::Client,
+    said: mpsc::UnboundedReceiver<String>,
+}
+
+impl Connection {
+    async fn open(server: &Server, user: &ClusterUser, id: &str) -> Result<Self, async_nats::ConnectError> {
+        let (sender, said) = mpsc::unbounded_channel();
+        let client = server
+            .connect_options(&user.credentials)
+            .custom_inbox_prefix(format!("_INBOX_{id}"))
+            .event_callback(move |event| {
+                let said = match event {
+                    Event::ServerError(ServerError::Other(text)) => Some(text),
+                    Event::Disconnected => Some("disconnected".to_owned()),
+                    _ => None,
+                };
+                let _ = said.map(|said| sender.send(said));
+                async {}
+            })
+            .connect(server.url())
+            .await?;
+        Ok(Self { client, said })
+    }
+
+    /// A request that is neither answered nor refused fails the test.
+    async fn ask(&mut self, subject: &str, payload: &str) -> Answer {
+        let client = self.client.clone();
+        let request = client.request(subject.to_owned(), payload.to_owned().into());
+        tokio::select! {
+            answer = request => match answer {
+                Ok(message) => Answer::Reply(String::from_utf8_lossy(&message.payload).into_owned()),
+                Err(error) if error.kind() == RequestErrorKind::NoResponders => Answer::NobodyThere,
+                Err(error) => panic!("{subject}: neither an answer nor a refusal: {error}"),
+            },
+            said = self.next_said(subject) => Answer::Refused(said),
+        }
+    }
+
+    async fn next_said(&mut self, about: &str) -> String {
+        let said = timeout(LIMIT, self.said.recv()).await;
+        said.unwrap_or_else(|_| panic!("the server says nothing about {about}"))
+            .expect("the client holds the sender")
+    }
+
+    /// Subscribes, and waits until the server knows: an answer comes on the same connection. A flush would only empty our
+    /// own buffer.
+    async fn listen(&mut self, subject: &'static str) -> async_nats::Subscriber {
+        let subscription = self.client.subscribe(subject).await.unwrap();
+        assert!(self.ask("$JS.API.INFO", "").await.is_reply());
+        subscription
+    }
+
+    /// Number of messages in the log.
+    async fn count_records(&mut self, id: &str) -> u64 {
+        self.count(&format!("KINE_{id}")).await
+    }
+
+    async fn count(&mut self, stream: &str) -> u64 {
+        let Answer::Reply(info) = self.ask(&format!("$JS.API.STREAM.INFO.{stream}"), "").await else {
+            panic!("no answer about {stream}");
+        };
+        let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+        info["state"]["messages"].as_u64().unwrap_or_else(|| panic!("{info}"))
+    }
+}
+
+/// Answers whatever is asked of a store's instance.
+async fn serve(connection: &mut Connection, subject: &'static str) -> tokio::task::JoinHandle<()> {
+    let mut questions = connection.listen(subject).await;
+    let client = connection.client.clone();
+    tokio::spawn(async move {
+        while let Some(question) = questions.next().await {
+            client.publish(question.reply.unwrap(), "here".into()).await.unwrap();
+        }
+    })
+}
+
+const OWN: &str = "bcdfghjk24";
+const OTHER: &str = "cdfghjkl24";

@@ -1,0 +1,283 @@
+//! What a Cluster's user may do, and what it may not.
+
+use async_nats::jetstream;
+use futures::StreamExt as _;
+use tokio::time::timeout;
+use yoke_operator::nats::streams::build_log;
+
+use crate::support::Server;
+use crate::{Answer, Connection, LIMIT, OTHER, OWN, Store, connect, id, serve};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
+    let (mut user, mut peer) = (own.open(&server).await, own.open(&server).await);
+    let mut neighbour = other.open(&server).await;
+    // Both stores answer, and the neighbour has data: what fails below fails for want of a permission.
+    let own_store = serve(&mut peer, "kine.bcdfghjk24.rpc.>").await;
+    let other_store = serve(&mut neighbour, "kine.cdfghjkl24.rpc.>").await;
+    for subject in [format!("kine.{OTHER}.log"), format!("kine.{OTHER}.snap.1.a.0")] {
+        assert!(neighbour.ask(&subject, "x").await.is_reply());
+    }
+    let first = r#"{"seq":1}"#;
+    let new_stream = r#"{"name":"NEW","subjects":["new"],"max_bytes":1024}"#;
+    let consumer = r#"{"stream_name":"KINE_bcdfghjk24","config":{"ack_policy":"none","mem_storage":true,"inactive_threshold":5000000000}}"#;
+    let api = |request: &str| format!("$JS.API.{request}");
+    for (rule, subject, payload) in [
+        ("append to the log", format!("kine.{OWN}.log"), "x"),
+        ("write a snapshot", format!("kine.{OWN}.snap.1.a.0"), "x"),
+        ("write a spare snapshot", format!("kine.{OWN}.spare.1.a.0"), "x"),
+        ("speak to its store", format!("kine.{OWN}.rpc.x"), "x"),
+        ("inspect the log", api(&format!("STREAM.INFO.KINE_{OWN}")), ""),
+        ("inspect snapshots", api(&format!("STREAM.INFO.KINE_SNAP_{OWN}")), ""),
+        ("read by sequence", api(&format!("STREAM.MSG.GET.KINE_{OWN}")), first),
+        ("read directly", api(&format!("DIRECT.GET.KINE_{OWN}")), first),
+        (
+            "read last by subject",
+            api(&format!("DIRECT.GET.KINE_{OWN}.kine.{OWN}.log")),
+            "",
+        ),
+        ("read a snapshot", api(&format!("DIRECT.GET.KINE_SNAP_{OWN}")), first),
+        (
+            "delete a snapshot",
+            api(&format!("STREAM.MSG.DELETE.KINE_SNAP_{OWN}")),
+            first,
+        ),
+        (
+            "read a spare snapshot",
+            api(&format!("DIRECT.GET.KINE_SPARE_{OWN}")),
+            first,
+        ),
+        (
+            "purge spare snapshots",
+            api(&format!("STREAM.PURGE.KINE_SPARE_{OWN}")),
+            first,
+        ),
+        ("purge the log", api(&format!("STREAM.PURGE.KINE_{OWN}")), first),
+        ("ask about the account", api("INFO"), ""),
+    ] {
+        let answer = user.ask(&subject, payload).await;
+        assert!(answer.is_reply(), "{rule}: {subject}: {answer:?}");
+    }
+    for (rule, subject, payload) in [
+        ("append to another log", format!("kine.{OTHER}.log"), "x"),
+        ("write another's snapshot", format!("kine.{OTHER}.snap.1.a.1"), "x"),
+        (
+            "write another's spare snapshot",
+            format!("kine.{OTHER}.spare.1.a.1"),
+            "x",
+        ),
+        ("speak to another store", format!("kine.{OTHER}.rpc.x"), "x"),
+        ("inspect another log", api(&format!("STREAM.INFO.KINE_{OTHER}")), ""),
+        (
+            "inspect others' snapshots",
+            api(&format!("STREAM.INFO.KINE_SNAP_{OTHER}")),
+            "",
+        ),
+        ("read another log", api(&format!("STREAM.MSG.GET.KINE_{OTHER}")), first),
+        (
+            "read others' snapshots",
+            api(&format!("STREAM.MSG.GET.KINE_SNAP_{OTHER}")),
+            first,
+        ),
+        (
+            "read another log directly",
+            api(&format!("DIRECT.GET.KINE_{OTHER}")),
+            first,
+        ),
+        (
+            "read others' snapshots directly",
+            api(&format!("DIRECT.GET.KINE_SNAP_{OTHER}")),
+            first,
+        ),
+        (
+            "read another log's last",
+            api(&format!("DIRECT.GET.KINE_{OTHER}.kine.{OTHER}.log")),
+            "",
+        ),
+        ("purge another log", api(&format!("STREAM.PURGE.KINE_{OTHER}")), ""),
+        (
+            "purge others' snapshots",
+            api(&format!("STREAM.PURGE.KINE_SNAP_{OTHER}")),
+            "",
+        ),
+        (
+            "purge others' spare snapshots",
+            api(&format!("STREAM.PURGE.KINE_SPARE_{OTHER}")),
+            "",
+        ),
+        (
+            "delete others' snapshots",
+            api(&format!("STREAM.MSG.DELETE.KINE_SNAP_{OTHER}")),
+            first,
+        ),
+        (
+            "delete another's record",
+            api(&format!("STREAM.MSG.DELETE.KINE_{OTHER}")),
+            first,
+        ),
+        ("delete another stream", api(&format!("STREAM.DELETE.KINE_{OTHER}")), ""),
+        (
+            "consume another log",
+            api(&format!("CONSUMER.CREATE.KINE_{OTHER}")),
+            consumer,
+        ),
+        (
+            "consume its own log",
+            api(&format!("CONSUMER.CREATE.KINE_{OWN}")),
+            consumer,
+        ),
+        (
+            "delete a log record",
+            api(&format!("STREAM.MSG.DELETE.KINE_{OWN}")),
+            first,
+        ),
+        ("delete its stream", api(&format!("STREAM.DELETE.KINE_{OWN}")), ""),
+        ("change its stream", api(&format!("STREAM.UPDATE.KINE_{OWN}")), "{}"),
+        ("restore a stream", api(&format!("STREAM.RESTORE.KINE_{OWN}")), "{}"),
+        ("make a stream", api("STREAM.CREATE.NEW"), new_stream),
+        ("list streams", api("STREAM.NAMES"), ""),
+        ("push claims", "$SYS.REQ.CLAIMS.UPDATE".into(), "x"),
+        ("ask the system", "$SYS.REQ.SERVER.PING".into(), ""),
+    ] {
+        let answer = user.ask(&subject, payload).await;
+        assert_eq!(answer, Answer::Refused(no_publish(&subject)), "{rule}");
+    }
+    assert_eq!(neighbour.count_records(OTHER).await, 1);
+    own_store.abort();
+    other_store.abort();
+    assert_subscriptions(&mut user, &mut peer, &mut neighbour).await;
+}
+
+fn no_publish(subject: &str) -> String {
+    format!("Permissions Violation for Publish to \"{subject}\"")
+}
+
+async fn assert_subscriptions(user: &mut Connection, peer: &mut Connection, neighbour: &mut Connection) {
+    for (subject, published) in [
+        ("kine.bcdfghjk24.rpc.>", "kine.bcdfghjk24.rpc.hello"),
+        // Not all of the inbox: the answers to questions go there too.
+        ("_INBOX_bcdfghjk24.x", "_INBOX_bcdfghjk24.x"),
+    ] {
+        let mut subscription = user.listen(subject).await;
+        peer.client.publish(published, "x".into()).await.unwrap();
+        let message = timeout(LIMIT, subscription.next()).await;
+        assert!(message.is_ok_and(|message| message.is_some()), "{subject}");
+    }
+    for subject in [
+        ">",
+        "kine.>",
+        "kine.cdfghjkl24.rpc.>",
+        "kine.bcdfghjk24.log",
+        "_INBOX_cdfghjkl24.>",
+        "_INBOX.>",
+        "$JS.>",
+    ] {
+        let _subscription = user.client.subscribe(subject).await.unwrap();
+        let refusal = user.next_said(subject).await;
+        assert_eq!(
+            refusal,
+            format!("Permissions Violation for Subscription to \"{subject}\"")
+        );
+    }
+    neighbour
+        .client
+        .publish("_INBOX_bcdfghjk24.x", "x".into())
+        .await
+        .unwrap();
+    let refusal = neighbour.next_said("an answer to another store").await;
+    assert_eq!(refusal, no_publish("_INBOX_bcdfghjk24.x"));
+}
+
+/// What a store's user may send, with answers that it asks to be sent to a neighbour's log: one to each is an attack.
+fn requests() -> [(String, &'static str); 7] {
+    let api = |request: &str| format!("$JS.API.{request}");
+    let first = r#"{"seq":1}"#;
+    [
+        (format!("kine.{OWN}.log"), "x"),
+        (api("INFO"), ""),
+        (api(&format!("STREAM.INFO.KINE_{OWN}")), ""),
+        (api(&format!("STREAM.MSG.GET.KINE_{OWN}")), first),
+        (api(&format!("DIRECT.GET.KINE_{OWN}")), first),
+        (api(&format!("DIRECT.GET.KINE_{OWN}.kine.{OWN}.log")), ""),
+        (api(&format!("STREAM.PURGE.KINE_{OWN}")), r#"{"keep":1}"#),
+    ]
+}
+
+/// Sends everything that the user may, with a reply subject of the neighbour's.
+async fn attack(user: &mut Connection, reply: &'static str) {
+    for (subject, payload) in requests() {
+        let sent = user.client.publish_with_reply(subject, reply, payload.into());
+        sent.await.unwrap();
+    }
+    // What answers by the way of a message and what answers by the way of the API have both come to these.
+    for (subject, payload) in requests() {
+        assert!(user.ask(&subject, payload).await.is_reply(), "{subject}");
+    }
+}
+
+/// The server sends answers wherever a request asks, whatever its user may publish to.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_reach_no_neighbour() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let (own, other) = (Store::new(&nats, OWN).await, Store::new(&nats, OTHER).await);
+    let (mut user, mut neighbour) = (own.open(&server).await, other.open(&server).await);
+    let mut inbox = neighbour.listen("_INBOX_cdfghjkl24.x").await;
+    let mut questions = neighbour.listen("kine.cdfghjkl24.rpc.>").await;
+    for reply in [
+        "kine.cdfghjkl24.log",
+        "kine.cdfghjkl24.snap.1.a.0",
+        "_INBOX_cdfghjkl24.x",
+        "kine.cdfghjkl24.rpc.x",
+        "$JS.API.STREAM.PURGE.KINE_cdfghjkl24",
+    ] {
+        attack(&mut user, reply).await;
+    }
+    assert!(neighbour.ask("kine.cdfghjkl24.log", "mine").await.is_reply());
+    assert_eq!(neighbour.count_records(OTHER).await, 1);
+    for (subject, messages) in [
+        ("_INBOX_cdfghjkl24.x", &mut inbox),
+        ("kine.cdfghjkl24.rpc.x", &mut questions),
+    ] {
+        neighbour.client.publish(subject, "mine".into()).await.unwrap();
+        let message = timeout(LIMIT, messages.next()).await.unwrap().unwrap();
+        assert_eq!(message.payload, "mine", "{subject}");
+    }
+    // Were the neighbour's log in the same account, it would hold the answers: so it was while Tenants had the accounts.
+    let client = nats.connect_account(&own.account.public_key).await.unwrap();
+    let log = jetstream::stream::Config {
+        name: format!("KINE_SNAP_{OWN}"),
+        ..build_log(&other.plan)
+    };
+    jetstream::new(client).update_stream(log).await.unwrap();
+    attack(&mut user, "kine.cdfghjkl24.log").await;
+    assert!(user.count(&format!("KINE_SNAP_{OWN}")).await > 0);
+}
+
+/// Two Clusters that have even the same identity, so that no permission tells them apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn accounts_share_nothing_but_the_server() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let (one, two) = (Store::new(&nats, OWN).await, Store::new(&nats, OWN).await);
+    let (mut first, mut peer) = (one.open(&server).await, one.open(&server).await);
+    let mut second = two.open(&server).await;
+    for _ in 0..3 {
+        assert!(first.ask("kine.bcdfghjk24.log", "x").await.is_reply());
+    }
+    let counts = (first.count_records(OWN).await, second.count_records(OWN).await);
+    assert_eq!(counts, (3, 0));
+
+    let store = serve(&mut peer, "kine.bcdfghjk24.rpc.>").await;
+    let question = "kine.bcdfghjk24.rpc.hello";
+    assert_eq!(first.ask(question, "x").await, Answer::Reply("here".into()));
+    assert_eq!(second.ask(question, "x").await, Answer::NobodyThere);
+    store.abort();
+
+    assert!(second.ask("$JS.API.STREAM.PURGE.KINE_bcdfghjk24", "").await.is_reply());
+    nats.delete_account(&id(OWN), &two.account.public_key).await.unwrap();
+    assert_eq!(first.count_records(OWN).await, 3);
+}
