@@ -1,5 +1,12 @@
 //! What tests of several crates need to run real programs beside each other on one machine.
 
+// What goes wrong here is the test's failure.
+#![allow(clippy::panic)]
+
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 mod port;
+mod process;
 
 pub use port::free_port;
+pub use process::Process;

@@ -1,15 +1,13 @@
 //! A real host API of a test's own: nats-server, kine-nats and kube-apiserver on free ports of loopback, with the operator's
 //! own watches on it. Nothing else runs there: no kubelet, no controller manager; what they would do, a test does.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
@@ -26,13 +24,13 @@ use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
-use yoke_test_support::free_port;
+use yoke_test_support::Process;
+use yoke_test_support::kubernetes::{Options, install_crds};
 
 use crate::issuer::CertManager;
 use crate::support::Server;
 
 const HOST_STORE: &str = "hhhhhhhhh2";
-const TOKEN: &str = "host-admin";
 /// How long anything may take here.
 const LIMIT: Duration = Duration::from_secs(40);
 /// The Tenant of a test.
@@ -63,34 +61,14 @@ pub(crate) struct Names {
     pub(crate) is_asked_for: bool,
 }
 
-/// A process; dropped, it ends.
-pub(crate) struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn spawn(dir: &Path, program: &str, arguments: &[String]) -> Process {
-    let bin = std::env::var_os("YOKE_BIN").map_or_else(PathBuf::new, PathBuf::from);
-    let log = std::fs::File::create(dir.join(format!("{program}.log"))).unwrap();
-    let child = Command::new(bin.join(program))
-        .args(arguments)
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn();
-    Process(child.unwrap_or_else(|error| panic!("{program} in YOKE_BIN: {error}")))
-}
-
 impl Host {
     /// Starts a host with the Tenant [`TENANT`], reconciled once.
     pub(crate) async fn start() -> Self {
         let nats = Server::start().await;
         let dir = tempfile::tempdir().unwrap();
         let store = start_store(dir.path(), &nats).await;
-        let (api, client) = start_host_api(dir.path()).await;
+        let socket = store_url(dir.path());
+        let (api, client) = Options::new(&socket).start(dir.path()).await;
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
         let (context, called, supervisor) = connect(&client, nats.config()).await;
@@ -127,8 +105,13 @@ impl Host {
             std::fs::write(&path, self.text(&hosted, "kube-apiserver", file).await).unwrap();
             arguments.push(format!("--{flag}={}", path.display()));
         }
-        let socket = self.dir.path().join("kine.sock");
-        let (process, client) = start_api(&dir, &socket, (ip, 6443).into(), &arguments).await;
+        let store = store_url(self.dir.path());
+        let options = Options {
+            address: (ip, 6443).into(),
+            arguments: &arguments,
+            ..Options::new(&store)
+        };
+        let (process, client) = options.start(&dir).await;
         let account: ServiceAccount =
             serde_json::from_value(serde_json::json!({"metadata": {"name": "default"}})).unwrap();
         let accounts = Api::namespaced(client.clone(), "default");
@@ -431,6 +414,11 @@ pub(crate) fn condition(cluster: &Cluster, type_: &str) -> String {
         })
 }
 
+/// Where the store of a host with its files in `dir` listens.
+fn store_url(dir: &Path) -> String {
+    format!("unix://{}/kine.sock", dir.display())
+}
+
 async fn start_store(dir: &Path, server: &Server) -> Process {
     let nats = Nats::connect(&server.config()).await.unwrap();
     let size = Size {
@@ -442,11 +430,11 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
     streams::ensure(&nats, &id, &account, false).await.unwrap();
     std::fs::write(dir.join("host.creds"), account.user.unwrap().credentials).unwrap();
     std::fs::copy(server.config().secret_dir.join("ca.crt"), dir.join("nats-ca.crt")).unwrap();
-    spawn(
+    Process::spawn(
         dir,
         "kine-nats",
         &[
-            format!("--listen=unix://{}/kine.sock", dir.display()),
+            format!("--listen={}", store_url(dir)),
             format!("--nats={}", server.url()),
             format!("--creds={}/host.creds", dir.display()),
             format!("--nats-ca={}/nats-ca.crt", dir.display()),
@@ -455,75 +443,8 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
     )
 }
 
-async fn start_host_api(dir: &Path) -> (Process, Client) {
-    let address = ([127, 0, 0, 1], free_port()).into();
-    let arguments = [
-        format!("--cert-dir={}/certificates", dir.display()),
-        // What is dialled there is this machine, where nothing listens.
-        "--service-cluster-ip-range=127.96.0.0/16".into(),
-    ];
-    start_api(dir, &dir.join("kine.sock"), address, &arguments).await
-}
-
-/// Starts a kube-apiserver on a store, with its files in `dir`, and waits until it is ready.
-pub(crate) async fn start_api(
-    dir: &Path,
-    socket: &Path,
-    address: std::net::SocketAddr,
-    more: &[String],
-) -> (Process, Client) {
-    let key = yoke_pki::service_account::ServiceAccountKey::generate().unwrap();
-    std::fs::write(dir.join("sa.key"), key.private_pem()).unwrap();
-    std::fs::write(dir.join("sa.pub"), key.public_pem()).unwrap();
-    std::fs::write(
-        dir.join("tokens.csv"),
-        format!("{TOKEN},admin,admin,\"system:masters\"\n"),
-    )
-    .unwrap();
-    let path = dir.display();
-    let mut arguments = vec![
-        format!("--etcd-servers=unix://{}", socket.display()),
-        format!("--bind-address={}", address.ip()),
-        format!("--secure-port={}", address.port()),
-        format!("--token-auth-file={path}/tokens.csv"),
-        "--authorization-mode=AlwaysAllow".into(),
-        "--disable-admission-plugins=ServiceAccount,PodSecurity".into(),
-        "--endpoint-reconciler-type=none".into(),
-        "--service-account-issuer=https://host.example".into(),
-        format!("--service-account-key-file={path}/sa.pub"),
-        format!("--service-account-signing-key-file={path}/sa.key"),
-    ];
-    arguments.extend_from_slice(more);
-    let process = spawn(dir, "kube-apiserver", &arguments);
-    let mut config = kube::Config::new(format!("https://{address}").parse().unwrap());
-    config.accept_invalid_certs = true;
-    config.auth_info.token = Some(TOKEN.to_owned().into());
-    let client = Client::try_from(config).unwrap();
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
-        if client.request_text(request).await.is_ok() {
-            return (process, client);
-        }
-        let log = dir.join("kube-apiserver.log");
-        assert!(
-            Instant::now() < deadline,
-            "kube-apiserver is not ready: {}",
-            std::fs::read_to_string(log).unwrap_or_default()
-        );
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
 async fn prepare(client: &Client) {
-    let crds = Api::<CustomResourceDefinition>::all(client.clone());
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
-        let crd: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
-        crds.create(&PostParams::default(), &crd).await.unwrap();
-    }
-    for (plural, kind) in [("certificates", "Certificate"), ("issuers", "Issuer")] {
+    let certificates = [("certificates", "Certificate"), ("issuers", "Issuer")].map(|(plural, kind)| {
         let crd = serde_json::json!({
             "metadata": {"name": format!("{plural}.cert-manager.io")},
             "spec": {
@@ -533,24 +454,9 @@ async fn prepare(client: &Client) {
                     {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
             },
         });
-        let crd: CustomResourceDefinition = serde_json::from_value(crd).unwrap();
-        crds.create(&PostParams::default(), &crd).await.unwrap();
-    }
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let all = crds.list(&Default::default()).await.unwrap().items;
-        let established = |crd: &CustomResourceDefinition| {
-            let conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
-            conditions
-                .into_iter()
-                .any(|condition| condition.type_ == "Established" && condition.status == "True")
-        };
-        if all.iter().all(established) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "CRDs are not established");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        serde_json::from_value(crd).unwrap()
+    });
+    install_crds(client, &certificates).await;
     let namespaces = Api::<Namespace>::all(client.clone());
     for name in ["yoke-system", PKI] {
         let namespace = serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap();

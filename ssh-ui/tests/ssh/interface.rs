@@ -14,8 +14,8 @@ use yoke_api::tenant::SshKey;
 use yoke_runtime::budget::Rate;
 use yoke_ssh_ui::directory::Directory;
 use yoke_ssh_ui::gate::Limits;
+use yoke_test_support::kubernetes::connect;
 
-use crate::host_api::connect;
 use crate::other::Other;
 use crate::person::{Person, run};
 use crate::window::{Left, Window};

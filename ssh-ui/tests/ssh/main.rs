@@ -5,7 +5,6 @@
 
 mod commands;
 mod files;
-mod host_api;
 mod interface;
 mod isolation;
 mod other;

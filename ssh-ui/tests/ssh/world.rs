@@ -21,9 +21,9 @@ use yoke_ssh_ui::host_key::{self, HostKeyError};
 use yoke_ssh_ui::metrics::Metrics;
 use yoke_ssh_ui::server::{Server, Shared};
 use yoke_ssh_ui::watch::keep_directory;
-use yoke_test_support::free_port;
+use yoke_test_support::kubernetes::{Options, connect, install_crds};
+use yoke_test_support::{Process, free_port};
 
-use crate::host_api::{OWNER_TOKEN, Process, connect, install_crds, spawn, start_api, until_crds_are_served};
 use crate::person::{Person, run};
 
 const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
@@ -78,7 +78,7 @@ impl World {
         yoke_runtime::install_crypto();
         let dir = tempfile::tempdir().unwrap();
         let [client, peer] = [free_port(), free_port()].map(|port| format!("http://127.0.0.1:{port}"));
-        let store = spawn(
+        let store = Process::spawn(
             dir.path(),
             "etcd",
             &[
@@ -91,10 +91,12 @@ impl World {
                 "--unsafe-no-fsync".into(),
             ],
         );
-        let (api, address) = start_api(dir.path(), &client, &[(SERVER_TOKEN, SERVER)]).await;
-        let admin = connect(&address, OWNER_TOKEN);
-        install_crds(&admin).await;
-        until_crds_are_served(&admin).await;
+        let options = Options {
+            users: &[(SERVER_TOKEN, SERVER)],
+            ..Options::new(&client)
+        };
+        let (api, admin) = options.start(dir.path()).await;
+        install_crds(&admin, &[]).await;
         let mut alice = Person::new(dir.path(), "alice", "ed25519").await;
         let mut bob = Person::new(dir.path(), "bob", "ecdsa").await;
         let mut mallory = Person::new(dir.path(), "mallory", "ed25519").await;
@@ -102,6 +104,7 @@ impl World {
         add_tenant(&admin, "a", "laptop", &alice.public).await;
         add_tenant(&admin, "b", "desk", &bob.public).await;
 
+        let address = options.url();
         let server = connect(&address, SERVER_TOKEN);
         let registry = Registry::new("ssh_ui");
         let (running, port) = serve(&server, &registry).await;

@@ -1,0 +1,159 @@
+//! A real kube-apiserver of a test's own.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use yoke_pki::service_account::ServiceAccountKey;
+
+use crate::{Process, free_port};
+
+/// The token of who may do everything.
+pub const OWNER_TOKEN: &str = "host-admin";
+/// How long the server may take until it is ready, and objects of a new kind until they are served.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// How a server is started.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// URL of its store.
+    pub store: &'a str,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Who it knows beside the owner: token, name. If there is anybody, RBAC says what they may; otherwise everybody may do
+    /// everything.
+    pub users: &'a [(&'a str, &'a str)],
+    /// More arguments.
+    pub arguments: &'a [String],
+    /// Variables of its environment.
+    pub environment: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> Options<'a> {
+    /// A server on a free port of loopback that knows its owner only.
+    pub fn new(store: &'a str) -> Self {
+        Self {
+            store,
+            address: ([127, 0, 0, 1], free_port()).into(),
+            users: &[],
+            arguments: &[],
+            environment: &[],
+        }
+    }
+
+    /// The URL of the server.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Starts the server, with its files in `dir`, and waits until it is ready.
+    ///
+    /// # Panics
+    ///
+    /// If it is not ready in time.
+    pub async fn start(&self, dir: &Path) -> (Process, Client) {
+        let key = ServiceAccountKey::generate().expect("a key can be drawn");
+        let mut tokens = format!("{OWNER_TOKEN},admin,admin,\"system:masters\"\n");
+        tokens.extend(
+            self.users
+                .iter()
+                .map(|(token, name)| format!("{token},{name},{name}\n")),
+        );
+        for (name, text) in [
+            ("sa.key", key.private_pem()),
+            ("sa.pub", key.public_pem()),
+            ("tokens.csv", &tokens),
+        ] {
+            std::fs::write(dir.join(name), text).expect("the folder can be written");
+        }
+        let process = Process::spawn_with(dir, "kube-apiserver", &self.to_arguments(dir), self.environment);
+        let client = connect(&self.url(), OWNER_TOKEN);
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let request = http::Request::get("/readyz").body(Vec::new()).expect("a request");
+            if client.request_text(request).await.is_ok() {
+                return (process, client);
+            }
+            assert!(
+                Instant::now() < deadline,
+                "kube-apiserver is not ready: {}",
+                process.log()
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn to_arguments(&self, dir: &Path) -> Vec<String> {
+        let path = dir.display();
+        let mode = if self.users.is_empty() { "AlwaysAllow" } else { "RBAC" };
+        let mut arguments = vec![
+            format!("--etcd-servers={}", self.store),
+            format!("--bind-address={}", self.address.ip()),
+            format!("--secure-port={}", self.address.port()),
+            format!("--cert-dir={path}/certificates"),
+            format!("--token-auth-file={path}/tokens.csv"),
+            format!("--authorization-mode={mode}"),
+            "--disable-admission-plugins=ServiceAccount,PodSecurity".into(),
+            "--endpoint-reconciler-type=none".into(),
+            "--service-account-issuer=https://host.example".into(),
+            format!("--service-account-key-file={path}/sa.pub"),
+            format!("--service-account-signing-key-file={path}/sa.key"),
+            // What is dialled there is this machine, where nothing listens.
+            "--service-cluster-ip-range=127.96.0.0/16".into(),
+        ];
+        arguments.extend_from_slice(self.arguments);
+        arguments
+    }
+}
+
+/// A client of a server with somebody's token. It does not ask for the server's certificate.
+///
+/// # Panics
+///
+/// If the URL is none.
+pub fn connect(url: &str, token: &str) -> Client {
+    let mut config = kube::Config::new(url.parse().expect("a URL"));
+    config.accept_invalid_certs = true;
+    config.auth_info.token = Some(token.to_owned().into());
+    Client::try_from(config).expect("a client")
+}
+
+/// Gives a server Yoke's CRDs, and waits until objects of every kind that it was given can be made.
+///
+/// # Panics
+///
+/// If it refuses one, or does not serve it in time.
+pub async fn install_crds(client: &Client, more: &[CustomResourceDefinition]) {
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
+    let files = std::fs::read_dir(folder).expect("the folder of CRDs");
+    let own = files.map(|file| {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("text");
+        serde_saphyr::from_str(&text).expect("a CRD")
+    });
+    for crd in own.chain(more.iter().cloned()) {
+        crds.create(&PostParams::default(), &crd)
+            .await
+            .expect("the CRD is taken");
+    }
+    let deadline = Instant::now() + LIMIT;
+    while !crds
+        .list(&Default::default())
+        .await
+        .expect("CRDs")
+        .items
+        .iter()
+        .all(is_served)
+    {
+        assert!(Instant::now() < deadline, "CRDs are not established");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn is_served(crd: &CustomResourceDefinition) -> bool {
+    let mut conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "Established" && condition.status == "True")
+}
