@@ -92,7 +92,7 @@ lint: tools ## Check the format, the lints and what no compiler checks
 # The tests of tenants run side by side, those that disturb the machine one after the other. A test that fails keeps none
 # of the others from running: the count at the end is of all of them, and says by its status how they were.
 .PHONY: test
-test: lint ## Run every test, on the running stack too
+test: lint deny ## Run every test, on the running stack too
 	$(call timed,binaries,$(DEV) up --until workspace)
 	@: > $(REPORT)
 	$(call timed,unit and crate tests,YOKE_BIN=$(BIN) RUST_TEST_THREADS=$(WAITING) $(CARGO) test --workspace --exclude yoke-e2e --no-fail-fast 2>&1 | tee -a $(REPORT) || $(FAILED))
@@ -109,12 +109,13 @@ deny: yoke-dev ## Check the versions, licences and sources of the dependencies
 	$(call timed,dependencies,$(DENY)/bin/cargo-deny check bans licenses sources)
 
 .PHONY: test-slow
-test-slow: deny ## Run the tests that take long
+test-slow: tools ## Run the tests that take long
 	$(call timed,clean clone,e2e/clean-clone.sh)
 	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
 	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
 	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
 	$(call timed,replicated stores whose servers fail,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated)
+	$(call timed,caches of Kubernetes,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --features slow --test store -- kubernetes --nocapture)
 	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh -- -test.count $(COUNT))
 	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 

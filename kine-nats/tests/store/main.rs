@@ -13,6 +13,8 @@ mod followers;
 mod fuzz;
 mod harness;
 mod hostile;
+#[cfg(feature = "slow")]
+mod kubernetes;
 mod oracle;
 mod repair;
 mod replicated;
