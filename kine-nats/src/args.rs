@@ -328,7 +328,21 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
+
+    #[test]
+    fn every_flag_is_explained() {
+        let mut command = Args::command();
+        command.build();
+        command.clone().debug_assert();
+        let all = command.get_subcommands().chain([&command]);
+        let silent = all
+            .flat_map(clap::Command::get_arguments)
+            .find(|flag| flag.get_help().is_none());
+        assert!(silent.is_none(), "{silent:?}");
+    }
 
     #[test]
     fn reads_addresses() {

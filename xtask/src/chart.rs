@@ -15,6 +15,13 @@ use crate::{Complaints, crds};
 
 const CHART: &str = "charts/yoke";
 const NAMESPACE: &str = "yoke-system";
+/// Values without a default, and examples of them.
+const REQUIRED: [(&str, &str); 4] = [
+    ("baseDomain", "yoke.example"),
+    ("ingress.address", "192.0.2.1"),
+    ("nats.urls", "{tls://nats.example:4222}"),
+    ("nats.cidrs", "{192.0.2.0/24}"),
+];
 const CONFIGS: &str = "operator/testdata/chart";
 
 /// Looks for helm in the folder `YOKE_BIN`, in `.dev/bin` and in PATH.
@@ -36,7 +43,7 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
     }
     cases.sort();
     ensure!(!cases.is_empty(), "{CHART}/ci holds no values to render with");
-    let mut complaints = Complaints::new();
+    let mut complaints = check_required(root, helm)?;
     for values in &cases {
         let case = values.file_stem().unwrap_or_default().to_string_lossy();
         for (step, arguments) in [
@@ -80,6 +87,37 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
                 )?);
                 complaints.extend(found.into_iter().map(|complaint| format!("{case}: {complaint}")));
             }
+        }
+    }
+    Ok(complaints)
+}
+
+/// Without one of the values that have no default, helm says which is missing.
+fn check_required(root: &Path, helm: &Path) -> Result<Complaints> {
+    let mut complaints = Complaints::new();
+    for missing in REQUIRED {
+        let others = REQUIRED.iter().filter(|(name, _)| *name != missing.0);
+        let output = Command::new(helm)
+            .current_dir(root)
+            .args([
+                "template",
+                "yoke",
+                CHART,
+                "--namespace",
+                NAMESPACE,
+                "--api-versions",
+                "cert-manager.io/v1",
+            ])
+            .args(others.flat_map(|(name, value)| ["--set".to_owned(), format!("{name}={value}")]))
+            .output()
+            .with_context(|| format!("cannot run {}", helm.display()))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() || !said.contains(missing.0) {
+            complaints.push(format!(
+                "helm does not say that {} is missing: {}",
+                missing.0,
+                said.trim()
+            ));
         }
     }
     Ok(complaints)

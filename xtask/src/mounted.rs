@@ -57,7 +57,11 @@ fn mount(file: &Path, root: bool, mounted: &mut BTreeSet<PathBuf>) -> Result<()>
             None => vec![within.join(format!("{name}.rs")), within.join(&name).join("mod.rs")],
         };
         for candidate in candidates.iter().filter(|candidate| candidate.is_file()) {
-            mount(candidate, root && candidate.ends_with("mod.rs"), mounted)?;
+            // A given path may go up, and a file has one name here.
+            let file = candidate
+                .canonicalize()
+                .with_context(|| format!("cannot find {}", candidate.display()))?;
+            mount(&file, root && file.ends_with("mod.rs"), mounted)?;
         }
     }
     Ok(())

@@ -87,6 +87,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
     ] {
         let endpoint = EndpointSpec {
             extra_sans: vec![host.into()],
+            ..EndpointSpec::default()
         };
         expect_refusal(
             &tenant,
@@ -118,6 +119,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
     let host = "api.a.example";
     let endpoint = EndpointSpec {
         extra_sans: vec![host.into()],
+        ..EndpointSpec::default()
     };
     tenant
         .create_cluster(
