@@ -95,6 +95,8 @@ pub fn translate_requests(target: &Target, limits: Limits) -> Entry {
     let thresholds = Thresholds {
         max_requests: limit(limits.requests),
         max_pending_requests: limit(limits.requests),
+        // A retry that finds no room would count as one request too many, though it is the cluster that does not answer.
+        max_retries: limit(limits.requests),
         // Without a limit of their own: a request that waits for a connection would wait for ever.
         max_connections: limit(u32::MAX),
         ..Default::default()

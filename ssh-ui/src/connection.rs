@@ -278,9 +278,16 @@ impl Handler for Connection {
         };
         // Never waited for, or the whole connection would wait.
         let taken = unconstrained(input.write_all(bytes)).now_or_never();
-        if !matches!(taken, Some(Ok(()))) {
-            self.busy.remove(&id);
-            session.close(id)?;
+        if matches!(taken, Some(Ok(()))) {
+            return Ok(());
+        }
+        match self.busy.get_mut(&id).filter(|busy| busy.size.is_some()) {
+            // Its interface sees the end, puts the terminal back and closes the channel.
+            Some(interface) => interface.input = None,
+            None => {
+                self.busy.remove(&id);
+                session.close(id)?;
+            }
         }
         Ok(())
     }

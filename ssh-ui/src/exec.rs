@@ -81,6 +81,8 @@ pub async fn run(
     let typed = &mut typed;
     let work = async |mut request: Request| {
         confirm(&mut request, console, typed).await?;
+        // Whose key was withdrawn while they were asked does nothing any more.
+        actor.shared().know(actor.identity())?;
         let (progress, lines) = mpsc::channel(LINES);
         let host = actor.host()?;
         let work = perform(&host, actor.identity(), &request, &progress);

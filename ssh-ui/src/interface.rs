@@ -70,6 +70,8 @@ struct Session<'a> {
     deed: Option<BoxFuture<'a, (Answer, bool)>>,
     /// Something was printed, and is looked at.
     is_away: bool,
+    /// With the next frame everything is drawn anew.
+    is_cleared: bool,
     /// When what was begun is a key, whole or not.
     escape_at: Option<Instant>,
     idle: Duration,
@@ -89,6 +91,7 @@ impl<'a> Session<'a> {
             terminal,
             deed: None,
             is_away: false,
+            is_cleared: false,
             escape_at: None,
             idle,
             idle_at: Instant::now() + idle,
@@ -176,13 +179,13 @@ impl<'a> Session<'a> {
     async fn press(&mut self, keys: impl IntoIterator<Item = Key>) -> bool {
         for key in keys {
             if self.is_away && key != Key::Interrupt {
-                self.come_back().await;
+                self.come_back();
                 continue;
             }
             match self.screen.press(key) {
                 None => {}
                 Some(Deed::Leave) => return true,
-                Some(Deed::Redraw) => self.come_back().await,
+                Some(Deed::Redraw) => self.come_back(),
                 Some(Deed::Ask { line, print }) => {
                     let actor = self.actor;
                     self.deed = Some(async move { (carry_out(actor, &line).await, print) }.boxed());
@@ -210,14 +213,16 @@ impl<'a> Session<'a> {
     }
 
     /// Draws everything anew, wherever it was left.
-    async fn come_back(&mut self) {
-        self.is_away = false;
-        self.console.send(ENTER).await;
-        let Ok(()) = self.terminal.clear();
+    fn come_back(&mut self) {
+        (self.is_away, self.is_cleared) = (false, true);
     }
 
     /// Sends what is different since the last frame, and says whether the client took it.
     async fn show(&mut self) -> bool {
+        if std::mem::take(&mut self.is_cleared) {
+            self.console.send(ENTER).await;
+            let Ok(()) = self.terminal.clear();
+        }
         let screen = &self.screen;
         let drawn: Result<_, Infallible> = self.terminal.draw(|frame| draw(screen, frame, Timestamp::now()));
         let Ok(_) = drawn;

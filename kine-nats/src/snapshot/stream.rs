@@ -257,6 +257,8 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         let manifests = self.whole().await?;
         match manifests.last().map(|kept| &kept.manifest) {
             Some(last) if last == newest => {}
+            // Of two that stand at one sequence either is the last.
+            Some(last) if last.place() == newest.place() && manifests.iter().any(|kept| kept.manifest == *newest) => {}
             Some(last) if last.place() >= newest.place() => {
                 return Err(SnapshotError::Stale { newest: last.sequence });
             }

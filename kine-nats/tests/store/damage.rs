@@ -137,6 +137,14 @@ async fn no_flipped_bit_on_the_disk_is_served() {
     }
 }
 
+/// Each stream has a snapshot.
+async fn until_both_are_stored(kine: &Kine) {
+    eventually("two snapshots are stored", || async {
+        (kine.metric("yoke_kine_snapshots_total").await >= 2.0).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
@@ -146,6 +154,7 @@ async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "spare", SPARE).await;
     let written = write(&mut kine).await;
+    until_both_are_stored(&kine).await;
     kine.terminate();
     nats.kill();
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
@@ -168,6 +177,7 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "again", SPARE).await;
     let written = write(&mut kine).await;
+    until_both_are_stored(&kine).await;
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
         kine.terminate();
         nats.kill();

@@ -18,7 +18,7 @@ use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
-use crate::nats::Size;
+use crate::nats::{Size, streams};
 
 /// What was done and found.
 #[derive(Debug)]
@@ -217,16 +217,22 @@ async fn apply_control_plane(
         return Ok(());
     }
     // A certificate that is issued again changes nothing that is read once.
-    let present = observed.stateful_set.as_deref().and_then(stateful_set::read_digest);
+    let present = observed.stateful_set.as_deref();
+    // What NATS could not be given yet, a control plane that runs without it goes on without.
+    let has_spare = streams::has_spare(blueprint.accepted.class.store_replicas)
+        && (store_ready || present.is_some_and(stateful_set::uses_spare));
+    let present = present.and_then(stateful_set::read_digest);
     let Some(digest) = materials.map(Materials::restart_digest).or_else(|| present.cloned()) else {
         return Ok(());
     };
-    let template = stateful_set::template_digest(blueprint, &digest);
-    let start = stateful_set::Start {
-        incarnation: incarnation::ensure(context, blueprint.identity, observed, &template).await?,
+    let mut start = stateful_set::Start {
+        incarnation: 0,
         digest,
         replicas: i32::from(!asleep),
+        has_spare,
     };
+    let template = stateful_set::template_digest(blueprint, &start);
+    start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
     copies::replace_stuck(context, observed).await?;

@@ -75,6 +75,11 @@ impl Window {
         self.channel.data_bytes(keys.to_owned()).await.unwrap();
     }
 
+    /// Types more than is read; the server may have ended it before the end.
+    pub(crate) async fn flood(&self, letters: usize) {
+        let _ = self.channel.data_bytes("x".repeat(letters)).await;
+    }
+
     pub(crate) async fn resize(&mut self, columns: u16, rows: u16) {
         self.seen.screen_mut().set_size(cells(rows), cells(columns));
         self.channel

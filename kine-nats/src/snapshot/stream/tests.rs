@@ -138,6 +138,23 @@ async fn two_streams_take_turns_and_either_is_enough() {
     assert_eq!(kept(), (vec![40], vec![50], 41));
 }
 
+/// A full log is given room by two snapshots at its end, whichever stream had the last one.
+#[tokio::test]
+async fn two_at_the_end_of_the_log_make_room() {
+    for earlier in [&[][..], &[10], &[10, 20], &[10, 20, 30]] {
+        let (memory, snapshots, state) = bench(60);
+        let snapshots = snapshots.with_spare(memory.spare(), "spare".into());
+        for sequence in earlier {
+            snapshots.keep(&state, &pin(&state, *sequence, 1)).await.unwrap();
+        }
+        for _ in 0..2 {
+            snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
+        }
+        assert_eq!((newest(&snapshots).await, memory.first()), ((40, 1), 41), "{earlier:?}");
+        assert_eq!(snapshots.count().await.unwrap(), 2, "{earlier:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_second_stream_may_come_and_go() {
     let (memory, snapshots, state) = bench(60);

@@ -5,9 +5,11 @@ use yoke_api::names::API_PORT;
 use yoke_pki::plan::FRONT_PROXY_USER;
 
 use super::Blueprint;
+use super::stateful_set::Start;
 use crate::cluster::identity::Identity;
-use crate::nats::streams::has_spare;
 
+/// The flag by which a store uses its stream for every other snapshot.
+pub(super) const SPARE: &str = "--spare";
 /// Where a component finds its Secret.
 pub(super) const PKI: &str = "/etc/kubernetes/pki";
 /// Where kube-apiserver finds its ConfigMap.
@@ -119,7 +121,7 @@ fn client_of_api_server() -> [String; 6] {
     ]
 }
 
-pub(super) fn store(blueprint: &Blueprint<'_>, incarnation: u64) -> Vec<String> {
+pub(super) fn store(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String> {
     let nats = &blueprint.config.nats;
     let mut arguments = vec![
         format!("--listen=unix://{SOCKET_DIR}/kine.sock"),
@@ -127,11 +129,11 @@ pub(super) fn store(blueprint: &Blueprint<'_>, incarnation: u64) -> Vec<String> 
         format!("--creds={STORE}/user.creds"),
         format!("--nats-ca={STORE}/ca.crt"),
         format!("--stream={}", blueprint.identity.id.stream()),
-        to_incarnation(incarnation),
+        to_incarnation(start.incarnation),
         format!("--metrics=0.0.0.0:{STORE_PORT}"),
     ];
-    if has_spare(blueprint.accepted.class.store_replicas) {
-        arguments.push("--spare".into());
+    if start.has_spare {
+        arguments.push(SPARE.into());
     }
     arguments
 }

@@ -44,6 +44,8 @@ pub struct Start {
     pub digest: String,
     /// 0 while asleep.
     pub replicas: i32,
+    /// Whether NATS has the store's stream for every other snapshot: one that is not there would be waited for.
+    pub has_spare: bool,
 }
 
 /// The StatefulSet.
@@ -117,12 +119,24 @@ pub fn read_digest(set: &StatefulSet) -> Option<&String> {
     meta.annotations.as_ref()?.get(labels::CONFIG_DIGEST)
 }
 
+/// Whether its store uses the stream for every other snapshot.
+pub fn uses_spare(set: &StatefulSet) -> bool {
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let mut containers = pod.into_iter().flat_map(|pod| &pod.containers);
+    containers.any(|container| {
+        container
+            .args
+            .iter()
+            .flatten()
+            .any(|argument| argument == arguments::SPARE)
+    })
+}
+
 /// Digest of the pod's template but for the number of its start.
-pub fn template_digest(blueprint: &Blueprint<'_>, digest: &str) -> String {
+pub fn template_digest(blueprint: &Blueprint<'_>, start: &Start) -> String {
     let start = Start {
         incarnation: 0,
-        digest: digest.to_owned(),
-        replicas: 0,
+        ..start.clone()
     };
     let template = serde_json::to_vec(&build_template(blueprint, &start)).expect("keys are strings only");
     HEXLOWER.encode(&Sha256::digest(&template)[..16])
@@ -222,7 +236,7 @@ fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
     Container {
         name: "kine-nats".into(),
         image: Some(blueprint.config.kine_nats_image.clone()),
-        args: Some(arguments::store(blueprint, start.incarnation)),
+        args: Some(arguments::store(blueprint, start)),
         env: None,
         restart_policy: Some("Always".into()),
         liveness_probe: Some(build_probe("/livez", STORE_PORT, "HTTP")),

@@ -56,6 +56,7 @@ fn objects_are_those_of_the_golden_files() {
             incarnation: 3,
             digest: "0123456789abcdef".into(),
             replicas: i32::from(cluster.spec.state == yoke_api::cluster::DesiredState::Running),
+            has_spare: crate::nats::streams::has_spare(accepted.class.store_replicas),
         };
         let set = stateful_set::build_stateful_set(&blueprint, &start);
         let later = stateful_set::Start {
@@ -70,6 +71,7 @@ fn objects_are_those_of_the_golden_files() {
         assert_eq!(restarted.spec, expected.spec, "{}", case.display());
         assert_eq!(stateful_set::read_digest(&set), Some(&start.digest));
         assert_eq!(stateful_set::has_dns(&set), blueprint.has_provider());
+        assert_eq!(stateful_set::uses_spare(&set), start.has_spare);
         compare(
             &case,
             "statefulset",
