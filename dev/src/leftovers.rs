@@ -103,6 +103,7 @@ pub(crate) fn entries(dir: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -117,6 +118,12 @@ mod tests {
         fs::write(at("yoke-12345678"), "").unwrap();
         let listening = UnixListener::bind(at("alive.sock")).unwrap();
         drop(UnixListener::bind(at("dead.sock")).unwrap());
+        // A process that another test is starting has it open until it runs its program.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !is_dead_socket(&at("dead.sock")) {
+            assert!(Instant::now() < deadline, "nobody listens there");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
         let mut left = Vec::new();
         find_files(dir.path(), &["/clone/.dev/", "yoke-12345678"], &mut left);
         left.sort();

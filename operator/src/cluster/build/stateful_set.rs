@@ -122,7 +122,8 @@ pub fn read_digest(set: &StatefulSet) -> Option<&String> {
 /// Whether its store uses the stream for every other snapshot.
 pub fn uses_spare(set: &StatefulSet) -> bool {
     let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let mut containers = pod.into_iter().flat_map(|pod| &pod.containers);
+    // It is a sidecar.
+    let mut containers = pod.into_iter().flat_map(|pod| pod.init_containers.iter().flatten());
     containers.any(|container| {
         container
             .args
