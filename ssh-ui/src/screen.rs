@@ -28,6 +28,7 @@ use crate::directory::Identity;
 
 /// Characters of a text of the host's that are kept.
 const TEXT_MAX: usize = 300;
+const BUSY: &str = "One thing at a time: press that again in a moment.";
 /// Rows of a page, for the keys of that name.
 const PAGE: usize = 10;
 
@@ -207,6 +208,11 @@ impl Screen {
                 None
             }
             Pressed::Done => match form.to_create() {
+                Ok(_) if self.doing.is_some() => {
+                    form.refuse(BUSY.to_owned());
+                    self.mode = Mode::Create(form);
+                    None
+                }
                 Ok(line) => {
                     self.clusters.expect(form.first());
                     self.ask(line, false)
@@ -223,6 +229,7 @@ impl Screen {
     fn press_in_delete(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
         match form.press(key) {
             Pressed::Back => return None,
+            Pressed::Done if self.doing.is_some() => form.refuse(BUSY.to_owned()),
             Pressed::Done if form.first() == name => return self.ask(format!("delete {name} --yes"), false),
             Pressed::Done => form.refuse("That is another name: nothing is deleted.".to_owned()),
             Pressed::Edited => {}
@@ -234,7 +241,7 @@ impl Screen {
     /// One thing at a time: what is pressed meanwhile is not kept.
     fn ask(&mut self, line: String, print: bool) -> Option<Deed> {
         if self.doing.is_some() {
-            "One thing at a time: press that again in a moment.".clone_into(&mut self.note);
+            BUSY.clone_into(&mut self.note);
             return None;
         }
         self.note.clear();

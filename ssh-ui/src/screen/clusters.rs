@@ -100,8 +100,13 @@ impl Clusters {
             .unwrap_or(0)
     }
 
-    /// Chooses a row, or the last.
+    /// Chooses a row, or the last; whatever was awaited does not take its place any more.
     pub(super) fn choose(&mut self, place: usize) {
+        self.awaited = None;
+        self.pick(place);
+    }
+
+    fn pick(&mut self, place: usize) {
         let last = self.rows.len().saturating_sub(1);
         self.chosen = self.rows.keys().nth(place.min(last)).cloned();
     }
@@ -118,7 +123,7 @@ impl Clusters {
             self.chosen = Some(name);
         }
         if self.chosen().is_none() {
-            self.choose(place);
+            self.pick(place);
         }
     }
 }

@@ -206,7 +206,7 @@ fn draw_events(screen: &Screen, about: Option<&str>, frame: &mut Frame<'_>, area
 
 fn draw_note(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     let note = match (&screen.trouble, &screen.doing) {
-        (_, Some(line)) => Line::raw(format!(" {line} …")),
+        (_, Some(line)) if screen.note.is_empty() => Line::raw(format!(" {line} …")),
         (Some(why), None) if screen.note.is_empty() => {
             Line::styled(format!(" {why}. Trying again …"), BOLD.fg(Color::Red))
         }

@@ -117,6 +117,10 @@ fn one_thing_is_done_at_a_time() {
     assert_eq!(press(&mut screen, "s"), line("sleep a"));
     assert_eq!(press(&mut screen, "↓s"), None);
     assert!(screen.note.contains("One thing at a time"));
+    // A form is kept until it can be sent.
+    assert_eq!(press(&mut screen, "cnew\r"), None);
+    assert!(matches!(&screen.mode, Mode::Create(form) if form.problem().contains("One thing at a time")));
+    press(&mut screen, "\x1b");
     screen.tell("Cluster a is to sleep\n");
     assert_eq!(screen.note, "Cluster a is to sleep");
     assert_eq!(press(&mut screen, "s"), line("sleep b"));
@@ -151,6 +155,11 @@ fn choice_stays_with_its_cluster() {
     assert_eq!(chosen(&screen), Some("a"));
     screen.follow_clusters(Change::Apply(cluster("new")));
     assert_eq!(chosen(&screen), Some("new"), "one that was made is chosen");
+    screen.tell("Cluster new is made");
+    press(&mut screen, "clate\r");
+    press(&mut screen, "↑");
+    screen.follow_clusters(Change::Apply(cluster("late")));
+    assert_eq!(chosen(&screen), Some("b"), "somebody chose another one meanwhile");
     listed(&mut screen, vec![cluster("x"), cluster("y")]);
     assert_eq!(chosen(&screen), Some("y"), "nothing of an old list is left");
     listed(&mut screen, vec![]);
