@@ -15,6 +15,16 @@ use crate::{Complaints, crds};
 
 const CHART: &str = "charts/yoke";
 const NAMESPACE: &str = "yoke-system";
+/// Renders the chart, as for a cluster with cert-manager.
+const TEMPLATE: &[&str] = &[
+    "template",
+    "yoke",
+    CHART,
+    "--namespace",
+    NAMESPACE,
+    "--api-versions",
+    "cert-manager.io/v1",
+];
 /// Values without a default, and examples of them.
 const REQUIRED: [(&str, &str); 4] = [
     ("baseDomain", "yoke.example"),
@@ -51,18 +61,7 @@ pub(crate) fn check(root: &Path, helm: &Path) -> Result<Complaints> {
                 "lint",
                 &["lint", "--strict", "--quiet", CHART, "--namespace", NAMESPACE][..],
             ),
-            (
-                "template",
-                &[
-                    "template",
-                    "yoke",
-                    CHART,
-                    "--namespace",
-                    NAMESPACE,
-                    "--api-versions",
-                    "cert-manager.io/v1",
-                ][..],
-            ),
+            ("template", TEMPLATE),
         ] {
             let output = Command::new(helm)
                 .current_dir(root)
@@ -99,15 +98,7 @@ fn check_required(root: &Path, helm: &Path) -> Result<Complaints> {
         let others = REQUIRED.iter().filter(|(name, _)| *name != missing.0);
         let output = Command::new(helm)
             .current_dir(root)
-            .args([
-                "template",
-                "yoke",
-                CHART,
-                "--namespace",
-                NAMESPACE,
-                "--api-versions",
-                "cert-manager.io/v1",
-            ])
+            .args(TEMPLATE)
             .args(others.flat_map(|(name, value)| ["--set".to_owned(), format!("{name}={value}")]))
             .output()
             .with_context(|| format!("cannot run {}", helm.display()))?;

@@ -53,9 +53,8 @@ pub(super) fn has_state(cluster: &Cluster) -> bool {
 /// The service-account key and the credentials of the store's user, if both are there.
 pub(super) fn find_known(context: &Context, identity: &Identity) -> Option<(String, String)> {
     let find = |name: &str, key: &str| {
-        let secret = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
-        let secret = context.caches.secrets.get(&secret)?;
-        text_of(&secret, key).filter(|_| is_of(&secret, identity))
+        let secret = find_own(context, identity, name, PKI_NAMESPACE)?;
+        text_of(&secret, key)
     };
     Some((
         find(&identity.service_account_secret(), SERVICE_ACCOUNT)?,
@@ -178,17 +177,10 @@ async fn tell_of_lost_user(context: &Context, cluster: &Cluster, identity: &Iden
 
 /// The account of the store as far as it is known: by its Secret, by the copy in the hosted namespace, or by its public key.
 pub(super) fn find_account(context: &Context, identity: &Identity, known: Option<&str>, size: Size) -> Option<Account> {
-    let secret = |name: &str, namespace: &str| {
-        let secret = context
-            .caches
-            .secrets
-            .get(&ObjectRef::<Secret>::new(name).within(namespace));
-        secret.filter(|secret| is_of(secret, identity))
-    };
-    let kept = secret(&identity.store_secret(), PKI_NAMESPACE);
+    let kept = find_own(context, identity, &identity.store_secret(), PKI_NAMESPACE);
     let kept = kept.and_then(|secret| Account::from_data(&data_of(&secret)).ok());
     let copied = || {
-        let secret = secret(secrets::STORE, identity.hosted().as_str())?;
+        let secret = find_own(context, identity, secrets::STORE, identity.hosted().as_str())?;
         let text = text_of(&secret, CREDENTIALS)?;
         Some(Account::of_user(ClusterUser::from_credentials(&text)?, size))
     };
@@ -204,9 +196,14 @@ pub(super) fn find_account(context: &Context, identity: &Identity, known: Option
 
 /// Whether the hosted namespace has a copy of the credentials of the store's user.
 pub(super) fn has_copy(context: &Context, identity: &Identity) -> bool {
-    let copy = ObjectRef::<Secret>::new(secrets::STORE).within(identity.hosted().as_str());
-    let copy = context.caches.secrets.get(&copy);
-    copy.is_some_and(|copy| is_of(&copy, identity))
+    find_own(context, identity, secrets::STORE, identity.hosted().as_str()).is_some()
+}
+
+/// A Secret of this Cluster's, as the watch knows it.
+fn find_own(context: &Context, identity: &Identity, name: &str, namespace: &str) -> Option<Arc<Secret>> {
+    let secret = ObjectRef::<Secret>::new(name).within(namespace);
+    let secret = context.caches.secrets.get(&secret)?;
+    is_of(&secret, identity).then_some(secret)
 }
 
 /// Keeps what names an account whose data stays, and lets nobody use it.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::{ConnectErrorKind, jetstream};
 use yoke_operator::nats::claims::disk_storage_of;
-use yoke_operator::nats::streams::{self, Provisioner};
+use yoke_operator::nats::streams::Provisioner;
 use yoke_operator::nats::{ClusterUser, NatsError};
 
 use crate::support::Server;
@@ -195,19 +195,18 @@ async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
     let server = Server::start().await;
     let nats = connect(&server).await;
     let store = Store::new(&nats, OWN).await;
-    let ensure = async |has_state| streams::ensure(&nats, &store.plan.id, &store.account, has_state).await;
-    ensure(true).await.unwrap();
+    store.ensure_what_it_had().await.unwrap();
     server.lose_streams(&store.account.public_key).await;
     let log = store.plan.id.stream();
     for _ in 0..2 {
-        let lost = ensure(true).await.unwrap_err();
+        let lost = store.ensure_what_it_had().await.unwrap_err();
         assert!(
             matches!(&lost, NatsError::LogLost { stream } if *stream == log),
             "{lost:?}"
         );
     }
-    ensure(false).await.unwrap();
-    ensure(true).await.unwrap();
+    store.ensure().await.unwrap();
+    store.ensure_what_it_had().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
