@@ -4,10 +4,12 @@
 //! stores (who) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
 //!                                                       ▲
 //! run (in which order) ──► phases, watches, starts, takeovers ── load (on the cores of the load) ──► table
+//!                     └──► etcd_benchmark (etcd's own client, as a program) ─────────────────────────┘
 //! ```
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the tables are the result")]
 
 mod client;
+mod etcd_benchmark;
 mod load;
 mod phases;
 mod process;

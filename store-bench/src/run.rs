@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
+use crate::etcd_benchmark;
 use crate::phases::{self, IN_NAMESPACE, Keys};
 use crate::process::{Cores, Peak};
 use crate::starts;
@@ -12,7 +13,8 @@ use crate::stores::{Kind, Running, Store};
 use crate::table::{Cell, Table};
 use crate::takeovers;
 
-/// Measures kine-nats beside etcd and Go kine. Wants etcd, kine, kine-nats, nats-server, setpriv and taskset in PATH.
+/// Measures kine-nats beside etcd and Go kine. Wants etcd, kine, kine-nats, nats-server, etcd's benchmark, setpriv
+/// and taskset in PATH.
 #[derive(Debug, Parser)]
 #[command(max_term_width = 110)]
 pub(crate) struct Args {
@@ -30,6 +32,14 @@ pub(crate) struct Args {
         value_delimiter = ','
     )]
     stores: Vec<Kind>,
+    /// What the stores are put through in every round: Kubernetes' requests, and the phases of etcd's own program.
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "kubernetes,etcd-benchmark",
+        value_delimiter = ','
+    )]
+    loads: Vec<Load>,
     /// Only with what is acknowledged on the disk.
     #[arg(long)]
     durable: bool,
@@ -50,6 +60,15 @@ pub(crate) struct Args {
     takeovers: usize,
 }
 
+/// What a store is put through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Load {
+    /// Requests as kube-apiserver sends them.
+    Kubernetes,
+    /// `benchmark` of etcd.
+    EtcdBenchmark,
+}
+
 impl Args {
     fn stores(&self) -> impl Iterator<Item = Store> {
         let wanted = |store: &Store| self.stores.contains(&store.kind) && (store.durable || !self.durable);
@@ -63,9 +82,13 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
         for store in args.stores() {
-            through_phases(args, store, &mut table)
-                .await
+            for load in &args.loads {
+                match load {
+                    Load::Kubernetes => through_phases(args, store, &mut table).await,
+                    Load::EtcdBenchmark => through_benchmark(args, store, &mut table).await,
+                }
                 .with_context(|| format!("measuring {}", store.name()))?;
+            }
         }
     }
     // A start reads what was written; whether that was synced when it was written makes no difference.
@@ -106,4 +129,10 @@ async fn through_phases(args: &Args, store: Store, table: &mut Table) -> Result<
     rows("most memory in the round, MiB", Cell::number(peak.most(), 0));
     rows("of the process that clients speak to", Cell::number(front.most(), 0));
     Ok(())
+}
+
+async fn through_benchmark(args: &Args, store: Store, table: &mut Table) -> Result<()> {
+    let mut running = Running::start(store, &args.server_cores, &[]).await?;
+    let mut rows = |row: &str, cell| table.add_or_refuse(store, row, cell);
+    etcd_benchmark::run(&mut running, Duration::from_secs_f64(args.seconds), &mut rows).await
 }

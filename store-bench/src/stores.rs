@@ -137,6 +137,11 @@ impl Running {
         Ok(running)
     }
 
+    /// Host and port of what clients speak to.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     /// A new connection.
     pub(crate) fn client(&self) -> Result<Client> {
         Client::new(self.port)

@@ -82,13 +82,21 @@ impl std::fmt::Display for Cell {
 /// All that was measured, in the order in which it came.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    seen: Vec<(Store, String, Cell)>,
+    seen: Vec<(Store, String, Result<Cell, String>)>,
 }
 
 impl Table {
     /// Keeps what a phase said.
     pub(crate) fn add(&mut self, store: Store, row: &str, cell: Cell) {
-        eprintln!("{}: {row}: {cell}", store.name());
+        self.add_or_refuse(store, row, Ok(cell));
+    }
+
+    /// The same, or keeps why a phase does not work with the store.
+    pub(crate) fn add_or_refuse(&mut self, store: Store, row: &str, cell: Result<Cell, String>) {
+        match &cell {
+            Ok(cell) => eprintln!("{}: {row}: {cell}", store.name()),
+            Err(reason) => eprintln!("{}: {row}: {reason}", store.name()),
+        }
         self.seen.push((store, row.to_owned(), cell));
     }
 
@@ -111,13 +119,34 @@ impl Table {
         text += &format!("|{}\n", "---|".repeat(stores.len() + 1));
         for row in rows {
             let cells = stores.iter().map(|store| {
-                let of = |(seen, name, _): &&(Store, String, Cell)| seen == store && name == row;
-                let cells: Vec<_> = self.seen.iter().filter(of).map(|(.., cell)| cell).collect();
+                let cells: Vec<_> = self.of(*store, row).filter_map(|cell| cell.as_ref().ok()).collect();
                 Cell::median(&cells).map_or("–".to_owned(), |cell| cell.to_string())
             });
             text += &line(std::iter::once(row.to_owned()).chain(cells).collect());
         }
-        text
+        text + &self.refusals(&stores)
+    }
+
+    /// For each reason why phases do not work with one of `stores`, which they are.
+    fn refusals(&self, stores: &[Store]) -> String {
+        let mut seen = Vec::<(Store, &str, Vec<&str>)>::new();
+        for (store, row, cell) in &self.seen {
+            let Err(reason) = cell else { continue };
+            match seen.iter_mut().find(|(of, why, _)| of == store && why == reason) {
+                Some((.., rows)) if rows.contains(&row.as_str()) => {}
+                Some((.., rows)) => rows.push(row),
+                None => seen.push((*store, reason, vec![row])),
+            }
+        }
+        let shown = seen.iter().filter(|(store, ..)| stores.contains(store));
+        shown
+            .map(|(store, reason, rows)| format!("\n{}, {}: \"{reason}\"\n", store.name(), rows.join("; ")))
+            .collect()
+    }
+
+    fn of<'a>(&'a self, store: Store, row: &'a str) -> impl Iterator<Item = &'a Result<Cell, String>> {
+        let is_it = move |(of, name, _): &&(Store, String, _)| *of == store && name == row;
+        self.seen.iter().filter(is_it).map(|(.., cell)| cell)
     }
 }
 
@@ -147,5 +176,16 @@ mod tests {
             | get | 200/s, 1.2 / 10.0 ms, 50 µs, **3 failed** | – |\n| boot | – | 0.13 |\n";
         assert_eq!(table.print(true), expected);
         assert_eq!(table.print(false), "");
+    }
+
+    #[test]
+    fn a_reason_why_phases_do_not_work_stands_below_the_table_once() {
+        let mut table = Table::default();
+        for row in ["put", "txn-put", "put"] {
+            table.add_or_refuse(Store::ALL[1], row, Err("not supported".to_owned()));
+        }
+        let expected = "|  | Go kine + NATS |\n|---|---|\n| put | – |\n| txn-put | – |\n\n\
+            Go kine + NATS, put; txn-put: \"not supported\"\n";
+        assert_eq!(table.print(true), expected);
     }
 }
