@@ -119,11 +119,19 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,Kubernetes storage tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh -- -test.count $(COUNT))
 	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 
+# The binaries in release first: those of the stack are built for tests.
+BENCH_PATH = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release:$(CURDIR)/.dev/peers:$(BIN):$$PATH
+
 .PHONY: bench-store
 bench-store: tools ## Measure the store beside etcd and Go kine (ARGS="--rounds 1" and others: see ARGS=--help)
 	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine go.etcd.io/etcd/v3/tools/benchmark)
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
-	$(call timed,measurements,PATH=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release:$(CURDIR)/.dev/peers:$(BIN):$$PATH yoke-store-bench $(ARGS))
+	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench stores $(ARGS))
+
+.PHONY: bench-fleet
+bench-fleet: tools ## Measure 1,372 kinds and a million objects (ARGS="--crds 20 --objects 2000" for a look)
+	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
+	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench fleet $(ARGS))
 
 .PHONY: bench
 bench: yoke-dev ## Measure, on a stack built for speed

@@ -1,4 +1,4 @@
-//! `make bench-store`: kine-nats beside the stores that it replaces, in one run on one machine.
+//! `make bench-store` and `make bench-fleet`: kine-nats beside the stores that it replaces, in one run on one machine.
 //!
 //! ```text
 //! stores (who) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
@@ -10,6 +10,7 @@
 
 mod client;
 mod etcd_benchmark;
+mod fleet;
 mod load;
 mod phases;
 mod process;
@@ -22,9 +23,24 @@ mod watches;
 
 use clap::Parser as _;
 
+/// Measures kine-nats beside other stores.
+#[derive(Debug, clap::Parser)]
+#[command(max_term_width = 110)]
+enum Args {
+    Stores(run::Args),
+    Fleet(fleet::Args),
+}
+
 fn main() -> anyhow::Result<()> {
-    let args = run::Args::parse();
-    process::pin_self(&args.load_cores)?;
+    let args = Args::parse();
+    if let Args::Stores(args) = &args {
+        process::pin_self(&args.load_cores)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(run::run(&args))
+    runtime.block_on(async {
+        match args {
+            Args::Stores(args) => run::run(&args).await,
+            Args::Fleet(args) => fleet::run(&args).await,
+        }
+    })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -26,6 +26,14 @@ impl std::fmt::Display for Cores {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let numbers: Vec<_> = self.0.iter().map(ToString::to_string).collect();
         f.write_str(&numbers.join(","))
+    }
+}
+
+impl Cores {
+    /// Those that this process may use.
+    pub(crate) fn available() -> Result<Self> {
+        let set = sched_getaffinity(None).context("asking for the cores of this process")?;
+        Ok(Self((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()))
     }
 }
 
@@ -59,10 +67,20 @@ impl Used {
                 all.cpu += task?.schedstat()?.sum_exec_runtime as f64 / 1e3;
             }
             all.written += process.io()?.write_bytes as f64;
-            all.memory += process.status()?.rssanon.context("no RssAnon")? as f64 / 1024.0;
         }
+        all.memory = memory(ids)?;
         Ok(all)
     }
+}
+
+/// Anonymous memory that processes have now, in MiB.
+fn memory(ids: &[i32]) -> Result<f64> {
+    let mut all = 0.0;
+    for id in ids {
+        let status = procfs::process::Process::new(*id)?.status()?;
+        all += status.rssanon.context("no RssAnon")? as f64 / 1024.0;
+    }
+    Ok(all)
 }
 
 /// Processor time that this process has used, in microseconds.
@@ -90,8 +108,8 @@ impl Peak {
         looking.spawn(async move {
             let mut tick = tokio::time::interval(Duration::from_millis(100));
             // A process that has ended has no memory; what it was is said elsewhere.
-            while let Ok(used) = Used::by(&ids) {
-                sender.send_modify(|most| *most = used.memory.max(*most));
+            while let Ok(memory) = memory(&ids) {
+                sender.send_modify(|most| *most = memory.max(*most));
                 tick.tick().await;
             }
         });

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::Parser;
 
 use crate::etcd_benchmark;
 use crate::phases::{self, IN_NAMESPACE, Keys};
@@ -15,8 +14,7 @@ use crate::takeovers;
 
 /// Measures kine-nats beside etcd and Go kine. Wants etcd, kine, kine-nats, nats-server, etcd's benchmark, setpriv
 /// and taskset in PATH.
-#[derive(Debug, Parser)]
-#[command(max_term_width = 110)]
+#[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Cores of the load.
     #[arg(long, value_name = "LIST", default_value = "1")]

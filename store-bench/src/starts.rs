@@ -1,7 +1,5 @@
 //! How long a store takes to answer again: after it was asked to end, and after it was killed.
 
-use std::time::Instant;
-
 use anyhow::Result;
 use rustix::process::Signal;
 
@@ -32,10 +30,7 @@ pub(crate) async fn run(store: &mut Running, count: u64, rows: &mut impl FnMut(&
         ("start after SIGTERM", Signal::TERM),
         ("start after SIGKILL", Signal::KILL),
     ] {
-        store.front.end(signal)?;
-        let begun = Instant::now();
-        store.front.begin()?;
-        store.ready().await?;
+        let begun = store.again(signal).await?;
         let seconds = begun.elapsed().as_secs_f64();
         rows(&format!("{what}, {count} keys, s"), Cell::number(seconds, 2));
     }

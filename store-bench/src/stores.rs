@@ -1,9 +1,11 @@
 //! The stores, and how each is started.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::process::Signal;
 use tempfile::TempDir;
 use yoke_test_support::free_port;
 
@@ -81,7 +83,7 @@ pub(crate) struct Running {
     /// Of the NATS servers behind it.
     urls: Vec<String>,
     port: u16,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Running {
@@ -113,7 +115,7 @@ impl Running {
             behind: behind.into_iter().map(|(process, _)| process).collect(),
             urls,
             port,
-            _dir: dir,
+            dir,
         };
         running
             .ready()
@@ -131,7 +133,7 @@ impl Running {
             behind: vec![],
             urls: self.urls.clone(),
             port,
-            _dir: dir,
+            dir,
         };
         running.ready().await.context("starting another kine-nats")?;
         Ok(running)
@@ -159,6 +161,21 @@ impl Running {
         Ok(())
     }
 
+    /// Ends the process that clients speak to by `signal`, starts it again and waits until it answers. Answers when it was
+    /// started.
+    pub(crate) async fn again(&mut self, signal: Signal) -> Result<Instant> {
+        self.front.end(signal)?;
+        let begun = Instant::now();
+        self.front.begin()?;
+        self.ready().await?;
+        Ok(begun)
+    }
+
+    /// What its files take of the disk, in MiB.
+    pub(crate) fn disk(&self) -> Result<f64> {
+        Ok(blocks(self.dir.path())? as f64 * 512.0 / 1024.0 / 1024.0)
+    }
+
     /// What all its processes have used.
     pub(crate) fn used(&self) -> Result<Used> {
         Used::by(&self.ids()?)
@@ -175,6 +192,21 @@ impl Running {
             .map(Process::id)
             .collect()
     }
+}
+
+/// Blocks of the disk that a folder's files have.
+fn blocks(dir: &Path) -> Result<u64> {
+    let mut all = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        // A file that is gone has none.
+        let Ok(metadata) = entry.metadata() else { continue };
+        all += metadata.blocks();
+        if metadata.is_dir() {
+            all += blocks(&entry.path())?;
+        }
+    }
+    Ok(all)
 }
 
 fn etcd(port: u16, peer: u16, durable: bool, dir: &Path) -> Vec<String> {

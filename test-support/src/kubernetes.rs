@@ -55,21 +55,8 @@ impl<'a> Options<'a> {
     ///
     /// If it is not ready in time.
     pub async fn start(&self, dir: &Path) -> (Process, Client) {
-        let key = ServiceAccountKey::generate().expect("a key can be drawn");
-        let mut tokens = format!("{OWNER_TOKEN},admin,admin,\"system:masters\"\n");
-        tokens.extend(
-            self.users
-                .iter()
-                .map(|(token, name)| format!("{token},{name},{name}\n")),
-        );
-        for (name, text) in [
-            ("sa.key", key.private_pem()),
-            ("sa.pub", key.public_pem()),
-            ("tokens.csv", &tokens),
-        ] {
-            std::fs::write(dir.join(name), text).expect("the folder can be written");
-        }
-        let process = Process::spawn_with(dir, "kube-apiserver", &self.to_arguments(dir), self.environment);
+        let arguments = self.prepare(dir);
+        let process = Process::spawn_with(dir, "kube-apiserver", &arguments, self.environment);
         let client = connect(&self.url(), OWNER_TOKEN);
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -84,6 +71,29 @@ impl<'a> Options<'a> {
             );
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Writes the files of the server into `dir`. Answers its arguments.
+    ///
+    /// # Panics
+    ///
+    /// If they cannot be written.
+    pub fn prepare(&self, dir: &Path) -> Vec<String> {
+        let key = ServiceAccountKey::generate().expect("a key can be drawn");
+        let mut tokens = format!("{OWNER_TOKEN},admin,admin,\"system:masters\"\n");
+        tokens.extend(
+            self.users
+                .iter()
+                .map(|(token, name)| format!("{token},{name},{name}\n")),
+        );
+        for (name, text) in [
+            ("sa.key", key.private_pem()),
+            ("sa.pub", key.public_pem()),
+            ("tokens.csv", &tokens),
+        ] {
+            std::fs::write(dir.join(name), text).expect("the folder can be written");
+        }
+        self.to_arguments(dir)
     }
 
     fn to_arguments(&self, dir: &Path) -> Vec<String> {

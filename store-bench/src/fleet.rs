@@ -1,0 +1,281 @@
+//! `make bench-fleet`: a tenant cluster with as many kinds and objects as fleets of cloud resources need, on each store in
+//! turn. The store, kube-apiserver and the load share all cores.
+//!
+//! ```text
+//! objects (CRDs, objects) ──► api (kube-apiserver and its client) ──► stores
+//!                              └──► table
+//! ```
+
+mod api;
+mod objects;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+
+use self::api::{Client, Page, Server};
+use self::objects::{Crd, Fleet};
+use crate::load::{Times, Until, closed};
+use crate::process::{Cores, Peak, Used, own_cpu};
+use crate::stores::{Kind, Running, Store};
+use crate::table::{Cell, Form, Table};
+
+/// Requests at a time where each makes work for the API server that lasts.
+const FEW: usize = 16;
+/// How often the creation of objects says how far it is.
+const REPORTS: u64 = 20;
+/// For so long after a CRD is Established kube-apiserver lets each creation of an object sleep (`serveResource`,
+/// k8s.io/apiextensions-apiserver 0.35.4).
+const JUST_CREATED: Duration = Duration::from_secs(2);
+
+/// Measures many kinds with many objects, through kube-apiserver. Wants etcd, kine-nats, nats-server, kube-apiserver,
+/// setpriv and taskset in PATH.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to measure, of etcd, kine-nats and kine-nats-replicated.
+    #[arg(long, value_name = "LIST", default_value = "etcd,kine-nats", value_delimiter = ',')]
+    stores: Vec<Kind>,
+    /// CustomResourceDefinitions.
+    #[arg(long, value_name = "N", default_value_t = 1372, value_parser = clap::value_parser!(u64).range(1..))]
+    crds: u64,
+    /// Objects of these kinds. A million wants about half an hour for each store, 20 GiB of memory and 6 GiB of disk.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    objects: u64,
+    /// Namespaces that the objects are in.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    namespaces: u64,
+    /// Clients that create objects.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    clients: usize,
+    /// What Go is to keep the memory of kube-apiserver below: its GOMEMLIMIT, or off.
+    #[arg(long, value_name = "SIZE", default_value = "14GiB")]
+    memory_limit: String,
+}
+
+/// Measures each store, and prints a table, of what there is if one fails.
+pub(crate) async fn run(args: &Args) -> Result<()> {
+    let mut table = Table::default();
+    let done = all(args, &mut table).await;
+    println!("\n{}", table.print(true));
+    done
+}
+
+async fn all(args: &Args, table: &mut Table) -> Result<()> {
+    for kind in &args.stores {
+        let store = Store {
+            kind: *kind,
+            durable: true,
+        };
+        through(args, store, &mut |row, cell| table.add(store, row, cell))
+            .await
+            .with_context(|| format!("measuring {}", store.name()))?;
+    }
+    Ok(())
+}
+
+async fn through(args: &Args, store: Store, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
+    let cores = Cores::available()?;
+    let fleet = Fleet {
+        kinds: args.crds,
+        objects: args.objects,
+        namespaces: args.namespaces,
+    };
+    let mut store = Running::start(store, &cores, &[]).await?;
+    let begun = Instant::now();
+    let mut api = Server::start(&store.address(), &cores, &args.memory_limit)?;
+    let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
+    api.ready().await?;
+    rows("kube-apiserver on the empty store → ready, s", since(begun));
+    kinds(&api.client, fleet, rows).await?;
+    let created = objects(&mut store, &mut api, fleet, args.clients, rows).await?;
+    lists(&store, &api.client, fleet, created, rows).await?;
+    rows(
+        "most memory of kube-apiserver until here, MiB",
+        Cell::number(most.0.most(), 0),
+    );
+    rows(
+        "most memory of the store until here, MiB",
+        Cell::number(most.1.most(), 0),
+    );
+    rows("disk of the store, MiB", Cell::number(store.disk()?, 0));
+    let written = store.used()?.written / 1024.0 / 1024.0;
+    rows("written to the disk by the store, MiB", Cell::number(written, 0));
+    api_again(&store, &mut api, fleet, rows).await?;
+    store_again(&mut store, &mut api, fleet, rows).await
+}
+
+fn since(begun: Instant) -> Cell {
+    Cell::number(begun.elapsed().as_secs_f64(), 1)
+}
+
+/// Runs a request for each number below `count`, of which none may fail.
+async fn each<F: Future<Output = Result<()>> + Send>(
+    count: u64,
+    request: impl Fn(u64) -> F + Clone + Send + Sync + 'static,
+) -> Result<()> {
+    let failed = closed(FEW, Until::Count(count), request).await?.failed();
+    ensure!(failed == 0, "{failed} of {count} requests failed");
+    Ok(())
+}
+
+/// Creates the CRDs, and waits until they are served.
+async fn kinds(client: &Client, fleet: Fleet, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
+    let (begun, crds) = (Instant::now(), fleet.kinds);
+    let at = client.clone();
+    each(crds, move |kind| {
+        let client = at.clone();
+        async move { client.create(objects::CRDS, objects::crd(kind)).await }
+    })
+    .await?;
+    rows(&format!("CRDs: {crds} created, s"), since(begun));
+    let at = client.clone();
+    each(crds, move |kind| {
+        let client = at.clone();
+        async move { client.wait(&objects::crd_path(kind), Crd::is_established).await }
+    })
+    .await?;
+    rows("CRDs: all Established, s", since(begun));
+    caches(client, fleet, 0).await?;
+    rows("CRDs: all served, with watch caches, s", since(begun));
+    tokio::time::sleep(JUST_CREATED).await;
+    Ok(())
+}
+
+/// Waits until the watch cache of each kind is loaded, of which `objects` exist.
+async fn caches(client: &Client, fleet: Fleet, objects: u64) -> Result<()> {
+    let client = client.clone();
+    each(fleet.kinds, move |kind| {
+        let client = client.clone();
+        let expected = usize::from(kind < objects);
+        let is = move |page: &Page| page.items.len() == expected;
+        async move { client.wait(&Fleet::cached(kind), is).await }
+    })
+    .await
+}
+
+/// Creates the objects. Answers how many the API server said were created.
+async fn objects(
+    store: &mut Running,
+    api: &mut Server,
+    fleet: Fleet,
+    clients: usize,
+    rows: &mut impl FnMut(&str, Cell),
+) -> Result<u64> {
+    let client = api.client.clone();
+    each(fleet.namespaces, move |number| {
+        let client = client.clone();
+        async move { client.create(objects::NAMESPACES, objects::namespace(number)).await }
+    })
+    .await?;
+    let used = |store: &Running, api: &Server| -> Result<_> {
+        Ok((store.used()?.cpu, Used::by(&[api.process.id()?])?.cpu, own_cpu()?))
+    };
+    let (before, begun, client) = (used(store, api)?, Instant::now(), api.client.clone());
+    let mut times = closed(clients, Until::Count(fleet.objects), move |number| {
+        let client = client.clone();
+        async move {
+            let (path, object) = fleet.object(number);
+            client.create(&path, object).await?;
+            if (number + 1) % (fleet.objects / REPORTS).max(1) == 0 {
+                let rate = (number + 1) as f64 / begun.elapsed().as_secs_f64();
+                eprintln!("  {} of {} objects, {rate:.0}/s", number + 1, fleet.objects);
+            }
+            Ok(())
+        }
+    })
+    .await?;
+    let seconds = begun.elapsed().as_secs_f64();
+    store.front.check()?;
+    api.process.check()?;
+    let (after, answered) = (used(store, api)?, times.answered() as f64);
+    rows(
+        &format!("{} objects created, {clients} clients", fleet.objects),
+        Cell {
+            form: Form::Requests,
+            numbers: vec![
+                answered / seconds,
+                times.quantile(0.5),
+                times.quantile(0.99),
+                (after.0 - before.0) / answered,
+                (after.2 - before.2) / 1e6 / seconds,
+            ],
+            problems: times.failed(),
+        },
+    );
+    let cpu = (after.1 - before.1) / answered;
+    rows("processor time of kube-apiserver for each, µs", Cell::number(cpu, 0));
+    Ok(times.answered() as u64)
+}
+
+/// Lists all objects, kind by kind.
+async fn lists(
+    store: &Running,
+    client: &Client,
+    fleet: Fleet,
+    created: u64,
+    rows: &mut impl FnMut(&str, Cell),
+) -> Result<()> {
+    let (begun, mut seen, mut times) = (Instant::now(), 0, Vec::new());
+    for kind in 0..fleet.kinds {
+        let begun = Instant::now();
+        seen += client.list(&Fleet::list(kind)).await?;
+        times.push(begun.elapsed());
+    }
+    let all = since(begun);
+    // One whose creation was not answered may be there.
+    ensure!(
+        (created..=fleet.objects).contains(&seen),
+        "{seen} objects are listed, {created} were created"
+    );
+    let one = Times::new(times).quantile(0.5);
+    rows("list of a kind by 500, median of all kinds, ms", Cell::number(one, 1));
+    rows("list of all kinds one after the other, s", all);
+    let begun = Instant::now();
+    let stored = store.client()?.list("/registry/").await?;
+    rows("list of all keys by 500 at the store itself, s", since(begun));
+    ensure!(stored as u64 >= seen, "{stored} keys are stored of {seen} objects");
+    Ok(())
+}
+
+/// Starts the API server again, and waits for what it loads.
+async fn api_again(store: &Running, api: &mut Server, fleet: Fleet, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
+    api.again()?;
+    let begun = Instant::now();
+    let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
+    api.ready().await?;
+    rows("kube-apiserver started again → ready, s", since(begun));
+    caches(&api.client, fleet, fleet.objects).await?;
+    rows(
+        "kube-apiserver started again → all watch caches loaded, s",
+        since(begun),
+    );
+    rows(
+        "most memory of kube-apiserver meanwhile, MiB",
+        Cell::number(most.0.most(), 0),
+    );
+    rows(
+        "most memory of the store meanwhile, MiB",
+        Cell::number(most.1.most(), 0),
+    );
+    Ok(())
+}
+
+/// Starts the store again beneath the API server.
+async fn store_again(
+    store: &mut Running,
+    api: &mut Server,
+    fleet: Fleet,
+    rows: &mut impl FnMut(&str, Cell),
+) -> Result<()> {
+    for (number, (what, signal)) in (fleet.objects..).zip([("SIGTERM", Signal::TERM), ("SIGKILL", Signal::KILL)]) {
+        let begun = store.again(signal).await?;
+        rows(&format!("store started after {what} → answers, s"), since(begun));
+        api.writable(fleet.object(number)).await?;
+        rows(
+            &format!("store started after {what} → an object is created, s"),
+            since(begun),
+        );
+    }
+    Ok(())
+}
