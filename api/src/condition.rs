@@ -134,7 +134,8 @@ reasons! {
     ControllersPending,
     /// NATS does not answer the operator.
     StoreUnavailable,
-    /// NATS has no log of a Cluster that had an API. No empty one is made in its place.
+    /// NATS has no log of a Cluster whose control plane was started, be it before the Cluster was deleted or restored. No
+    /// empty one is made in its place.
     StoreLost,
     /// A key of the cluster is lost, and there is no copy of it. A service-account key must be restored, and nothing is drawn
     /// in its place; a leaf of a CA that is lost must be issued again; a lost user of the store is replaced, which an event

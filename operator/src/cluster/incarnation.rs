@@ -4,6 +4,8 @@
 //! It is kept beside the store's user, with a digest of the template that it was raised for, so that it is raised once for
 //! each change, and never falls when the hosted namespace is lost. The first is the time in seconds: what the streams of a
 //! Cluster that is restored have seen is not known, and no count comes near it.
+//!
+//! As it is there before anything can be written to a store, it also says of which stores that may have happened.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,7 @@ use yoke_api::names::PKI_NAMESPACE;
 use super::build::stateful_set;
 use super::gate::{self, Incarnation, LastStart};
 use super::identity::Identity;
-use super::kept::data_of;
+use super::kept::{Texts, data_of};
 use super::observe::Observed;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -34,7 +36,7 @@ pub(super) async fn ensure(
     observed: &Observed,
     template: &str,
 ) -> Result<u64, ReconcileError> {
-    let first = u64::try_from(Timestamp::now().as_second()).unwrap_or(1);
+    let first = first();
     let name = identity.store_secret();
     let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
     let known = context.caches.secrets.get(&key);
@@ -66,6 +68,21 @@ pub(super) async fn ensure(
             Ok(number)
         }
     }
+}
+
+/// Whether a control plane was, or was about to be, started on the store that this Secret is of.
+pub(super) fn is_noted(store: &Secret) -> bool {
+    store.data.as_ref().is_some_and(|data| data.contains_key(NUMBER))
+}
+
+/// What the Secret of a store says that is made in place of a lost one: a control plane may have been started. Without a
+/// template it counts for no start that is known.
+pub(super) fn note_unknown(texts: &mut Texts) {
+    texts.insert(NUMBER.to_owned(), first().to_string());
+}
+
+fn first() -> u64 {
+    u64::try_from(Timestamp::now().as_second()).unwrap_or(1)
 }
 
 #[derive(Debug, Serialize)]

@@ -32,7 +32,7 @@ pub(super) async fn keep(
         kept::ensure_service_account(context, cluster, identity),
         kept::ensure_account(context, cluster, identity, kept::size_of(context, cluster)),
     )?;
-    let mut applied = Applied::new(store::look(context, cluster, identity, &account).await, observed);
+    let mut applied = Applied::new(store::look(context, cluster, identity, &account).await?, observed);
     let plan = validate::plan_names(identity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {

@@ -3,7 +3,8 @@
 //! It lives in the namespace of certificate authorities, so that a lost hosted namespace takes nothing with it. A Secret
 //! that is lost there is made again from the copy in the hosted namespace. Only a Cluster that never had an API is drawn
 //! a service-account key or an account: another key voids every token of a cluster that runs, and another account has none
-//! of its data. An account outlives its Cluster if the data does; the Secret then says whose it was.
+//! of its data. An account outlives its Cluster if the data does; the Secret then says whose it was, and whether anything may
+//! have been written to it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use yoke_pki::service_account::ServiceAccountKey;
 
 use super::build::secrets;
 use super::identity::Identity;
+use super::incarnation;
 use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::events::Notice;
@@ -32,7 +34,8 @@ use crate::quantity;
 /// Key of the service-account key in the Secrets that hold it.
 const SERVICE_ACCOUNT: &str = "sa.key";
 
-type Texts = BTreeMap<String, String>;
+/// Texts of a Secret by their keys.
+pub(super) type Texts = BTreeMap<String, String>;
 
 /// A Secret to keep.
 struct Place<'a> {
@@ -44,10 +47,27 @@ struct Place<'a> {
     copy: &'a str,
 }
 
-/// Whether the Cluster ever had an API, and so has state that hangs on what was drawn for it.
-pub(super) fn has_state(cluster: &Cluster) -> bool {
+/// Whether this very Cluster ever had an API, and so has state that hangs on what was drawn for it.
+fn had_api(cluster: &Cluster) -> bool {
     let mut history = cluster.status.iter().flat_map(|status| &status.history);
     history.any(|entry| entry.completed.is_some())
+}
+
+/// Whether anything may have been written to the store, be it by a Cluster of this identity that is gone: its status went
+/// with it, and its store's Secret did not. The watch may lag behind, so a start that is not known is asked for.
+pub(super) async fn has_state(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+) -> Result<bool, ReconcileError> {
+    let name = identity.store_secret();
+    let known = find_own(context, identity, &name, PKI_NAMESPACE);
+    if had_api(cluster) || known.is_some_and(|secret| incarnation::is_noted(&secret)) {
+        return Ok(true);
+    }
+    let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let found = find(&api, &name).await?;
+    Ok(found.is_some_and(|secret| incarnation::is_noted(&secret)))
 }
 
 /// The service-account key and the credentials of the store's user, if both are there.
@@ -83,7 +103,7 @@ pub(super) async fn ensure_service_account(
     };
     let read = |text: String| ServiceAccountKey::from_pem(&text).ok().map(|key| texts(&key));
     let draw = async {
-        match has_state(cluster) {
+        match had_api(cluster) {
             true => Err(ReconcileError::Lost {
                 name: identity.service_account_secret(),
             }),
@@ -113,7 +133,12 @@ pub(super) async fn ensure_account(
         copy: secrets::STORE,
     };
     let now = Timestamp::now().as_second();
-    let read = |text: String| Some(Account::of_user(ClusterUser::from_credentials(&text)?, size).to_data());
+    let replace = |account: Account| {
+        let mut texts = account.to_data();
+        incarnation::note_unknown(&mut texts);
+        texts
+    };
+    let read = |text: String| Some(replace(Account::of_user(ClusterUser::from_credentials(&text)?, size)));
     let draw = async {
         let had = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
         match had {
@@ -125,9 +150,9 @@ pub(super) async fn ensure_account(
                     size,
                 };
                 account.renew_user(&identity.id, now)?;
-                Ok(account.to_data())
+                Ok(replace(account))
             }
-            None if has_state(cluster) => Err(ReconcileError::Lost {
+            None if had_api(cluster) => Err(ReconcileError::Lost {
                 name: identity.store_secret(),
             }),
             None => Ok(Account::draw(&identity.id, size, now)?.to_data()),
@@ -211,7 +236,9 @@ pub(super) async fn retain(context: &Context, identity: &Identity, account: Acco
     let api = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
     let name = identity.store_secret();
     let Some(secret) = find(&api, &name).await? else {
-        let secret = build(identity, &name, component::STORE, account.closed().to_data());
+        let mut texts = account.closed().to_data();
+        incarnation::note_unknown(&mut texts);
+        let secret = build(identity, &name, component::STORE, texts);
         context.clusters.create(&api, &secret).await?;
         return Ok(());
     };

@@ -40,7 +40,7 @@ pub(super) async fn ensure(
     if noted != size && !gives_back {
         kept::note_size(context, identity, &account).await?;
     }
-    let store = look(context, cluster, identity, &account).await;
+    let store = look(context, cluster, identity, &account).await?;
     if gives_back && store.state.status == Some(true) {
         kept::note_size(context, identity, &account).await?;
     }
@@ -49,7 +49,12 @@ pub(super) async fn ensure(
 
 /// Gives NATS the account, and makes the streams or finds them; what goes wrong there is a condition, not a failure. An
 /// empty log in place of a lost one would be an empty cluster, to all who act on what its API says: none is made.
-pub(super) async fn look(context: &Context, cluster: &Cluster, identity: &Identity, account: &Account) -> Store {
+pub(super) async fn look(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    account: &Account,
+) -> Result<Store, ReconcileError> {
     let id = &identity.id;
     let ready = |bytes| Store {
         state: State::yes(Reason::AsExpected, "Account, user and streams are there."),
@@ -60,9 +65,10 @@ pub(super) async fn look(context: &Context, cluster: &Cluster, identity: &Identi
         && known == *account
         && since.elapsed() < LOOK_EVERY
     {
-        return ready(bytes);
+        return Ok(ready(bytes));
     }
-    match streams::ensure(&context.nats, id, account, kept::has_state(cluster)).await {
+    let has_state = kept::has_state(context, cluster, identity).await?;
+    let store = match streams::ensure(&context.nats, id, account, has_state).await {
         Ok(bytes) => {
             context.note(id, |seen| seen.store = Some((account.clone(), Instant::now(), bytes)));
             ready(bytes)
@@ -81,5 +87,6 @@ pub(super) async fn look(context: &Context, cluster: &Cluster, identity: &Identi
                 bytes: None,
             }
         }
-    }
+    };
+    Ok(store)
 }

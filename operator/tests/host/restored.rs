@@ -2,19 +2,27 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PostParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
-use yoke_api::{Cluster, Tenant};
+use yoke_api::{Cluster, ClusterId, Tenant};
 use yoke_operator::tenant;
 
-use crate::harness::{Host, TENANT, condition};
+use crate::harness::{Host, PKI, TENANT, condition};
 
 async fn annotation(host: &Host, namespace: &str, key: &str) -> Option<String> {
     let namespaces = Api::<Namespace>::all(host.client.clone());
     let annotations = namespaces.get(namespace).await.unwrap().metadata.annotations;
     annotations.unwrap_or_default().remove(&format!("yoke.drzzl.io/{key}"))
+}
+
+/// Makes a Cluster under the identity that one of its name had; its status is empty.
+async fn make_again(host: &Host, name: &str, id: &ClusterId) -> Cluster {
+    let mut again = Cluster::new(name, Default::default());
+    again.spec.id = Some(id.to_string());
+    host.clusters().create(&PostParams::default(), &again).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -23,9 +31,7 @@ async fn cluster_that_is_made_again_takes_over_what_it_left() {
     let former = host.bring_up("a").await;
     let hosted = host.hosted("a").await;
     host.lose_cluster("a").await;
-    let mut again = Cluster::new("a", Default::default());
-    again.spec.id = former.spec.id.clone();
-    let again = host.clusters().create(&PostParams::default(), &again).await.unwrap();
+    let again = make_again(&host, "a", &former.id().unwrap()).await;
     assert_ne!(again.metadata.uid, former.metadata.uid);
     host.bring("a", "the namespace is the new object's", async || {
         annotation(&host, &hosted, "owner-uid").await == again.metadata.uid
@@ -34,6 +40,63 @@ async fn cluster_that_is_made_again_takes_over_what_it_left() {
     let accepted = async || condition(&host.cluster("a").await, "Accepted");
     host.bring("a", "it is accepted", async || accepted().await == "True/Valid")
         .await;
+}
+
+/// A Cluster whose object is made again has no status that says what it had; its store's Secret does.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_log_is_not_replaced_for_a_cluster_that_is_made_again() {
+    let mut host = Host::start().await;
+    let mut made = Vec::new();
+    for name in ["restored", "retained", "copied"] {
+        let id = host.bring_up(name).await.id().unwrap();
+        let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
+        assert!(host.has_stream(&account, id.as_str()).await, "{name}");
+        made.push((name, id, account));
+    }
+    host.lose_cluster("restored").await;
+    host.patch_cluster("retained", serde_json::json!({"spec": {"deletionPolicy": "Retain"}}))
+        .await;
+    host.take_down("retained").await;
+    // Of this one only the copy of its user's credentials is left.
+    host.lose_cluster("copied").await;
+    let hosted = made[2].1.hosted_namespace();
+    host.delete::<StatefulSet>(hosted.as_str(), "control-plane").await;
+    host.lose_secret(PKI, &format!("{}-store", made[2].1)).await;
+    host.restart_operator().await;
+    for (name, id, account) in &made {
+        host.nats.lose_streams(account).await;
+        make_again(&host, name, id).await;
+        host.bring(name, "the loss is told", async || {
+            condition(&host.cluster(name).await, "Degraded") == "True/StoreLost"
+        })
+        .await;
+        assert!(!host.has_stream(account, id.as_str()).await, "{name}");
+        assert_eq!(host.text(PKI, &format!("{id}-store"), "account.pub").await, *account);
+    }
+}
+
+/// Nothing was written to the streams of a Cluster whose control plane was never started.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_nobody_wrote_to_are_made_again() {
+    let mut host = Host::start().await;
+    host.make_cluster("a").await;
+    host.until("it has streams, and no certificates", async || {
+        let _ = host.reconcile("a").await;
+        condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"
+    })
+    .await;
+    let id = host.cluster("a").await.id().unwrap();
+    let account = host.text(PKI, &format!("{id}-store"), "account.pub").await;
+    assert!(host.stateful_set(id.hosted_namespace().as_str()).await.is_none());
+    host.lose_cluster("a").await;
+    host.restart_operator().await;
+    host.nats.lose_streams(&account).await;
+    make_again(&host, "a", &id).await;
+    host.bring("a", "a control plane is asked for", async || {
+        host.stateful_set(id.hosted_namespace().as_str()).await.is_some()
+    })
+    .await;
+    assert!(host.has_stream(&account, id.as_str()).await);
 }
 
 /// Takes the Tenant's object away without the operator.
