@@ -19,6 +19,7 @@ mod keep;
 mod kept;
 mod observe;
 pub mod orphans;
+mod pace;
 mod patch;
 mod probe;
 pub mod status;
@@ -46,7 +47,6 @@ use crate::context::Context;
 use crate::error::ReconcileError;
 use build::Blueprint;
 use build::hosted::Asked;
-use gate::ControlPlane;
 use identity::Identity;
 use observe::Observed;
 use status::Outcome;
@@ -54,15 +54,6 @@ use validate::{Accepted, Refusal, Surroundings};
 
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "cluster";
-
-/// Pace of looking at what has no watch while a cluster comes up.
-const STARTING: Duration = Duration::from_millis(200);
-/// Pace of looking while something else must come first.
-const WAITING: Duration = Duration::from_secs(2);
-/// Pace of looking at a cluster that is as it should be.
-const STEADY: Duration = Duration::from_secs(30);
-/// Pace for a store that the host's NATS has no room for: each try is a line in the log of NATS.
-const LIMITED: Duration = Duration::from_secs(300);
 
 /// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
 pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -144,9 +135,13 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             }
         }
     };
-    let action = next_look(&outcome);
     patch::write_status(context, &cluster, &identity, &outcome).await?;
-    Ok(action)
+    let pause = pace::plan_pause(&outcome, Timestamp::now());
+    Ok(Action::requeue(if pause < pace::STEADY {
+        pause
+    } else {
+        jitter(pause)
+    }))
 }
 
 /// The running version is the one whose rollout began last.
@@ -317,29 +312,6 @@ async fn fail(
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
     }
     Err(error)
-}
-
-fn next_look(outcome: &Outcome) -> Action {
-    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
-        return Action::requeue(jitter(STEADY));
-    }
-    let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
-    // What makes room is not told: other stores that go, or an owner who gives NATS more.
-    let limited = outcome.store.reason == Reason::StoreQuotaExceeded;
-    match &outcome.control_plane {
-        // It is not known yet: to look again late would leave standing what a predecessor found.
-        _ if outcome.believed => Action::requeue(STARTING),
-        _ if limited => Action::requeue(jitter(LIMITED)),
-        ControlPlane::Running { started, .. } if !answers => {
-            // A young one will answer in moments; an old one may never.
-            let age = Timestamp::now().duration_since(*started).as_secs();
-            Action::requeue(if age < 60 { STARTING } else { WAITING })
-        }
-        ControlPlane::Running { .. } | ControlPlane::Asleep => Action::requeue(jitter(STEADY)),
-        // Of a Cluster that is kept the store is not looked at.
-        _ if !outcome.kept && outcome.store.status != Some(true) => Action::requeue(Duration::from_millis(500)),
-        _ => Action::requeue(WAITING),
-    }
 }
 
 /// Spreads what would come at once: up to a tenth later.

@@ -57,8 +57,8 @@ pub struct Context {
 /// What was last seen of one cluster at places that have no watch.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The account whose streams were found or made, when, and what they held.
-    pub store: Option<(Account, Instant, i64)>,
+    /// The account whose streams were found or made, when, and what they held; or why NATS has no room for them.
+    pub store: Option<(Account, Instant, Result<i64, String>)>,
     /// When the base objects were applied in the tenant's API, by the uid of the pod that answered.
     pub base: Option<(String, Instant)>,
     /// Nodes that were counted.

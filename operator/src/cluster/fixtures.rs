@@ -8,10 +8,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::cluster::{ClusterSpec, ExtraArg};
 use yoke_api::tenant::TenantSpec;
-use yoke_api::{Cluster, Tenant};
+use yoke_api::{Cluster, Reason, Tenant};
 
+use super::gate::ControlPlane;
 use super::identity::Identity;
+use super::status::Outcome;
 use super::validate::Surroundings;
+use crate::conditions::State;
 use crate::config::Config;
 
 pub(super) const ID: &str = "bcdfghjk24";
@@ -33,7 +36,7 @@ pub(super) fn cluster(name: &str) -> Cluster {
 
 /// The Cluster as if made at another time.
 pub(super) fn made_at(mut cluster: Cluster, second: i64) -> Cluster {
-    cluster.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).expect("in range")));
+    cluster.metadata.creation_timestamp = Some(Time(at(second)));
     cluster
 }
 
@@ -79,5 +82,36 @@ pub(super) fn argument(name: &str, value: &str) -> ExtraArg {
     ExtraArg {
         name: name.into(),
         value: value.into(),
+    }
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).expect("in range")
+}
+
+/// What is found of a Cluster that works; its control plane was started at second 1000.
+pub(super) fn outcome() -> Outcome {
+    Outcome {
+        accepted: Ok(()),
+        paused: false,
+        kept: false,
+        asleep: false,
+        version: Some("v1.35.4".into()),
+        store: State::yes(Reason::AsExpected, "There."),
+        account: Some("A".into()),
+        bytes: Some(1),
+        certificates: State::yes(Reason::AsExpected, "Issued."),
+        ca_not_after: Some(at(1_000_000)),
+        control_plane: ControlPlane::Running {
+            pod: "p".into(),
+            started: at(1000),
+            current: true,
+        },
+        inside: Ok(()),
+        outside: Ok(()),
+        believed: false,
+        published: true,
+        nodes: Some(0),
+        failure: None,
     }
 }

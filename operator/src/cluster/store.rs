@@ -14,6 +14,9 @@ use crate::nats::{Account, NatsError, Size, limits, streams};
 /// Accounts and streams have no watch: they are looked at this often, and after a lost connection. Each look at streams is a
 /// connection of its own.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
+/// NATS is asked for the room that it had not this often, however often the Cluster is looked at: to ask is to push claims
+/// twice, and a line in its log.
+const ROOM_EVERY: Duration = Duration::from_secs(60);
 
 /// What is known of the store.
 #[derive(Clone, Debug)]
@@ -56,22 +59,33 @@ pub(super) async fn look(
     account: &Account,
 ) -> Result<Store, ReconcileError> {
     let id = &identity.id;
-    let ready = |bytes| Store {
-        state: State::yes(Reason::AsExpected, "Account, user and streams are there."),
+    let tell = |state, bytes| Store {
+        state,
         account: Some(account.public_key.clone()),
-        bytes: Some(bytes),
+        bytes,
     };
-    if let Some((known, since, bytes)) = context.seen(id).store
+    let ready = |bytes| {
+        tell(
+            State::yes(Reason::AsExpected, "Account, user and streams are there."),
+            Some(bytes),
+        )
+    };
+    let refused = |reason, message| tell(State::no(reason, message), None);
+    if let Some((known, since, found)) = context.seen(id).store
         && known == *account
-        && since.elapsed() < LOOK_EVERY
+        && since.elapsed() < if found.is_ok() { LOOK_EVERY } else { ROOM_EVERY }
     {
-        return Ok(ready(bytes));
+        return Ok(match found {
+            Ok(bytes) => ready(bytes),
+            Err(message) => refused(Reason::StoreQuotaExceeded, message),
+        });
     }
     let has_state = kept::has_state(context, cluster, identity).await?;
-    let store = match streams::ensure(&context.nats, id, account, has_state).await {
+    let note = |found| context.note(id, |seen| seen.store = Some((account.clone(), Instant::now(), found)));
+    match streams::ensure(&context.nats, id, account, has_state).await {
         Ok(bytes) => {
-            context.note(id, |seen| seen.store = Some((account.clone(), Instant::now(), bytes)));
-            ready(bytes)
+            note(Ok(bytes));
+            Ok(ready(bytes))
         }
         Err(error) => {
             let reason = match error {
@@ -81,12 +95,11 @@ pub(super) async fn look(
                 _ => Reason::StoreUnavailable,
             };
             tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be made");
-            Store {
-                state: State::no(reason, format!("The streams cannot be made: {}.", crate::chain(&error))),
-                account: Some(account.public_key.clone()),
-                bytes: None,
+            let message = format!("The streams cannot be made: {}.", crate::chain(&error));
+            if matches!(error, NatsError::NoRoom { .. }) {
+                note(Err(message.clone()));
             }
+            Ok(refused(reason, message))
         }
-    };
-    Ok(store)
+    }
 }

@@ -64,7 +64,11 @@ pub(crate) struct Names {
 impl Host {
     /// Starts a host with the Tenant [`TENANT`], reconciled once.
     pub(crate) async fn start() -> Self {
-        let nats = Server::start().await;
+        Self::start_on(Server::start().await).await
+    }
+
+    /// The same, on a nats-server that was started for it.
+    pub(crate) async fn start_on(nats: Server) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = start_store(dir.path(), &nats).await;
         let socket = store_url(dir.path());

@@ -13,6 +13,7 @@ mod lost;
 mod paused;
 mod refused;
 mod restored;
+mod room;
 mod sources;
 mod starts;
 #[path = "../support/mod.rs"]

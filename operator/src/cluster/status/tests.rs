@@ -1,34 +1,8 @@
 use super::*;
-use crate::cluster::fixtures::{cluster, config, identity};
+use crate::cluster::fixtures::{cluster, config, identity, outcome};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
-}
-
-fn outcome() -> Outcome {
-    Outcome {
-        accepted: Ok(()),
-        paused: false,
-        kept: false,
-        asleep: false,
-        version: Some("v1.35.4".into()),
-        store: State::yes(Reason::AsExpected, "There."),
-        account: Some("A".into()),
-        bytes: Some(1),
-        certificates: State::yes(Reason::AsExpected, "Issued."),
-        ca_not_after: Some(at(1_000_000)),
-        control_plane: ControlPlane::Running {
-            pod: "p".into(),
-            started: at(1000),
-            current: true,
-        },
-        inside: Ok(()),
-        outside: Ok(()),
-        believed: false,
-        published: true,
-        nodes: Some(0),
-        failure: None,
-    }
 }
 
 fn plan(before: Option<ClusterStatus>, outcome: &Outcome, now: i64) -> ClusterStatus {

@@ -1,0 +1,123 @@
+//! When to look at a Cluster again, if no watch calls for it before. Pure.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::Reason;
+
+use super::gate::ControlPlane;
+use super::status::Outcome;
+
+/// Pace of looking at what has no watch while a cluster comes up.
+const STARTING: Duration = Duration::from_millis(200);
+/// How long a control plane counts as one that comes up, in seconds.
+const YOUNG: i64 = 60;
+/// Pace of looking for the store while nothing can be started without it.
+const STORELESS: Duration = Duration::from_millis(500);
+/// Pace of looking while something else must come first.
+const WAITING: Duration = Duration::from_secs(2);
+/// Pace of looking at a cluster that is as it should be. What waits this long is spread.
+pub(super) const STEADY: Duration = Duration::from_secs(30);
+/// Pace for a store that the host's NATS has no room for, where nothing else is waited for.
+const LIMITED: Duration = Duration::from_secs(300);
+
+/// How long to wait after this.
+pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
+    if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
+        return STEADY;
+    }
+    let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
+    // What makes room is not told: other stores that go, or an owner who gives NATS more.
+    let is_limited = outcome.store.reason == Reason::StoreQuotaExceeded;
+    match &outcome.control_plane {
+        // It is not known yet: to look again late would leave standing what a predecessor found.
+        _ if outcome.believed => STARTING,
+        // A young one will answer in moments; an old one may never.
+        ControlPlane::Running { started, .. } if !answers => {
+            if now.duration_since(*started).as_secs() < YOUNG {
+                STARTING
+            } else {
+                WAITING
+            }
+        }
+        ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
+        ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
+        // Of a Cluster that is kept the store is not looked at.
+        _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => STORELESS,
+        _ => WAITING,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fixtures::outcome;
+    use crate::cluster::status::Lack;
+    use crate::conditions::State;
+
+    #[test]
+    fn what_is_waited_for_sets_the_pace() {
+        let limited = || State::no(Reason::StoreQuotaExceeded, "x");
+        let silent = |control_plane: ControlPlane| Outcome {
+            inside: Err("x".into()),
+            outside: Err("x".to_owned().into()),
+            control_plane,
+            ..outcome()
+        };
+        let failing = || ControlPlane::Failing {
+            container: "x".into(),
+            why: "x".into(),
+        };
+        let running = || outcome().control_plane;
+        let (absent, asleep) = (silent(ControlPlane::Absent), silent(ControlPlane::Asleep));
+        let with = |store: State, outcome: Outcome| Outcome { store, ..outcome };
+        let lacking = Outcome {
+            outside: Err(Lack {
+                reason: Reason::IngressPending,
+                why: "x".into(),
+            }),
+            ..outcome()
+        };
+        let believed = Outcome {
+            believed: true,
+            ..outcome()
+        };
+        let missing = State::no(Reason::StoreUnavailable, "x");
+        // The control plane of the fixture was started at second 1000.
+        for (rule, outcome, now, expected) in [
+            ("as it should be", outcome(), 1001, STEADY),
+            ("believed", believed, 1001, STARTING),
+            ("young, silent", silent(running()), 1059, STARTING),
+            ("old, silent", silent(running()), 1060, WAITING),
+            ("ingress not told yet", lacking.clone(), 1001, STARTING),
+            ("no store yet", with(missing, absent.clone()), 1001, STORELESS),
+            ("no control plane yet", absent.clone(), 1001, WAITING),
+            ("asleep", asleep.clone(), 1001, STEADY),
+            ("no room, nothing runs", with(limited(), absent), 1001, LIMITED),
+            ("no room, asleep", with(limited(), asleep), 1001, LIMITED),
+            ("no room, as it should be", with(limited(), outcome()), 1001, LIMITED),
+            (
+                "no room, young, silent",
+                with(limited(), silent(running())),
+                1001,
+                STARTING,
+            ),
+            (
+                "no room, old, silent",
+                with(limited(), silent(running())),
+                1060,
+                WAITING,
+            ),
+            (
+                "no room, ingress not told yet",
+                with(limited(), lacking),
+                1001,
+                STARTING,
+            ),
+            ("no room, failing", with(limited(), silent(failing())), 1001, WAITING),
+        ] {
+            let now = Timestamp::from_second(now).unwrap();
+            assert_eq!(plan_pause(&outcome, now), expected, "{rule}");
+        }
+    }
+}
