@@ -122,7 +122,7 @@ pub(crate) struct Tail {
     pub(crate) info: LogInfo,
     /// How far it is known to reach.
     pub(crate) floor: Floor,
-    /// Of the two snapshots that a shortened log stands on one is gone.
+    /// Of the two snapshots that a shortened log stands on one is gone, or cannot be read.
     pub(crate) thin: bool,
     /// The end of the log.
     pub(crate) recent: Recent,
@@ -205,7 +205,8 @@ impl Replica {
         // In this order: the log never ends before a snapshot or a floor that was there already.
         let newest = snapshots.newest().await?;
         let floor = snapshots.floor().await?;
-        let whole = snapshots.count().await?;
+        let most = newest.as_ref().map_or(0, |snapshot| snapshot.session.sequence);
+        let whole = snapshots.count(most).await?;
         let info = log.info().await?;
         let (session, state) = match newest {
             Some(Snapshot { session, state }) => (session, state),

@@ -3,7 +3,7 @@
 
 use super::chunk::Chunks;
 use super::{Chunk, Manifest, Messages, Pin, Snapshot, SnapshotError, Written};
-use crate::log::Log;
+use crate::log::{Log, Passing};
 use crate::session::Session;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
@@ -117,6 +117,12 @@ impl<M: Messages> Shelf<M> {
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
         let mut snapshot = manifest.begin();
+        self.walk(manifest, |chunk| snapshot.load(chunk)).await?;
+        Ok(snapshot.finish())
+    }
+
+    /// Reads the chunks of a snapshot, all of them or to the first that is damaged.
+    async fn walk(&self, manifest: &Manifest, mut take: impl FnMut(Chunk)) -> Result<(), SnapshotError> {
         let subject = self.chunks(&manifest.name);
         let (mut next, mut number) = (manifest.first, 0);
         let mut digest = Xxh3::new();
@@ -131,27 +137,16 @@ impl<M: Messages> Shelf<M> {
                     return Err(SnapshotError::Incomplete);
                 }
                 digest.update(&chunk.hash.to_le_bytes());
-                snapshot.load(chunk);
+                take(chunk);
                 next = sequence + 1;
                 number += 1;
             }
         }
         if digest.digest() == manifest.digest {
-            Ok(snapshot.finish())
+            Ok(())
         } else {
             Err(SnapshotError::Incomplete)
         }
-    }
-
-    /// Those of which every chunk is there.
-    async fn whole(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        let counts = self.stream.subjects(&self.chunks(">")).await?;
-        let mut manifests = self.list().await?;
-        manifests.retain(|kept| {
-            let count = counts.get(&self.chunks(&kept.manifest.name)).copied().unwrap_or(0);
-            count == u64::from(kept.manifest.chunks)
-        });
-        Ok(manifests)
     }
 }
 
@@ -196,7 +191,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
         let Session { sequence, writer, .. } = pin.session;
         self.remove_strays(sequence).await?;
-        let shelf = match (&self.spare, self.list().await?.last()) {
+        let shelf = match (&self.spare, self.whole().await?.last()) {
             (Some(spare), Some(newest)) if std::ptr::eq(newest.shelf, &self.main) => spare,
             _ => &self.main,
         };
@@ -233,17 +228,25 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Those of which every chunk is there, oldest first.
     async fn whole(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        let mut manifests = Vec::new();
+        let mut manifests = self.list().await?;
         for shelf in self.shelves() {
-            manifests.extend(shelf.whole().await?);
+            let counts = shelf.stream.subjects(&shelf.chunks(">")).await?;
+            manifests.retain(
+                |Kept {
+                     shelf: on, manifest, ..
+                 }| {
+                    let count = counts.get(&shelf.chunks(&manifest.name)).copied().unwrap_or(0);
+                    !std::ptr::eq(*on, shelf) || count == u64::from(manifest.chunks)
+                },
+            );
         }
-        manifests.sort_by_key(|kept| kept.manifest.place());
         Ok(manifests)
     }
 
-    /// How many there are of which every chunk is there.
-    pub(crate) async fn count(&self) -> Result<usize, SnapshotError> {
-        Ok(self.whole().await?.len())
+    /// How many stand at a sequence or below it, of those of which every chunk is there.
+    pub(crate) async fn count(&self, most: u64) -> Result<usize, SnapshotError> {
+        let manifests = self.whole().await?;
+        Ok(manifests.iter().filter(|kept| kept.manifest.sequence <= most).count())
     }
 
     /// The highest sequence that any of them stands at, whole or not; 0 without one.
@@ -252,7 +255,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(manifests.iter().map(|kept| kept.manifest.sequence).max().unwrap_or(0))
     }
 
-    /// Keeps the two newest snapshots, and the log behind the older of them.
+    /// Keeps the newest snapshot, the newest before it that reads back, and the log behind that.
     async fn tidy(&self, newest: &Manifest) -> Result<(), SnapshotError> {
         let manifests = self.whole().await?;
         match manifests.last().map(|kept| &kept.manifest) {
@@ -264,7 +267,10 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             }
             _ => return Err(SnapshotError::ReadBack),
         }
-        let [.., older, last] = manifests.as_slice() else {
+        let Some((last, earlier)) = manifests.split_last() else {
+            return Ok(());
+        };
+        let Some(older) = sound(earlier).await? else {
             return Ok(());
         };
         let (end, sequence) = (self.log.info().await?.last, older.manifest.sequence);
@@ -299,6 +305,20 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         }
         Ok(None)
     }
+}
+
+/// The newest of them that reads back. What was stored a while ago may have been damaged since, which only reading shows.
+async fn sound<'a, 'b, M: Messages>(manifests: &'a [Kept<'b, M>]) -> Result<Option<&'a Kept<'b, M>>, SnapshotError> {
+    for kept in manifests.iter().rev() {
+        match kept.shelf.walk(&kept.manifest, drop).await {
+            Ok(()) => return Ok(Some(kept)),
+            Err(SnapshotError::Log(error)) if error.is_passing() => return Err(error.into()),
+            Err(error) => {
+                tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is damaged");
+            }
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -112,6 +112,28 @@ async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
     assert_eq!((memory.first(), chunks(&memory)), (6, vec![5, 20]));
 }
 
+/// Its chunk is there, and is not what was stored.
+#[tokio::test]
+async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
+    for spare in [false, true] {
+        let (memory, mut snapshots, state) = bench(60);
+        if spare {
+            snapshots = snapshots.with_spare(memory.spare(), "spare".into());
+        }
+        snapshots.keep(&state, &pin(&state, 5, 1)).await.unwrap();
+        snapshots.keep(&state, &pin(&state, 10, 1)).await.unwrap();
+        let damaged = if spare { memory.spare() } else { memory.messages() };
+        let chunk = damaged.counts().into_keys().find(|name| name.contains(".c.10."));
+        damaged.damage(&chunk.unwrap());
+        assert_eq!((newest(&snapshots).await, memory.first()), ((5, 1), 6));
+        assert_eq!(snapshots.count(5).await.unwrap(), 1, "the log stands on one");
+        snapshots.keep(&state, &pin(&state, 20, 2)).await.unwrap();
+        assert_eq!((newest(&snapshots).await, memory.first()), ((20, 2), 6));
+        snapshots.keep(&state, &pin(&state, 30, 2)).await.unwrap();
+        assert_eq!((snapshots.count(u64::MAX).await.unwrap(), memory.first()), (2, 21));
+    }
+}
+
 #[tokio::test]
 async fn two_streams_take_turns_and_either_is_enough() {
     let (memory, snapshots, state) = bench(60);
@@ -131,9 +153,12 @@ async fn two_streams_take_turns_and_either_is_enough() {
     for (messages, sequence, left) in [(memory.messages(), 40, 20), (memory.spare(), 50, 40)] {
         messages.purge_below(u64::MAX).await.unwrap();
         assert_eq!(newest(&snapshots).await, (left, 1));
-        assert_eq!(snapshots.count().await.unwrap(), 1);
+        assert_eq!(snapshots.count(u64::MAX).await.unwrap(), 1);
         snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
-        assert_eq!((snapshots.count().await.unwrap(), memory.first()), (2, left + 1));
+        assert_eq!(
+            (snapshots.count(u64::MAX).await.unwrap(), memory.first()),
+            (2, left + 1)
+        );
     }
     assert_eq!(kept(), (vec![40], vec![50], 41));
 }
@@ -151,7 +176,7 @@ async fn two_at_the_end_of_the_log_make_room() {
             snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
         }
         assert_eq!((newest(&snapshots).await, memory.first()), ((40, 1), 41), "{earlier:?}");
-        assert_eq!(snapshots.count().await.unwrap(), 2, "{earlier:?}");
+        assert_eq!(snapshots.count(u64::MAX).await.unwrap(), 2, "{earlier:?}");
     }
 }
 
