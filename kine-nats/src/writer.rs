@@ -42,14 +42,10 @@ pub(crate) const LEASE_USED: Duration = Duration::from_millis(1900);
 /// An idle writer shows that it lives this often.
 const IDLE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(250);
-/// Records in flight. A later version must not take more while one of this version may still run: how long a new writer
-/// sends one record at a time follows from it.
-const PIPELINE: usize = 4;
-/// Records in flight beside which another one waits for more company: each costs the server a sync of its own, however little
-/// it holds.
-const FEW: usize = 2;
-/// Requests that are worth one.
-const MANY: usize = 64;
+/// Records in flight: each costs the server a sync of its own, so what waits is better together in the next one.
+const PIPELINE: usize = 2;
+/// Records that a writer of any version may have in flight when it is replaced.
+const STRAGGLERS: u64 = 4;
 /// A record takes no more requests from this size on.
 const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_REQUESTS: usize = 1024;
@@ -137,6 +133,8 @@ pub(crate) struct Writer<L, M> {
     pending: VecDeque<Batch>,
     token: u64,
     last_sent: Duration,
+    /// Whether leases may have ended that are still there.
+    expiring: bool,
     /// Whether there was a connection when it was last looked at.
     connected: bool,
     upkeep: Upkeep<L, M>,
@@ -184,6 +182,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             pending: VecDeque::new(),
             token: 0,
             last_sent: Duration::ZERO,
+            expiring: false,
             connected: true,
             upkeep,
             recent,
@@ -209,6 +208,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.upkeep.begin(&self.store, &self.session);
+            // Before more is taken: requests that never end would keep every place in the pipeline.
+            self.expire_due().await?;
             let open = self.has_room();
             tokio::select! {
                 biased;
@@ -236,13 +237,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// ones of this writer; one that was sent behind a displaced one would stand on nothing. So one at a time, until the
     /// log is longer than what any of the old ones expects.
     fn has_room(&self) -> bool {
-        let alone = self.session.sequence < self.begun + PIPELINE as u64;
-        let most = match alone {
-            true => 1,
-            false if self.queue.len() < MANY => FEW,
-            false => PIPELINE,
-        };
-        self.pending.len() < most
+        let alone = self.session.sequence < self.begun + STRAGGLERS;
+        self.pending.len() < if alone { 1 } else { PIPELINE }
     }
 
     async fn resign(&mut self) -> Result<(), WriterError> {
@@ -277,13 +273,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         {
             self.recover().await?;
         }
-        while self.has_room() {
-            let expired = self.store.read().leases.expired(clock::now(), EXPIRIES);
-            if expired.is_empty() {
-                break;
-            }
-            self.expire(expired).await?;
-        }
+        self.expiring = true;
         let connected = self.log.is_connected();
         // The log may have lost something meanwhile: a record tells.
         let reconnected = connected && !std::mem::replace(&mut self.connected, connected);
@@ -292,6 +282,18 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
         if self.pending.is_empty() && (reconnected || now > self.last_sent + IDLE) {
             self.dispatch(Operations::default(), Vec::new()).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends leases whose time was up at the last tick, as far as there is room.
+    async fn expire_due(&mut self) -> Result<(), WriterError> {
+        while self.expiring && self.has_room() {
+            let expired = self.store.read().leases.expired(clock::now(), EXPIRIES);
+            self.expiring = !expired.is_empty();
+            if self.expiring {
+                self.expire(expired).await?;
+            }
         }
         Ok(())
     }

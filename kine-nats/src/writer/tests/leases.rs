@@ -63,6 +63,30 @@ async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
     assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
 }
 
+/// Writers that never rest fill every place in the pipeline as soon as it is free.
+#[tokio::test(start_paused = true)]
+async fn leases_end_before_what_waits_is_written() {
+    let (memory, running) = started(&["a", "b", "c", "d"]).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
+    put_with_lease(&running.store, "leased".into(), 7).await;
+    // Less than what puts a record in doubt is left of the lease.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    memory.hold_acks();
+    let mut writes = Vec::new();
+    for number in 0..PIPELINE + 2 {
+        writes.push(running.write_soon(format!("k{number}")));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(1300)).await;
+    memory.release_acks().await;
+    for write in writes {
+        write.await.unwrap().unwrap();
+    }
+    running.stop().await;
+    let stored = stored(&memory).await;
+    assert_eq!(stored[4..], ["leased", "k0", "k1", "leased", "k2", "k3"]);
+}
+
 async fn put_with_lease(store: &Store, key: String, lease: i64) {
     let request = pb::PutRequest {
         key: key.into(),
