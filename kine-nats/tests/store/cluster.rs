@@ -77,6 +77,18 @@ impl Cluster {
         .await
     }
 
+    /// Has one of them lead a stream.
+    pub(crate) async fn lead(&self, stream: &str, server: usize) {
+        let client = async_nats::connect(self.servers[server].url()).await.unwrap();
+        eventually("the server leads the stream", || async {
+            let wish = format!(r#"{{"placement":{{"preferred":"n{server}"}}}}"#);
+            let subject = format!("$JS.API.STREAM.LEADER.STEPDOWN.{stream}");
+            let _ = client.request(subject, wish.into()).await;
+            (self.leader(stream).await == server).then_some(())
+        })
+        .await;
+    }
+
     /// Waits until every server holds all of these streams.
     pub(crate) async fn is_whole(&self, streams: &[&str]) {
         for stream in streams {

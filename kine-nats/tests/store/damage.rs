@@ -1,6 +1,7 @@
 //! Bits on the disk of the only nats-server that are not what they were: what is served afterwards is all that was written,
 //! or nothing is before somebody accepts the loss.
 
+use crate::cluster::Cluster;
 use crate::fuzz::fuzz_runs;
 use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually, repair};
 use futures::StreamExt;
@@ -71,6 +72,12 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
         assert!(begun.elapsed() < WAIT, "neither served nor refused: {}", kine.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    check(&kine, written).await;
+    Outcome::Whole
+}
+
+/// Asserts that all that was written is served, and nothing else.
+async fn check(kine: &Kine, written: &Written) {
     let answer = kine.client().await.range("/", "0", 0).await.unwrap();
     let revision = answer.header.unwrap().revision;
     let mut newest = BTreeMap::new();
@@ -93,7 +100,6 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
     );
     let last = written.last_key_value().map(|(last, _)| *last);
     assert_eq!(Some(revision), last, "it is shorter: {}", kine.log());
-    Outcome::Whole
 }
 
 /// Writes enough for some snapshots.
@@ -190,6 +196,28 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
         .await;
         let answer = kine.client().await.range("/", "0", 0).await.unwrap();
         assert_eq!(answer.header.unwrap().revision, *written.last_key_value().unwrap().0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_of_one_of_three_servers_loses_nothing_though_it_leads() {
+    let seed = rand::random::<u64>();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut cluster = Cluster::start().await;
+    let mut kine = Kine::start(&cluster, "third", &["--replicas=3", "--snapshot-bytes=20000"]).await;
+    let written = write(&mut kine).await;
+    for stream in ["KINE_third", "KINE_SNAP_third"] {
+        kine.terminate();
+        let damaged = (cluster.leader(stream).await + 1) % 3;
+        let server = &mut cluster.servers[damaged];
+        server.kill();
+        println!("{}", damage(server, &format!("/{stream}/"), &mut random));
+        server.restart().await;
+        cluster.is_whole(&[stream]).await;
+        cluster.lead(stream, damaged).await;
+        kine.restart().await;
+        check(&kine, &written).await;
     }
 }
 
