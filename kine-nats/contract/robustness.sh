@@ -19,4 +19,8 @@ for program in nats-server go "$KINE_NATS"; do
 done
 mkdir -p "$cache"
 go build -C "$here/robustness" -o "$cache/robustness" .
-exec "$cache/robustness" "$@"
+# Small disks are mounted, which only root may do; they go with the namespace.
+case $(id -u) in
+0) exec unshare --mount "$cache/robustness" "$@" ;;
+*) exec "$cache/robustness" "$@" ;;
+esac

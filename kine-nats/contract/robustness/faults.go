@@ -10,6 +10,8 @@ import (
 type fault struct {
 	name string
 	do   func(*store) error
+	// Whether every nats-server needs a small disk for it.
+	small bool
 }
 
 // lease is how long a writer may believe that it is the only one (LEASE in kine-nats).
@@ -18,13 +20,13 @@ const lease = 2 * time.Second
 // One of these is injected into the traffic of each run. A member is picked by chance: in a store of two it is as often
 // the follower as the writer.
 var faults = []fault{
-	{"kill-kine-nats", func(s *store) error {
+	{name: "kill-kine-nats", do: func(s *store) error {
 		m := pick(s.members)
 		m.kill()
 		pause(0, 500*time.Millisecond)
 		return m.start()
 	}},
-	{"kill-all-kine-nats", func(s *store) error {
+	{name: "kill-all-kine-nats", do: func(s *store) error {
 		for _, m := range s.members {
 			m.kill()
 		}
@@ -37,23 +39,23 @@ var faults = []fault{
 		return nil
 	}},
 	// Shorter than the lease, and longer: in a store of two the other one writes then, and both do when it goes on.
-	{"stop-kine-nats-shortly", func(s *store) error { return stop(pick(s.members).process, 0, lease/2) }},
-	{"stop-kine-nats-long", func(s *store) error { return stop(pick(s.members).process, lease, 3*lease) }},
-	{"kill-nats", func(s *store) error {
+	{name: "stop-kine-nats-shortly", do: func(s *store) error { return stop(pick(s.members).process, 0, lease/2) }},
+	{name: "stop-kine-nats-long", do: func(s *store) error { return stop(pick(s.members).process, lease, 3*lease) }},
+	{name: "kill-nats", do: func(s *store) error {
 		server := pick(s.nats)
 		server.kill()
 		pause(0, time.Second)
 		return server.start()
 	}},
-	{"stop-nats", func(s *store) error { return stop(pick(s.nats), 0, 2*lease) }},
-	{"cut-clients", func(s *store) error {
+	{name: "stop-nats", do: func(s *store) error { return stop(pick(s.nats), 0, 2*lease) }},
+	{name: "cut-clients", do: func(s *store) error {
 		for range 5 {
 			pick(s.members).clients.cut()
 			pause(0, 200*time.Millisecond)
 		}
 		return nil
 	}},
-	{"cut-nats", func(s *store) error {
+	{name: "cut-nats", do: func(s *store) error {
 		for range 5 {
 			pick(pick(s.members).nats).cut()
 			pause(0, 200*time.Millisecond)
@@ -61,7 +63,7 @@ var faults = []fault{
 		return nil
 	}},
 	// A partition: the process runs and serves clients, and hears nothing of the log.
-	{"hold-nats", func(s *store) error {
+	{name: "hold-nats", do: func(s *store) error {
 		member := pick(s.members)
 		for _, proxy := range member.nats {
 			proxy.hold()
@@ -73,7 +75,7 @@ var faults = []fault{
 		return nil
 	}},
 	// Acknowledgements come late: writes are in doubt.
-	{"hold-nats-often", func(s *store) error {
+	{name: "hold-nats-often", do: func(s *store) error {
 		member := pick(s.members)
 		for range 10 {
 			for _, proxy := range member.nats {
@@ -88,7 +90,7 @@ var faults = []fault{
 		}
 		return nil
 	}},
-	{"kill-kine-nats-and-nats", func(s *store) error {
+	{name: "kill-kine-nats-and-nats", do: func(s *store) error {
 		m, server := pick(s.members), pick(s.nats)
 		m.kill()
 		server.kill()
@@ -97,6 +99,19 @@ var faults = []fault{
 			return err
 		}
 		return m.start()
+	}},
+	// The server gives JetStream up when it cannot write, and has it again after a restart on a disk with room.
+	{name: "full-disk", small: true, do: func(s *store) error {
+		number := rand.Intn(len(s.nats))
+		if err := s.disks[number].fill(); err != nil {
+			return err
+		}
+		pause(0, lease)
+		if err := s.disks[number].free(); err != nil {
+			return err
+		}
+		s.nats[number].kill()
+		return s.nats[number].start()
 	}},
 }
 

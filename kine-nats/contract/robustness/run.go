@@ -44,7 +44,7 @@ func (p plan) String() string {
 // run makes traffic with a fault in it on a new store, and checks what clients saw against what the log holds. It
 // answers how much that was.
 func (p plan) run(ctx context.Context, dir string) (string, error) {
-	s, err := startStore(dir, p.servers, p.members)
+	s, err := startStore(dir, p.shape, p.small)
 	defer s.close()
 	if err != nil {
 		return "not started", err

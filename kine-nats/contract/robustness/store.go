@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -105,13 +104,15 @@ type member struct {
 // store is what is tested: nats-servers and the kine-nats on them.
 type store struct {
 	nats    []*process
+	disks   []*disk
 	natsURL string
 	members []*member
 	close   func()
 }
 
-// startStore starts an empty store of so many nats-servers and kine-nats.
-func startStore(dir string, servers, members int) (*store, error) {
+// startStore starts an empty store of so many nats-servers and kine-nats; small has each nats-server store what it does on
+// a small disk of its own.
+func startStore(dir string, shape shape, small bool) (*store, error) {
 	s := &store{}
 	s.close = func() {
 		for _, m := range s.members {
@@ -124,14 +125,17 @@ func startStore(dir string, servers, members int) (*store, error) {
 		for _, p := range s.nats {
 			p.kill()
 		}
+		for _, d := range s.disks {
+			d.close()
+		}
 	}
-	addresses, err := s.startNATS(dir, servers)
+	addresses, err := s.startNATS(dir, shape.servers, small)
 	if err != nil {
 		return s, err
 	}
 	s.natsURL = "nats://" + strings.Join(addresses, ",nats://")
-	for number := range members {
-		m, err := startMember(filepath.Join(dir, fmt.Sprintf("kine-nats-%d.log", number)), addresses, members > 1)
+	for number := range shape.members {
+		m, err := startMember(filepath.Join(dir, fmt.Sprintf("kine-nats-%d.log", number)), addresses, shape.members > 1)
 		if err != nil {
 			return s, err
 		}
@@ -140,24 +144,30 @@ func startStore(dir string, servers, members int) (*store, error) {
 	return s, s.ready()
 }
 
-func (s *store) startNATS(dir string, servers int) ([]string, error) {
-	free := func() []string {
-		addresses := make([]string, servers)
-		for i := range addresses {
-			listener, err := net.Listen("tcp", "127.0.0.1:0")
+func (s *store) startNATS(dir string, servers int, small bool) ([]string, error) {
+	// Where clients, the other servers and monitors reach each.
+	var addresses [3][]string
+	for kind := range addresses {
+		for range servers {
+			address, err := freeAddress()
 			if err != nil {
-				panic(err)
+				return nil, err
 			}
-			defer listener.Close()
-			addresses[i] = listener.Addr().String()
+			addresses[kind] = append(addresses[kind], address)
 		}
-		return addresses
 	}
-	clients, routes, monitors := free(), free(), free()
+	clients, routes, monitors := addresses[0], addresses[1], addresses[2]
 	for i := range servers {
 		home := filepath.Join(dir, fmt.Sprintf("nats-%d", i))
 		if err := os.MkdirAll(home, 0o755); err != nil {
 			return nil, err
+		}
+		if small {
+			d, err := newDisk(home)
+			if err != nil {
+				return nil, err
+			}
+			s.disks = append(s.disks, d)
 		}
 		config := fmt.Sprintf("listen: %q\nhttp: %q\nserver_name: n%d\nmax_payload: 8MB\n"+
 			"jetstream { store_dir: %q, max_file_store: 1TB, sync_interval: always }\n", clients[i], monitors[i], i, home)
@@ -185,12 +195,10 @@ func (s *store) startNATS(dir string, servers int) ([]string, error) {
 }
 
 func startMember(log string, nats []string, follow bool) (*member, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
-	address := listener.Addr().String()
-	listener.Close()
 	m := &member{}
 	if m.clients, err = newProxy(address); err != nil {
 		return nil, err
