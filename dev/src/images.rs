@@ -15,6 +15,7 @@ use crate::host_cluster::find_program;
 use crate::images::oci::ImageFile;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
+use crate::recipes::rust::{self, Profile};
 use crate::releases::{self, Releases};
 
 pub mod oci;
@@ -132,14 +133,8 @@ impl<'a> Images<'a> {
         {
             return Ok(false);
         }
-        let files = files_of(program, &path, &libraries)?;
-        let (image, layer) = tokio::task::spawn_blocking({
-            let program = program.to_owned();
-            move || oci::Image::build(&files, &program).map(|image| (image.clone(), image.layer_digest().to_owned()))
-        })
-        .await
-        .context("building an image")?
-        .with_context(|| format!("building the image of {binary}"))?;
+        let image = build(program, &path, &libraries).await?;
+        let layer = image.layer_digest().to_owned();
         let archive = image
             .to_archive(&names(&layer))
             .with_context(|| format!("packing the image of {binary}"))?;
@@ -153,6 +148,37 @@ impl<'a> Images<'a> {
         fs::write(Self::file(self.layout), serde_json::to_vec_pretty(&self.known)?).context("recording the images")?;
         Ok(true)
     }
+}
+
+/// Writes the images of this workspace's binaries to `.dev/images`, each as an OCI archive that a registry's tools read. Returns
+/// the files.
+pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
+    let built = rust::build(layout, profile).await?;
+    let folder = layout.dev().join("images");
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let mut files = Vec::new();
+    for (repository, binary) in OWN {
+        let path = built.join(binary);
+        let image = build(binary, &path, &shared_libraries(&path).await?).await?;
+        let name = repository.rsplit('/').next().unwrap_or(repository);
+        let archive = image
+            .to_archive(&[format!("{repository}:{}", env!("CARGO_PKG_VERSION"))])
+            .with_context(|| format!("packing the image of {binary}"))?;
+        let file = folder.join(format!("{name}.tar"));
+        fs::write(&file, archive).with_context(|| format!("writing {}", file.display()))?;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+/// Builds the image of a binary, which is called `program` in it.
+async fn build(program: &str, path: &Path, libraries: &[PathBuf]) -> Result<oci::Image> {
+    let files = files_of(program, path, libraries)?;
+    let entrypoint = program.to_owned();
+    tokio::task::spawn_blocking(move || oci::Image::build(&files, &entrypoint))
+        .await
+        .context("building an image")?
+        .with_context(|| format!("building the image of {program}"))
 }
 
 /// `ctr` on the kubelet's images and containers.

@@ -68,6 +68,12 @@ enum Verb {
     },
     /// Stop and remove everything but the build cache.
     Down,
+    /// Write the images of this workspace's binaries to `.dev/images`.
+    Images {
+        /// How they are built.
+        #[arg(long, env = "YOKE_PROFILE", default_value = "release")]
+        profile: Profile,
+    },
     /// Show how every component is; exit 1 when one does not work.
     Status,
     /// Print the pid of a supervised process.
@@ -131,6 +137,13 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Down => {
             let _lock = layout.lock()?;
             down::down(&layout).await.map(|()| ExitCode::SUCCESS)
+        }
+        Verb::Images { profile } => {
+            let _lock = layout.lock()?;
+            for file in images::export(&layout, profile).await? {
+                steps::say(&file.display().to_string());
+            }
+            Ok(ExitCode::SUCCESS)
         }
         Verb::Status => {
             let well = status::status(&layout).await?;

@@ -81,7 +81,7 @@ pub struct Args {
 /// Where the streams of a store are.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NatsArgs {
-    /// NATS servers: nats://host:port, or tls://host:port for TLS from the first byte of the protocol's own upgrade.
+    /// NATS servers: nats://host:port, or tls://host:port where the connection has to be encrypted.
     /// May be given more than once, or as a list with commas.
     #[arg(
         long,

@@ -26,11 +26,15 @@ const TEMPLATE: &[&str] = &[
     "cert-manager.io/v1",
 ];
 /// Values without a default, and examples of them.
-const REQUIRED: [(&str, &str); 4] = [
+const REQUIRED: [(&str, &str); 8] = [
     ("baseDomain", "yoke.example"),
     ("ingress.address", "192.0.2.1"),
     ("nats.urls", "{tls://nats.example:4222}"),
     ("nats.cidrs", "{192.0.2.0/24}"),
+    ("images.operator", "registry.example/operator:1"),
+    ("images.ingressXds", "registry.example/ingress-xds:1"),
+    ("images.kineNats", "registry.example/kine-nats:1"),
+    ("images.sshUi", "registry.example/ssh-ui:1"),
 ];
 const CONFIGS: &str = "operator/testdata/chart";
 
@@ -99,6 +103,7 @@ fn check_required(root: &Path, helm: &Path) -> Result<Complaints> {
         let output = Command::new(helm)
             .current_dir(root)
             .args(TEMPLATE)
+            .args(["--set", "ssh.enabled=true"])
             .args(others.flat_map(|(name, value)| ["--set".to_owned(), format!("{name}={value}")]))
             .output()
             .with_context(|| format!("cannot run {}", helm.display()))?;

@@ -191,6 +191,13 @@ yoke-public-{{ include "yoke.publicConstraints" . | sha256sum | trunc 8 }}
 {{- if or (not .Values.nats.urls) (not .Values.nats.cidrs) -}}
 {{- fail "nats.urls and nats.cidrs are needed: the JetStream servers that keep the clusters' state, such as [tls://192.0.2.20:4222] and [192.0.2.20/32]" -}}
 {{- end -}}
+{{- $images := list "operator" "ingressXds" "kineNats" -}}
+{{- if .Values.ssh.enabled -}}{{- $images = append $images "sshUi" -}}{{- end -}}
+{{- range $images -}}
+{{- if not (index $.Values.images .) -}}
+{{- fail (printf "images.%s is empty: build Yoke's images with `make images`, put them into a registry that the cluster reads, and set where" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (gt (len .Values.classes) 1) (not .Values.defaultClass) -}}
 {{- fail "defaultClass is empty: name the one of `classes` that Clusters get which name none" -}}
 {{- end -}}

@@ -86,13 +86,16 @@ impl Image {
         &self.layer.digest
     }
 
-    /// The tar that `ctr images import` reads, with the image under each of `names`.
+    /// The tar that `ctr images import` and the tools of registries read, with the image under each of `names`.
     pub fn to_archive(&self, names: &[String]) -> io::Result<Vec<u8>> {
         let manifests: Vec<Value> = names
             .iter()
             .map(|name| {
                 let mut descriptor = self.manifest.describe(MANIFEST);
-                descriptor["annotations"] = json!({"io.containerd.image.name": name});
+                // containerd takes the one, other tools the other, which is the tag alone.
+                let tag = name.rsplit(':').next();
+                descriptor["annotations"] =
+                    json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag});
                 descriptor
             })
             .collect();

@@ -1,6 +1,7 @@
 //! This workspace's own binaries.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -28,6 +29,14 @@ pub enum Profile {
 
 /// Builds all of them in one run of cargo and copies those that changed into `.dev/bin`. Returns how many changed.
 pub async fn make(layout: &Layout, profile: Profile) -> Result<usize> {
+    let built = build(layout, profile).await?;
+    let changed = install(layout, &built, BINARIES.iter().map(|(_, binary)| *binary))?;
+    install_completion(layout).await?;
+    Ok(changed)
+}
+
+/// Builds all of them. Returns the folder that they are in.
+pub async fn build(layout: &Layout, profile: Profile) -> Result<PathBuf> {
     let (name, folder) = match profile {
         Profile::Dev => ("dev", "debug"),
         Profile::Release => ("release", "release"),
@@ -41,9 +50,8 @@ pub async fn make(layout: &Layout, profile: Profile) -> Result<usize> {
         .run()
         .await
         .context("building this workspace's binaries")?;
-    let changed = install(layout, folder, BINARIES.iter().map(|(_, binary)| *binary))?;
-    install_completion(layout).await?;
-    Ok(changed)
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| layout.root().join("target"), Into::into);
+    Ok(target.join(folder))
 }
 
 /// What kubectl runs to complete the plugin's words.
@@ -70,12 +78,11 @@ pub fn install_self(layout: &Layout) -> Result<bool> {
     Ok(true)
 }
 
-fn install<'a>(layout: &Layout, folder: &str, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| layout.root().join("target"), Into::into);
+fn install<'a>(layout: &Layout, built: &Path, binaries: impl Iterator<Item = &'a str>) -> Result<usize> {
     fs::create_dir_all(layout.bin()).context("making .dev/bin")?;
     let mut changed = 0;
     for binary in binaries {
-        let (built, installed) = (target.join(folder).join(binary), layout.binary(binary));
+        let (built, installed) = (built.join(binary), layout.binary(binary));
         if !same_file(&built, &installed) {
             // A copy: cargo may write to its own file while a process runs from this one.
             copy(&built, &installed).with_context(|| format!("installing {binary}"))?;

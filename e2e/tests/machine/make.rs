@@ -10,13 +10,17 @@ use yoke_e2e::{Output, Stack, run};
 
 /// Runs `make TARGET` as a person would.
 pub(crate) async fn make(target: &str, limit: Duration) -> Result<Output> {
+    run(in_clone(target), limit).await
+}
+
+fn in_clone(target: &str) -> Command {
     let mut make = Command::new("make");
     // As from a shell, not as from the `cargo` and the `make` that run this test.
     for variable in ["CARGO", "MAKEFLAGS", "MAKELEVEL"] {
         make.env_remove(variable);
     }
     make.arg("--no-print-directory").arg(target).current_dir(root());
-    run(make, limit).await
+    make
 }
 
 /// What `make up` says at its end, as the README shows it: without this clone's folder, and without ages.
@@ -87,6 +91,32 @@ async fn status_shows_every_component() -> Result<()> {
             ["up", "test", "status", "down"].contains(&target),
             "nobody runs {command}"
         );
+    }
+    Ok(())
+}
+
+/// The README's way to images, with what is built already in place of a build for speed.
+#[tokio::test]
+async fn images_are_written_for_a_registry() -> Result<()> {
+    let commands = commands("console images")?;
+    ensure!(
+        commands == ["make images", "ls .dev/images"],
+        "nobody runs {commands:?}"
+    );
+    let mut images = in_clone("images");
+    images.env("YOKE_PROFILE", "dev");
+    run(images, Duration::from_secs(120)).await?.ok()?;
+    for name in ["operator", "ingress-xds", "kine-nats", "ssh-ui"] {
+        let file = root().join(format!(".dev/images/{name}.tar"));
+        let mut tar = Command::new("tar");
+        tar.arg("-xOf").arg(&file).arg("index.json");
+        let index = run(tar, Duration::from_secs(10)).await?.ok()?;
+        let index: serde_json::Value = serde_json::from_str(&index).context("index.json")?;
+        let manifests = index["manifests"].as_array().context("no manifests")?;
+        let named = |manifest: &serde_json::Value| {
+            manifest["annotations"]["org.opencontainers.image.ref.name"] == env!("CARGO_PKG_VERSION")
+        };
+        ensure!(manifests.len() == 1 && manifests.iter().all(named), "{name}: {index}");
     }
     Ok(())
 }

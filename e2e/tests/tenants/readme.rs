@@ -11,11 +11,12 @@ use yoke_e2e::logs::Journal;
 use yoke_e2e::readme::{commands, inline, kinds, root, type_in};
 use yoke_e2e::{Stack, run};
 
-const KINDS: [&str; 7] = [
+const KINDS: [&str; 8] = [
     "text",
     "console",
     "console make",
     "console root",
+    "console images",
     "console install",
     "console uninstall",
     "console forget",
@@ -86,11 +87,14 @@ fn every_block_has_a_test() -> Result<()> {
 #[tokio::test]
 async fn packages_are_known_to_the_distribution() -> Result<()> {
     for command in commands("console root")? {
-        let packages = command
-            .strip_prefix("apt-get install ")
-            .with_context(|| command.clone())?;
         let mut simulation = Command::new("apt-get");
-        simulation.args(["install", "--simulate"]).args(packages.split(' '));
+        match command.strip_prefix("apt-get install ") {
+            Some(packages) => simulation.args(["install", "--simulate"]).args(packages.split(' ')),
+            None => {
+                ensure!(command == "apt-get update", "nobody runs {command}");
+                simulation.args(["update", "--print-uris"])
+            }
+        };
         run(simulation, Duration::from_secs(60)).await?.ok().context(command)?;
     }
     Ok(())
