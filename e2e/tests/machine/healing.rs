@@ -3,7 +3,7 @@
 //!
 //! One after the other: every loss disturbs the whole machine.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, PostParams};
 use tokio::process::Command;
 use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
 
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
+
+/// The key in a ConfigMap's data, and what stands there.
+const STATE: &str = "state";
+const CREATED: &str = "created";
+const CHANGED: &str = "changed";
+
+/// What may be stored under each name.
+type Written = BTreeMap<String, Vec<Option<&'static str>>>;
 
 /// What Yoke's processes say of those that were killed.
 const LOSSES: [Expected; 17] = {
@@ -74,33 +82,51 @@ impl Victim {
     }
 }
 
-fn config_map(name: &str) -> ConfigMap {
+fn config_map(name: &str, state: &str) -> ConfigMap {
     ConfigMap {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             ..ObjectMeta::default()
         },
+        data: Some([(STATE.to_owned(), state.to_owned())].into()),
         ..ConfigMap::default()
     }
 }
 
-/// Writes without pause until told to stop; returns the names whose write was acknowledged.
-async fn write_all_the_time(kubeconfig: &Path, prefix: &str, stop: Arc<AtomicBool>) -> Result<BTreeSet<String>> {
+async fn is_acknowledged<T>(write: impl Future<Output = kube::Result<T>>) -> bool {
+    matches!(tokio::time::timeout(Duration::from_secs(5), write).await, Ok(Ok(_)))
+}
+
+/// Creates without pause until told to stop; changes one of three, and deletes one. Returns for each name whose creation was
+/// acknowledged which states it may be in, `None` being deleted: one, or two where the last write was not acknowledged.
+async fn write_all_the_time(kubeconfig: &Path, prefix: &str, stop: Arc<AtomicBool>) -> Result<Written> {
     let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
-    let mut acknowledged = BTreeSet::new();
-    let mut number = 0u32;
-    while !stop.load(Ordering::Relaxed) {
-        let name = format!("{prefix}-{number:06}");
-        number += 1;
-        let parameters = PostParams::default();
-        let object = config_map(&name);
-        let write = api.create(&parameters, &object);
-        if let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(5), write).await {
-            acknowledged.insert(name);
+    let (post, delete) = (PostParams::default(), DeleteParams::default());
+    let mut written = Written::new();
+    for number in 0u32.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+        let name = format!("{prefix}-{number:06}");
+        if !is_acknowledged(api.create(&post, &config_map(&name, CREATED))).await {
+            continue;
+        }
+        let (acknowledged, state) = match number % 3 {
+            0 => (true, Some(CREATED)),
+            1 => {
+                let changed = config_map(&name, CHANGED);
+                (
+                    is_acknowledged(api.replace(&name, &post, &changed)).await,
+                    Some(CHANGED),
+                )
+            }
+            _ => (is_acknowledged(api.delete(&name, &delete)).await, None),
+        };
+        let before = (!acknowledged).then_some(Some(CREATED));
+        written.insert(name, before.into_iter().chain([state]).collect());
     }
-    Ok(acknowledged)
+    Ok(written)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -174,23 +200,27 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
 
     stop.store(true, Ordering::Relaxed);
     for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
-        let acknowledged = writer.await.context("a writer ended badly")??;
-        ensure!(
-            acknowledged.len() > 50,
-            "only {} writes were acknowledged",
-            acknowledged.len()
-        );
+        let written = writer.await.context("a writer ended badly")??;
+        ensure!(written.len() > 50, "only {} creations were acknowledged", written.len());
         let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
-        let stored: BTreeSet<String> = api
+        let stored: BTreeMap<String, String> = api
             .list(&ListParams::default())
             .await?
             .items
             .into_iter()
-            .filter_map(|object| object.metadata.name)
+            .filter_map(|object| Some((object.metadata.name?, object.data?.remove(STATE)?)))
             .collect();
-        let lost: Vec<_> = acknowledged.difference(&stored).collect();
-        ensure!(lost.is_empty(), "{} acknowledged writes are lost: {lost:?}", lost.len());
-        println!("{} acknowledged writes, all stored", acknowledged.len());
+        let wrong: Vec<_> = written
+            .iter()
+            .map(|(name, may)| (name, may, stored.get(name).map(String::as_str)))
+            .filter(|(_, may, is)| !may.contains(is))
+            .collect();
+        ensure!(
+            wrong.is_empty(),
+            "{} acknowledged writes are lost: {wrong:?}",
+            wrong.len()
+        );
+        println!("{} names, all as acknowledged", written.len());
     }
     let host: Api<ConfigMap> = Api::namespaced(stack.host.clone(), "default");
     for object in host.list(&ListParams::default()).await?.items {
