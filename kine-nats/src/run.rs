@@ -17,6 +17,7 @@ use crate::tls;
 use crate::writer::RESERVE;
 use anyhow::{Context, bail};
 use async_nats::Client;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -33,6 +34,7 @@ const DRAIN: Duration = Duration::from_secs(8);
 /// Serves until a signal asks to stop, or until this process may not write any more.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     init(args.log_format);
+    allow_files();
 
     let metrics = Metrics::new();
     let (stores, store) = watch::channel(None);
@@ -199,6 +201,19 @@ pub(crate) fn init(format: LogFormat) {
     yoke_runtime::install_crypto();
 }
 
+/// Raises the soft limit of open files to the hard one. A kube-apiserver has a connection for each kind of objects, and
+/// systemd and containerd give 1,024; beyond the limit nobody else can connect.
+fn allow_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, limit = limit.current, "The limit of open files could not be raised");
+    }
+}
+
 fn init_tracing(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,async_nats=warn"));
     let builder = tracing_subscriber::fmt()
@@ -218,4 +233,21 @@ fn end_on_panic() {
         print(info);
         std::process::exit(101);
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_files_may_be_open_as_the_hard_limit_says() {
+        let before = getrlimit(Resource::Nofile);
+        let lowered = Rlimit {
+            current: Some(512),
+            ..before
+        };
+        setrlimit(Resource::Nofile, lowered).unwrap();
+        allow_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);
+    }
 }
