@@ -17,11 +17,10 @@ type fault struct {
 // lease is how long a writer may believe that it is the only one (LEASE in kine-nats).
 const lease = 2 * time.Second
 
-// One of these is injected into the traffic of each run. A member is picked by chance: in a store of two it is as often
-// the follower as the writer.
+// One of these is injected into the traffic of each run.
 var faults = []fault{
-	{name: "kill-kine-nats", do: func(s *store) error {
-		m := pick(s.members)
+	{name: "kill-writer", do: func(s *store) error {
+		m := s.writer()
 		m.kill()
 		pause(0, 500*time.Millisecond)
 		return m.start()
@@ -39,15 +38,15 @@ var faults = []fault{
 		return nil
 	}},
 	// Shorter than the lease, and longer: in a store of two the other one writes then, and both do when it goes on.
-	{name: "stop-kine-nats-shortly", do: func(s *store) error { return stop(pick(s.members).process, 0, lease/2) }},
-	{name: "stop-kine-nats-long", do: func(s *store) error { return stop(pick(s.members).process, lease, 3*lease) }},
-	{name: "kill-nats", do: func(s *store) error {
-		server := pick(s.nats)
+	{name: "stop-writer-shortly", do: func(s *store) error { return stop(s.writer().process, 0, lease/2) }},
+	{name: "stop-writer-long", do: func(s *store) error { return stop(s.writer().process, lease, 3*lease) }},
+	{name: "kill-leader", do: func(s *store) error {
+		server := s.nats[s.leader()]
 		server.kill()
 		pause(0, time.Second)
 		return server.start()
 	}},
-	{name: "stop-nats", do: func(s *store) error { return stop(pick(s.nats), 0, 2*lease) }},
+	{name: "stop-leader", do: func(s *store) error { return stop(s.nats[s.leader()], 0, 2*lease) }},
 	{name: "cut-clients", do: func(s *store) error {
 		for range 5 {
 			pick(s.members).clients.cut()
@@ -64,7 +63,7 @@ var faults = []fault{
 	}},
 	// A partition: the process runs and serves clients, and hears nothing of the log.
 	{name: "hold-nats", do: func(s *store) error {
-		member := pick(s.members)
+		member := s.writer()
 		for _, proxy := range member.nats {
 			proxy.hold()
 		}
@@ -76,7 +75,7 @@ var faults = []fault{
 	}},
 	// Acknowledgements come late: writes are in doubt.
 	{name: "hold-nats-often", do: func(s *store) error {
-		member := pick(s.members)
+		member := s.writer()
 		for range 10 {
 			for _, proxy := range member.nats {
 				proxy.hold()
@@ -90,8 +89,8 @@ var faults = []fault{
 		}
 		return nil
 	}},
-	{name: "kill-kine-nats-and-nats", do: func(s *store) error {
-		m, server := pick(s.members), pick(s.nats)
+	{name: "kill-writer-and-leader", do: func(s *store) error {
+		m, server := s.writer(), s.nats[s.leader()]
 		m.kill()
 		server.kill()
 		pause(0, 500*time.Millisecond)
@@ -102,7 +101,7 @@ var faults = []fault{
 	}},
 	// The server gives JetStream up when it cannot write, and has it again after a restart on a disk with room.
 	{name: "full-disk", small: true, do: func(s *store) error {
-		number := rand.Intn(len(s.nats))
+		number := s.leader()
 		if err := s.disks[number].fill(); err != nil {
 			return err
 		}

@@ -30,6 +30,8 @@ const (
 	opEpoch     = 6
 	opResign    = 7
 	recordMagic = "KNL1"
+	// Most records that a writer has in flight behind the one that it waits for.
+	inFlight = 3
 )
 
 // history is what a log says.
@@ -38,7 +40,10 @@ type history struct {
 	records  int
 	epochs   int
 	revision int64
-	hash     uint64
+	// The newest record and its writer.
+	hash, epoch, writer uint64
+	// Records that count for nothing: of replaced writers, and those that stood on what such a one displaced.
+	void, displaced int
 }
 
 // readLog reads a whole stream.
@@ -85,15 +90,28 @@ func (h *history) add(record []byte) error {
 		return errors.New("its hash does not match")
 	}
 	word := func(at int) uint64 { return binary.LittleEndian.Uint64(body[at:]) }
-	if previous := word(40); h.records > 0 && previous != h.hash {
-		return fmt.Errorf("stands on %x, not on the record before it", previous)
-	}
-	if base := int64(word(48)); base != h.revision {
-		return fmt.Errorf("begins at revision %d, the record before it ended at %d", base, h.revision)
+	epoch, writer, previous, base := word(16), word(24), word(40), int64(word(48))
+	operations := body[recordHead:]
+	stands := base == h.revision && (h.records == 0 || previous == h.hash)
+	begins := len(operations) > 0 && operations[0] == opEpoch
+	switch {
+	case stands && begins && epoch > h.epoch:
+		h.epoch, h.writer = epoch, writer
+	case stands && !begins && epoch == h.epoch && writer == h.writer:
+	case epoch < h.epoch || epoch == h.epoch && writer != h.writer:
+		// It came late, from a writer that was replaced: nobody was told that it is stored.
+		h.void++
+		return nil
+	case !begins && epoch == h.epoch && h.displaced < inFlight*h.void:
+		// It stood on one whose place such a record took, and is sent again.
+		h.displaced++
+		return nil
+	default:
+		return fmt.Errorf("of epoch %d, stands on %x at revision %d; the record before it is %x of epoch %d, at %d",
+			epoch, previous, base, h.hash, h.epoch, h.revision)
 	}
 	h.records++
 	h.hash = sum
-	operations := body[recordHead:]
 	for len(operations) > 0 {
 		kind, length := operations[0], binary.LittleEndian.Uint32(operations[1:])
 		if err := h.operation(kind, operations[5:5+length]); err != nil {

@@ -63,10 +63,22 @@ func main() {
 	}
 }
 
+// planOf goes through all faults with seeds that follow each other, and through all combinations of a fault with a traffic
+// and a shape in as many rounds as there are of these.
+func planOf(seed int64) plan {
+	number := int(seed)
+	round := number / len(faults)
+	return plan{
+		fault: faults[number%len(faults)],
+		kind:  kinds[(number+round)%len(kinds)],
+		shape: shapes[(number+round/len(kinds))%len(shapes)],
+	}
+}
+
 // one runs what a seed says, and prints how it went.
 func one(seed int64, onlyFault, onlyTraffic, onlyShape, keep string) error {
 	rand.Seed(seed)
-	plan := plan{fault: pick(faults), kind: pick(kinds), shape: pick(shapes)}
+	plan := planOf(seed)
 	for _, f := range faults {
 		if f.name == onlyFault {
 			plan.fault = f

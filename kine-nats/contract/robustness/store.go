@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand"
 	"net/http"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
@@ -235,6 +238,46 @@ func (s *store) endpoints() []string {
 		addresses = append(addresses, m.clients.address())
 	}
 	return addresses
+}
+
+// writer is the kine-nats that writes, as they say themselves; any of them if none does at the moment.
+func (s *store) writer() *member {
+	for _, m := range s.members {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{m.clients.address()}, Logger: zap.NewNop()})
+		if err != nil {
+			continue
+		}
+		defer client.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		status, err := client.Status(ctx, m.clients.address())
+		if err == nil && status.Leader == status.Header.MemberId {
+			return m
+		}
+	}
+	return pick(s.members)
+}
+
+// leader is the number of the nats-server that leads the log, any of them if none does at the moment.
+func (s *store) leader() int {
+	number := rand.Intn(len(s.nats))
+	connection, err := nats.Connect(s.natsURL)
+	if err != nil {
+		return number
+	}
+	defer connection.Close()
+	js, err := jetstream.New(connection)
+	if err != nil {
+		return number
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	log, err := js.Stream(ctx, stream)
+	if err == nil && log.CachedInfo().Cluster != nil {
+		// Its name, as startNATS gives it; what is no such name changes nothing.
+		fmt.Sscanf(log.CachedInfo().Cluster.Leader, "n%d", &number)
+	}
+	return number
 }
 
 // ready waits until every kine-nats answers a linearizable read.
