@@ -4,11 +4,16 @@ use super::{Node, mismatch, stamp};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
 use crate::txn::{Answer, Command};
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
 use pb::lease_server::Lease;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
+
+/// Renewals of one stream that wait at a time.
+const RENEWALS: usize = 256;
 
 #[tonic::async_trait]
 impl Lease for Node {
@@ -88,24 +93,30 @@ impl Lease for Node {
     }
 }
 
+/// Renews leases until the client has asked for the last one. A client renews all its leases by one stream, and a renewal may
+/// have to wait for the record in flight: they wait together.
 async fn keep_alive(
     store: Arc<Store>,
     mut requests: Streaming<pb::LeaseKeepAliveRequest>,
     answers: mpsc::Sender<Result<pb::LeaseKeepAliveResponse, Status>>,
 ) {
-    loop {
-        let request = tokio::select! {
-            request = requests.message() => request,
+    let mut renewals = FuturesOrdered::new();
+    let mut open = true;
+    while open || !renewals.is_empty() {
+        tokio::select! {
+            request = requests.message(), if open && renewals.len() < RENEWALS => match request {
+                Ok(Some(request)) => renewals.push_back(super::kv::keep_alive(&store, request.id)),
+                Ok(None) => open = false,
+                Err(_) => return,
+            },
+            Some(answer) = renewals.next() => {
+                let ended = answer.is_err();
+                if answers.send(answer).await.is_err() || ended {
+                    return;
+                }
+            },
             () = answers.closed() => return,
-            () = store.hub.woken() => if store.is_stopping() { return } else { continue },
-        };
-        let answer = match request {
-            Ok(Some(request)) => super::kv::keep_alive(&store, request.id).await,
-            Ok(None) | Err(_) => return,
-        };
-        let ended = answer.is_err();
-        if answers.send(answer).await.is_err() || ended {
-            return;
+            () = store.hub.woken() => if store.is_stopping() { return },
         }
     }
 }
