@@ -19,6 +19,21 @@ pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result
     }
 }
 
+/// How many keys [`range`] goes over, but for one.
+pub(crate) fn visits(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> i64 {
+    let count = mvcc.count(&request.key, &request.range_end, revision);
+    match request.limit {
+        _ if request.count_only => 0,
+        limit if limit > 0 && is_cut(request) => count.min(limit),
+        _ => count,
+    }
+}
+
+/// Whether a limit ends the walk over the keys, and not only what is answered.
+fn is_cut(request: &RangeRequest) -> bool {
+    request.sort_order() == SortOrder::None && !is_filtered(request)
+}
+
 /// Reads a range at a revision. The answer has no header.
 pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> RangeResponse {
     let (start, end) = (request.key.as_ref(), request.range_end.as_ref());
@@ -38,7 +53,7 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
     let sorted = order == SortOrder::Descend || target != SortTarget::Key;
     let filtered = is_filtered(request);
     // etcd reads one item more than it answers, to know whether there is more. Where no order is named it sorts these only.
-    let most = (limit > 0 && !filtered && request.sort_order() == SortOrder::None).then(|| limit.saturating_add(1));
+    let most = (limit > 0 && is_cut(request)).then(|| limit.saturating_add(1));
 
     let mut items: Vec<&Item> = Vec::new();
     let mut seen = 0i64;

@@ -383,13 +383,13 @@ impl Store {
 
     /// Asks the writer how far the log is, and waits until this process is, too.
     async fn barrier(&self) -> Result<(), Refusal> {
-        let revision = match self.serve(Command::Barrier).await? {
-            Answer::Barrier(revision) => revision,
-            _ => return Err(Refusal::LeaderChanged),
+        let Answer::Barrier { revision, compacted } = self.serve(Command::Barrier).await? else {
+            return Err(Refusal::LeaderChanged);
         };
         loop {
             let changed = self.changed.notified();
-            if self.revision() >= revision {
+            // A compaction has no revision of its own.
+            if self.revision() >= revision && self.read().mvcc.compacted() >= compacted {
                 return Ok(());
             }
             if self.is_stopping() {
@@ -435,8 +435,11 @@ impl Store {
             _ => return Outcome::Returned(command),
         };
         if matches!(command, Command::Barrier) {
-            let revision = self.read_latest(|state| state.mvcc.visible()).await;
-            return Outcome::Done(revision.map(Answer::Barrier));
+            let barrier = self.read_latest(|state| Answer::Barrier {
+                revision: state.mvcc.visible(),
+                compacted: state.mvcc.compacted(),
+            });
+            return Outcome::Done(barrier.await);
         }
         let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
         limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))

@@ -72,7 +72,7 @@ pub(crate) enum Answer {
     KeepAlive(pb::LeaseKeepAliveResponse),
     TimeToLive(pb::LeaseTimeToLiveResponse),
     Leases(pb::LeaseLeasesResponse),
-    Barrier(i64),
+    Barrier { revision: i64, compacted: i64 },
 }
 
 /// What an evaluation works on.
@@ -101,6 +101,7 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
         }
         Command::DeleteRange(request) => Ok(Answer::DeleteRange(step.delete_range(request))),
         Command::Txn(request) => {
+            step.check_compares(request)?;
             let path = step.compare(request);
             step.check(&path)?;
             step.check_size(step.path_size(&path))?;
@@ -118,7 +119,10 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
         Command::KeepAlive(id) => Ok(Answer::KeepAlive(step.keep_alive(*id))),
         Command::TimeToLive { id, keys } => Ok(Answer::TimeToLive(step.time_to_live(*id, *keys))),
         Command::Leases => Ok(Answer::Leases(step.leases())),
-        Command::Barrier => Ok(Answer::Barrier(step.begin)),
+        Command::Barrier => Ok(Answer::Barrier {
+            revision: step.begin,
+            compacted: step.evaluation.state.compacting,
+        }),
     }
 }
 

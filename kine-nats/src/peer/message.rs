@@ -97,7 +97,7 @@ enum Asked {
 
 #[derive(Clone, PartialEq, Message)]
 struct Tell {
-    #[prost(oneof = "Telling", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "Telling", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13")]
     telling: Option<Telling>,
 }
 
@@ -126,8 +126,16 @@ enum Telling {
     TimeToLive(pb::LeaseTimeToLiveResponse),
     #[prost(message, tag = "11")]
     Leases(pb::LeaseLeasesResponse),
-    #[prost(int64, tag = "12")]
-    Barrier(i64),
+    #[prost(message, tag = "13")]
+    Barrier(Barrier),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Barrier {
+    #[prost(int64, tag = "1")]
+    revision: i64,
+    #[prost(int64, tag = "2")]
+    compacted: i64,
 }
 
 pub(crate) fn encode_said(said: &Said) -> Bytes {
@@ -197,7 +205,7 @@ pub(crate) fn encode_told(told: Told) -> Bytes {
             Answer::KeepAlive(answer) => Telling::KeepAlive(answer),
             Answer::TimeToLive(answer) => Telling::TimeToLive(answer),
             Answer::Leases(answer) => Telling::Leases(answer),
-            Answer::Barrier(revision) => Telling::Barrier(revision),
+            Answer::Barrier { revision, compacted } => Telling::Barrier(Barrier { revision, compacted }),
         },
     };
     let telling = Some(telling);
@@ -220,7 +228,7 @@ pub(crate) fn decode_told(bytes: &Bytes) -> Result<Told, NotUnderstood> {
         Telling::KeepAlive(answer) => Answer::KeepAlive(answer),
         Telling::TimeToLive(answer) => Answer::TimeToLive(answer),
         Telling::Leases(answer) => Answer::Leases(answer),
-        Telling::Barrier(revision) => Answer::Barrier(revision),
+        Telling::Barrier(Barrier { revision, compacted }) => Answer::Barrier { revision, compacted },
     };
     Ok(Told::Done(Ok(answer)))
 }
@@ -269,7 +277,10 @@ mod tests {
         };
         let told = [
             Told::Done(Ok(Answer::Put(answer))),
-            Told::Done(Ok(Answer::Barrier(0))),
+            Told::Done(Ok(Answer::Barrier {
+                revision: 7,
+                compacted: -1,
+            })),
             Told::Done(Err(Refusal::NoSpace)),
             Told::Done(Err(Refusal::LeaderFailed)),
             Told::NotBegun,

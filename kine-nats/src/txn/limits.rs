@@ -3,13 +3,14 @@
 use super::{Path, PathStep, Request, Step};
 use crate::mvcc::Item;
 use crate::proto::etcdserverpb as pb;
+use crate::range;
 use crate::refusal::Refusal;
 use crate::validate::MAX_REQUEST;
 
 /// Most bytes that one request may add to a record: its own, the numbers of its operations, and values that it keeps.
 /// With what else a record holds it stays below the 2 MiB that every server takes.
 const MAX_WRITTEN: usize = MAX_REQUEST + 64 * 1024;
-/// Most keys that the ranges of one transaction may go over.
+/// Most keys that the ranges of one transaction may go over, and most that its comparisons may.
 const MAX_READ: i64 = 100_000;
 /// Bytes of an operation besides its key and value.
 const OPERATION: usize = 64;
@@ -60,6 +61,29 @@ impl Step<'_, '_> {
         }
     }
 
+    /// Comparisons with ranges visit keys, too, before it is known which operations follow.
+    pub(super) fn check_compares(&self, request: &pb::TxnRequest) -> Result<(), Refusal> {
+        if self.compares(request) > MAX_READ {
+            Err(Refusal::TooLarge)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn compares(&self, request: &pb::TxnRequest) -> i64 {
+        let mvcc = &self.evaluation.state.mvcc;
+        let ranges = request.compare.iter().filter(|compare| !compare.range_end.is_empty());
+        let here: i64 = ranges
+            .map(|compare| mvcc.count(&compare.key, &compare.range_end, mvcc.head()))
+            .sum();
+        let operations = request.success.iter().chain(&request.failure);
+        let nested = operations.map(|operation| match &operation.request {
+            Some(Request::RequestTxn(nested)) => self.compares(nested),
+            _ => 0,
+        });
+        here + nested.sum::<i64>()
+    }
+
     fn reads(&self, path: &Path<'_>) -> i64 {
         let mvcc = &self.evaluation.state.mvcc;
         let count = |step: &PathStep<'_>| match step {
@@ -69,7 +93,7 @@ impl Step<'_, '_> {
                 } else {
                     mvcc.head()
                 };
-                mvcc.count(&request.key, &request.range_end, at)
+                range::visits(mvcc, request, at)
             }
             PathStep::Single(_) => 0,
             PathStep::Nested(path) => self.reads(path),

@@ -54,21 +54,51 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     for number in 0..2000 {
         bench.put(&format!("/a/{number}"), "");
     }
-    let read = |ranges: usize, revision: i64| {
-        let range = pb::RangeRequest {
-            key: text("/a/"),
-            range_end: text("/a0"),
-            revision,
-            ..Default::default()
-        };
+    let all = |revision: i64| pb::RangeRequest {
+        key: text("/a/"),
+        range_end: text("/a0"),
+        revision,
+        ..Default::default()
+    };
+    let read_by = |ranges: usize, range: pb::RangeRequest| {
         Command::Txn(pb::TxnRequest {
             success: vec![op(Request::RequestRange(range)); ranges],
             ..Default::default()
         })
     };
+    let read = |ranges: usize, revision: i64| read_by(ranges, all(revision));
     bench.run(read(50, 0)).unwrap();
     assert_eq!(bench.run(read(51, 0)).err(), Some(Refusal::TooLarge));
     assert!(bench.run(read(51, 3)).is_ok(), "what is read counts, not what is there");
+    let counted = pb::RangeRequest {
+        count_only: true,
+        ..all(0)
+    };
+    let mut first = pb::RangeRequest { limit: 1, ..all(0) };
+    assert!(bench.run(read_by(51, counted)).is_ok());
+    assert!(bench.run(read_by(51, first.clone())).is_ok());
+    first.sort_target = pb::range_request::SortTarget::Mod.into();
+    first.sort_order = pb::range_request::SortOrder::Ascend.into();
+    assert_eq!(
+        bench.run(read_by(51, first)).err(),
+        Some(Refusal::TooLarge),
+        "to know the first, all are read"
+    );
+    let mut exists = compare(
+        "/a/",
+        CompareTarget::Version,
+        CompareResult::Greater,
+        TargetUnion::Version(0),
+    );
+    exists.range_end = text("/a0");
+    let compared = |ranges: usize| {
+        Command::Txn(pb::TxnRequest {
+            compare: vec![exists.clone(); ranges],
+            ..Default::default()
+        })
+    };
+    assert!(bench.run(compared(50)).is_ok());
+    assert_eq!(bench.run(compared(51)).err(), Some(Refusal::TooLarge));
 }
 
 /// What kube-apiserver does before it compacts.

@@ -117,7 +117,10 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
     let told = [
         message::Told::NotBegun,
         message::Told::Done(Err(Refusal::NoSpace)),
-        message::Told::Done(Ok(Answer::Barrier(5))),
+        message::Told::Done(Ok(Answer::Barrier {
+            revision: 5,
+            compacted: 3,
+        })),
         message::Told::Done(Ok(Answer::Put(pb::PutResponse {
             header: Some(pb::ResponseHeader::default()),
             prev_kv: Some("encoded".into()),
