@@ -3,6 +3,7 @@
 use crate::args::Listen;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -10,6 +11,9 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use yoke_runtime::tls::{self, TlsConfigs};
+
+/// A client that is silent for so long is asked whether it is still there, and has hyper's 20 s to answer.
+const PING: Duration = Duration::from_secs(60);
 
 /// A socket that is open, but not served yet.
 #[derive(Debug)]
@@ -50,7 +54,10 @@ pub(crate) async fn serve(
     routes: Routes,
     stop: watch::Receiver<bool>,
 ) -> Result<(), tonic::transport::Error> {
+    // Who reaches this by a network may go without a word; a process at the other end of a unix socket cannot.
+    let ping = (!matches!(bound, Bound::Unix(..))).then_some(PING);
     let mut server = Server::builder()
+        .http2_keepalive_interval(ping)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
         .max_concurrent_streams(None)

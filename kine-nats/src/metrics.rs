@@ -16,6 +16,7 @@ pub(crate) struct Metrics {
     pub(crate) requests: Counter,
     pub(crate) recoveries: Counter,
     pub(crate) snapshots: Counter,
+    pub(crate) failed_snapshots: Counter,
     pub(crate) foreign: Counter,
     pub(crate) forwarded: Counter,
     pub(crate) leader_changes: Counter,
@@ -29,6 +30,7 @@ pub(crate) struct Metrics {
     has_leader: Gauge,
     is_leader: Gauge,
     sequence: Gauge,
+    full: Gauge,
 }
 
 impl Metrics {
@@ -40,6 +42,7 @@ impl Metrics {
             requests: Counter::default(),
             recoveries: Counter::default(),
             snapshots: Counter::default(),
+            failed_snapshots: Counter::default(),
             foreign: Counter::default(),
             forwarded: Counter::default(),
             leader_changes: Counter::default(),
@@ -53,6 +56,7 @@ impl Metrics {
             has_leader: Gauge::default(),
             is_leader: Gauge::default(),
             sequence: Gauge::default(),
+            full: Gauge::default(),
             registry: Arc::new(Registry::default()),
         };
         registry.register("yoke_kine_batches", "Records stored", metrics.batches.clone());
@@ -72,6 +76,16 @@ impl Metrics {
             metrics.forwarded.clone(),
         );
         registry.register("yoke_kine_snapshots", "Snapshots stored", metrics.snapshots.clone());
+        registry.register(
+            "yoke_kine_snapshot_failures",
+            "Snapshots that could not be stored",
+            metrics.failed_snapshots.clone(),
+        );
+        registry.register(
+            "yoke_kine_log_full",
+            "Whether nothing is put until there is room in the log",
+            metrics.full.clone(),
+        );
         registry.register(
             "yoke_kine_foreign_messages",
             "Messages in the log that are not of this store, and copies",
@@ -149,6 +163,7 @@ impl Metrics {
             };
             self.has_leader.set(i64::from(led));
             self.is_leader.set(i64::from(writes));
+            self.full.set(i64::from(store.is_full()));
             self.sequence.set(store.sequence().cast_signed());
         }
         let mut text = String::new();

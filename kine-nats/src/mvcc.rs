@@ -59,6 +59,8 @@ pub(crate) struct Mvcc {
     visible: i64,
     compacted: i64,
     trimmed: i64,
+    /// The highest revision of which the history has no changes any more.
+    gone: i64,
     bytes: u64,
     /// Shared with everyone for whom nothing may be trimmed.
     held: Arc<()>,
@@ -83,6 +85,7 @@ impl Mvcc {
             visible: revision,
             compacted,
             trimmed: i64::MIN,
+            gone: compacted - 1,
             bytes: 0,
             held: Arc::default(),
         }
@@ -232,6 +235,11 @@ impl Mvcc {
         self.history.range(self.position(from)..)
     }
 
+    /// Whether the history has every change from a revision on. It may have more than can be read.
+    pub(crate) fn remembers(&self, from: i64) -> bool {
+        from > self.gone
+    }
+
     /// Makes `revision` the lowest that can be read. The space comes back by [`Mvcc::trim`].
     pub(crate) fn compact(&mut self, revision: i64) {
         self.compacted = self.compacted.max(revision);
@@ -248,6 +256,7 @@ impl Mvcc {
                 break;
             }
             let kv = change.kv.clone();
+            self.gone = change.revision;
             self.history.pop_front();
             self.trim_key(key_of(&kv));
         }

@@ -320,16 +320,17 @@ impl Stream {
             }
             let mut from = marked.max(watch.next);
             loop {
-                let (found, compacted, visible) = {
+                let (found, remembered, compacted) = {
                     let state = self.store.read();
                     let visible = state.mvcc.visible();
                     (
                         watch.find(state.mvcc.changes(from), from, visible),
+                        from > visible || state.mvcc.remembers(from),
                         state.mvcc.compacted(),
-                        visible,
                     )
                 };
-                if from < compacted && from <= visible {
+                // A watch that is about to hear of a change is not ended because that was compacted a moment ago.
+                if !remembered {
                     let gone = self.watches.remove(&id);
                     if let Some(watch) = gone {
                         self.store.hub.unregister(&watch.registration);

@@ -226,11 +226,13 @@ fn nothing_is_trimmed_while_somebody_holds_it() {
     let other = Mvcc::new();
     assert!(store.is_held_by(&one) && !other.is_held_by(&one));
     assert!(!store.trim(100) && !store.may_trim());
+    assert!(store.remembers(2));
     drop(one);
     assert!(!store.trim(100));
     assert_eq!(store.history_len(), 10);
     drop(two);
     assert!(store.may_trim() && !store.trim(100));
     assert_eq!(store.history_len(), 1);
+    assert!(store.remembers(11) && !store.remembers(10));
     assert!(!store.may_trim(), "there is nothing left to trim");
 }

@@ -20,6 +20,9 @@ use tokio::time::timeout;
 pub(crate) const RESERVE: u64 = 64 << 20;
 /// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
 const MESSAGE: u64 = 256;
+/// How long after a compaction the history is trimmed at the earliest: watches that are up to date hear of what was compacted
+/// at once, as etcd's do.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long after a snapshot the next one begins at the earliest.
 const SPACING: Duration = Duration::from_millis(100);
 /// How long after one that failed: the first time, and at most.
@@ -158,6 +161,8 @@ pub(crate) struct Upkeep<L, M> {
     /// Leases as far as they are stored; the state's are ahead of that, and have no history.
     leases: BTreeMap<i64, i64>,
     space: Space,
+    /// The compact revision, and since when.
+    compacted: (i64, Duration),
     /// Bytes of the last snapshot.
     size: u64,
     pace: Pace,
@@ -194,6 +199,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 seen: (info.bytes, 0),
                 appended: Arc::default(),
             },
+            compacted: (state.mvcc.compacted(), Duration::ZERO),
             size: 0,
             pace: Pace::default(),
             job: None,
@@ -208,6 +214,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.unsaved.bytes += bytes;
         self.unsaved.records += 1;
         self.unsaved.changed |= changed;
+        if batch.compacted > self.compacted.0 {
+            self.compacted = (batch.compacted, clock::now());
+        }
         if changed || !batch.replies.is_empty() {
             self.floor.note();
         }
@@ -245,7 +254,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             return;
         }
         let store = Arc::clone(store);
-        if store.read().mvcc.may_trim() {
+        let graced = clock::now() >= self.compacted.1 + GRACE;
+        if graced && store.read().mvcc.may_trim() {
             self.job = Some(tokio::spawn(async move {
                 while store.write().mvcc.trim(1000) {
                     tokio::task::yield_now().await;
@@ -333,6 +343,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             Ok(Err(error)) => {
                 self.unsaved.add(self.saving.0);
                 self.pace.fail();
+                store.metrics.failed_snapshots.inc();
                 let error = anyhow::Error::new(error);
                 tracing::warn!(error = format!("{error:#}"), "A snapshot could not be stored");
             }

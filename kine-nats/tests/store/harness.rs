@@ -1,5 +1,6 @@
 //! Starts nats-server and kine-nats for one test, each in its own directory and on its own ports.
 
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -294,6 +295,27 @@ fn signal(child: &Child, name: &str) {
 /// Runs etcd's tool for servers. Answers what it printed, or what it complained of.
 pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
     run_tool("etcdctl", &[&["--endpoints", endpoint], arguments].concat())
+}
+
+/// The first bytes that etcd's tool for servers prints for an input, as many as are asked for; fewer if it takes too long.
+pub(crate) fn etcdctl_begins(endpoint: &str, arguments: &[&str], input: &str, bytes: usize) -> String {
+    let mut tool = Command::new("timeout")
+        .arg("20")
+        .arg(find("etcdctl"))
+        .args(["--endpoints", endpoint])
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    tool.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let mut printed = Vec::new();
+    let output = tool.stdout.take().unwrap();
+    output.take(bytes as u64).read_to_end(&mut printed).unwrap();
+    signal(&tool, "TERM");
+    tool.wait().unwrap();
+    String::from_utf8(printed).unwrap()
 }
 
 /// Runs etcd's tool for files. Answers what it printed, or what it complained of.

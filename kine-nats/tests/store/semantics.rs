@@ -217,6 +217,30 @@ async fn watches_tell_whole_revisions_and_progress() {
 }
 
 #[tokio::test]
+async fn a_watch_that_is_up_to_date_hears_what_is_compacted_at_once() {
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "compacted", &[]).await;
+    let mut client = kine.client().await;
+    let mut watching = Watching::open(&mut client, prefix("/", 2)).await.unwrap();
+    let mut next = 2;
+    for _ in 0..50 {
+        for _ in 0..3 {
+            client.put("/a", b"").await.unwrap();
+        }
+        let revision = client.put("/a", b"").await.unwrap();
+        client.compact(revision).await.unwrap();
+        while next <= revision {
+            let answer = watching.next().await.unwrap();
+            assert!(!answer.canceled, "{answer:?}");
+            for event in events(&answer) {
+                assert_eq!(event.kv.unwrap().mod_revision, next);
+                next += 1;
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn leases_survive_a_restart_and_end_as_one_revision() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "lease", &[]).await;

@@ -1,6 +1,6 @@
 //! What etcd's own command line tool and gRPC health probes see.
 
-use crate::harness::{Kine, Nats, etcdctl, eventually, json};
+use crate::harness::{Kine, Nats, etcdctl, etcdctl_begins, eventually, json};
 use serde_json::Value;
 use std::time::Duration;
 use tonic::Code;
@@ -56,6 +56,37 @@ async fn etcdctl_sees_one_healthy_member() {
     assert_ne!(now["hash"], before["hash"]);
     run(&["del", "/r/b"]);
     assert_eq!(hash("3")["hash"], now["hash"]);
+}
+
+#[tokio::test]
+async fn etcdctl_writes_watches_and_compacts() {
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "commands", &[]).await;
+    let endpoint = kine.url();
+    let run = |arguments: &[&str]| etcdctl(&endpoint, arguments);
+    let create = "mod(\"/t/a\") = \"0\"\n\nput /t/a 1\n\nget /t/a\n\n";
+    for answer in ["SUCCESS\n\nOK\n", "FAILURE\n\n/t/a\n1\n"] {
+        assert_eq!(etcdctl_begins(&endpoint, &["txn"], create, 100), answer);
+    }
+    run(&["put", "/t/a", "2"]).unwrap();
+
+    let events = "PUT\n/t/a\n1\nPUT\n/t/a\n2\n";
+    let watch = ["watch", "/t/", "--prefix", "--rev", "2"];
+    assert_eq!(etcdctl_begins(&endpoint, &watch, "", events.len()), events);
+
+    assert_eq!(run(&["compact", "3"]).unwrap(), "compacted revision 3\n");
+    let old = run(&["get", "/t/a", "--rev", "2"]).unwrap_err();
+    assert!(old.contains("required revision has been compacted"), "{old}");
+    let old = run(&["watch", "/t/a", "--rev", "2"]).unwrap_err();
+    assert!(old.contains("watch was canceled"), "{old}");
+    assert_eq!(run(&["get", "/t/a", "--rev", "3"]).unwrap(), "/t/a\n2\n");
+
+    let granted = run(&["lease", "grant", "600"]).unwrap();
+    let id = granted.split(' ').nth(1).unwrap();
+    run(&["put", "/t/leased", "1", "--lease", id]).unwrap();
+    assert_eq!(run(&["lease", "list"]).unwrap(), format!("found 1 leases\n{id}\n"));
+    assert_eq!(run(&["lease", "revoke", id]).unwrap(), format!("lease {id} revoked\n"));
+    assert_eq!(run(&["get", "/t/leased"]).unwrap(), "");
 }
 
 #[tokio::test]
