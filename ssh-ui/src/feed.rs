@@ -48,6 +48,12 @@ where
         }
     }
 
+    /// Begins with a list again, a moment later.
+    pub(crate) fn begin_anew(&mut self) {
+        self.stream = None;
+        self.begin = Instant::now() + self.pause.mul_f64(rand::random_range(1.0..1.5));
+    }
+
     /// The next event. After an error it begins anew, not too soon. Nothing is lost if this is dropped while it waits.
     pub async fn next(&mut self) -> Result<Event<K>, Error> {
         if self.stream.is_none() {
@@ -77,9 +83,8 @@ where
                 limit: REQUEST_LIMIT,
             },
         };
-        self.stream = None;
         // Not all at the same moment that a host comes back in.
-        self.begin = Instant::now() + self.pause.mul_f64(rand::random_range(1.0..1.5));
+        self.begin_anew();
         self.pause = (self.pause * 2).min(PAUSES.1);
         Err(error)
     }
@@ -153,6 +158,12 @@ mod tests {
             (3500..5250).contains(&pauses),
             "0.5, 1 and 2 s, and up to half more: {pauses}"
         );
+        // So it does when it is asked to, and not at once.
+        let asked = Instant::now();
+        feed.begin_anew();
+        assert!(matches!(feed.next().await, Ok(Event::Init)));
+        assert!((500..=751).contains(&asked.elapsed().as_millis()));
+        while !matches!(feed.next().await, Ok(Event::InitDone)) {}
         // From then on, silence is no failure.
         let silence = tokio::time::timeout(Duration::from_secs(3600), feed.next()).await;
         assert!(silence.is_err(), "{silence:?}");

@@ -132,7 +132,12 @@ impl<'a> Session<'a> {
                 count = input.read(&mut bytes) => is_over = self.read(&bytes[..count.unwrap_or(0)]).await,
                 () = at(self.escape_at) => is_over = self.give_up().await,
                 event = clusters.next() => match event {
-                    Ok(event) => self.screen.follow_clusters(event),
+                    Ok(event) => {
+                        self.screen.follow_clusters(event);
+                        if self.screen.wants_list() {
+                            clusters.begin_anew();
+                        }
+                    }
                     Err(error) => self.screen.lose(&error.to_string()),
                 },
                 // That it failed is told of Clusters. Not every Tenant may see events.

@@ -99,6 +99,11 @@ impl Screen {
         self.clusters.follow(event);
     }
 
+    /// Whether only a list anew says what there is.
+    pub fn wants_list(&self) -> bool {
+        self.clusters.is_short
+    }
+
     /// Follows the watch of events.
     pub fn follow_events(&mut self, event: watcher::Event<Event>) {
         self.events.follow(event);

@@ -33,15 +33,22 @@ pub(super) struct Row {
 /// The list, by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clusters {
-    rows: BTreeMap<String, Row>,
+    kept: Kept,
     /// A list that is being read and will take the place of what is known.
-    fresh: BTreeMap<String, Row>,
+    fresh: Kept,
     chosen: Option<String>,
     /// Chosen as soon as it is there.
     awaited: Option<String>,
     pub(super) is_listed: bool,
-    /// There are more than are kept.
-    pub(super) has_more: bool,
+    /// There may be room for one that was left out, or none is left out any more: only a fresh list tells.
+    pub(super) is_short: bool,
+}
+
+/// As many as are kept.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    rows: BTreeMap<String, Row>,
+    has_more: bool,
 }
 
 impl Clusters {
@@ -49,24 +56,25 @@ impl Clusters {
     pub(super) fn follow(&mut self, event: Event<Cluster>) {
         match event {
             Event::Init => {
-                self.fresh.clear();
-                self.has_more = false;
+                self.fresh = Kept::default();
+                self.is_short = false;
             }
-            Event::InitApply(cluster) => self.has_more |= !insert(&mut self.fresh, &cluster),
+            Event::InitApply(cluster) => self.fresh.insert(&cluster),
             Event::InitDone => {
                 let place = self.place();
-                self.rows = std::mem::take(&mut self.fresh);
+                self.kept = std::mem::take(&mut self.fresh);
                 self.is_listed = true;
                 self.keep_choice(place);
             }
             Event::Apply(cluster) => {
                 let place = self.place();
-                self.has_more |= !insert(&mut self.rows, &cluster);
+                self.kept.insert(&cluster);
                 self.keep_choice(place);
             }
             Event::Delete(cluster) => {
                 let place = self.place();
-                self.rows.remove(&clip(&cluster.name_any()));
+                self.kept.rows.remove(&clip(&cluster.name_any()));
+                self.is_short |= self.kept.has_more;
                 self.keep_choice(place);
             }
         }
@@ -74,27 +82,33 @@ impl Clusters {
 
     /// The rows in order.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &Row)> {
-        self.rows.iter().map(|(name, row)| (name.as_str(), row))
+        self.kept.rows.iter().map(|(name, row)| (name.as_str(), row))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.rows.len()
+        self.kept.rows.len()
+    }
+
+    /// Whether there are more than are kept.
+    pub(super) fn has_more(&self) -> bool {
+        self.kept.has_more
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Row> {
-        self.rows.get(name)
+        self.kept.rows.get(name)
     }
 
     /// The Cluster that is chosen.
     pub(super) fn chosen(&self) -> Option<(&str, &Row)> {
-        let (name, row) = self.rows.get_key_value(self.chosen.as_deref()?)?;
+        let (name, row) = self.kept.rows.get_key_value(self.chosen.as_deref()?)?;
         Some((name, row))
     }
 
     /// Which row is chosen.
     pub(super) fn place(&self) -> usize {
         let chosen = self.chosen.as_deref();
-        self.rows
+        self.kept
+            .rows
             .keys()
             .position(|name| Some(name.as_str()) == chosen)
             .unwrap_or(0)
@@ -107,8 +121,8 @@ impl Clusters {
     }
 
     fn pick(&mut self, place: usize) {
-        let last = self.rows.len().saturating_sub(1);
-        self.chosen = self.rows.keys().nth(place.min(last)).cloned();
+        let last = self.len().saturating_sub(1);
+        self.chosen = self.kept.rows.keys().nth(place.min(last)).cloned();
     }
 
     /// Chooses a Cluster as soon as it is there.
@@ -119,7 +133,7 @@ impl Clusters {
 
     /// The one that was chosen stays so, wherever it is now; of one that is gone the neighbour is chosen.
     fn keep_choice(&mut self, place: usize) {
-        if let Some(name) = self.awaited.take_if(|name| self.rows.contains_key(name)) {
+        if let Some(name) = self.awaited.take_if(|name| self.kept.rows.contains_key(name)) {
             self.chosen = Some(name);
         }
         if self.chosen().is_none() {
@@ -128,13 +142,15 @@ impl Clusters {
     }
 }
 
-fn insert(rows: &mut BTreeMap<String, Row>, cluster: &Cluster) -> bool {
-    let name = clip(&cluster.name_any());
-    if rows.len() >= ROWS && !rows.contains_key(&name) {
-        return false;
+impl Kept {
+    fn insert(&mut self, cluster: &Cluster) {
+        let name = clip(&cluster.name_any());
+        if self.rows.len() < ROWS || self.rows.contains_key(&name) {
+            self.rows.insert(name, to_row(cluster));
+        } else {
+            self.has_more = true;
+        }
     }
-    rows.insert(name, to_row(cluster));
-    true
 }
 
 fn to_row(cluster: &Cluster) -> Row {

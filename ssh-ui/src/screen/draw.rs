@@ -65,7 +65,7 @@ pub fn draw(screen: &Screen, frame: &mut Frame<'_>, now: Timestamp) {
 }
 
 fn draw_head(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
-    let count = match (screen.clusters.len(), screen.clusters.has_more) {
+    let count = match (screen.clusters.len(), screen.clusters.has_more()) {
         (1, false) => "1 Cluster ".to_owned(),
         (count, false) => format!("{count} Clusters "),
         (count, true) => format!("more than {count} Clusters "),

@@ -203,7 +203,7 @@ fn latest_events_come_first_and_once() {
 #[test]
 fn no_more_is_kept_than_a_screen_needs() {
     let mut screen = screen((0..600).map(|number| cluster(&format!("c{number}"))).collect());
-    assert_eq!((screen.clusters.len(), screen.clusters.has_more), (500, true));
+    assert_eq!((screen.clusters.len(), screen.clusters.has_more()), (500, true));
     let text = "m".repeat(10_000);
     for number in 0..300 {
         screen.follow_events(Change::Apply(event(&number.to_string(), 1, &text)));
@@ -211,5 +211,28 @@ fn no_more_is_kept_than_a_screen_needs() {
     let lengths: Vec<_> = screen.events.lines().map(|line| line.text.len()).collect();
     assert_eq!(lengths, [TEXT_MAX; 100]);
     listed(&mut screen, vec![cluster("a")]);
-    assert!(!screen.clusters.has_more);
+    assert!(!screen.clusters.has_more());
+}
+
+#[test]
+fn one_that_was_left_out_comes_in_when_there_is_room() {
+    let all = |numbers: std::ops::Range<u16>| numbers.map(|number| cluster(&format!("c{number:03}"))).collect();
+    // One that is shown goes, or the one that was left out.
+    for (gone, left) in [("c000", 1..501), ("c500", 0..500)] {
+        let mut screen = screen(all(0..501));
+        assert!(screen.clusters.get("c500").is_none() && !screen.wants_list());
+        screen.follow_clusters(Change::Delete(cluster(gone)));
+        assert!(screen.wants_list(), "{gone}");
+        // What is shown stays what it is until the list is complete.
+        screen.follow_clusters(Change::Init);
+        assert!(screen.clusters.has_more() && !screen.wants_list(), "{gone}");
+        listed(&mut screen, all(left));
+        assert_eq!(
+            (screen.clusters.len(), screen.clusters.has_more()),
+            (500, false),
+            "{gone}"
+        );
+        screen.follow_clusters(Change::Delete(cluster("c100")));
+        assert!(!screen.wants_list(), "none is left out");
+    }
 }
