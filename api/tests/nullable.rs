@@ -22,6 +22,7 @@ const CLUSTER: [&str; 15] = [
     "status.storage.bytes",
     "status.version",
 ];
+
 const TENANT: [&str; 4] = [
     "status",
     "status.clusters",

@@ -22,6 +22,7 @@ const FIXED_PLACES: &[&str] = &[
     "/var/log/containers",
     "/var/log/pods",
 ];
+
 const READ_LIMIT: u64 = 1 << 20;
 
 /// A line for each thing that names this clone's stack.

@@ -61,14 +61,17 @@ const CLUSTER: Parts = Parts {
     all: &["/metadata/generation", "/metadata/deletionTimestamp"],
     names: "/spec/endpoint/extraSANs",
 };
+
 const TENANT: Parts = Parts {
     all: &["/metadata/generation", "/metadata/deletionTimestamp"],
     names: "/spec/allowedDomains",
 };
+
 const NAMESPACE: Parts = Parts {
     all: &["/metadata/annotations", "/metadata/deletionTimestamp"],
     names: "",
 };
+
 /// Whom a change calls for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Calls {

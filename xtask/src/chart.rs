@@ -25,6 +25,7 @@ const TEMPLATE: &[&str] = &[
     "--api-versions",
     "cert-manager.io/v1",
 ];
+
 /// Values without a default, and examples of them.
 const REQUIRED: [(&str, &str); 8] = [
     ("baseDomain", "yoke.example"),

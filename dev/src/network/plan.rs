@@ -11,16 +11,19 @@ const LINKS: Subnet = Subnet {
     base: Ipv4Addr::new(100, 64, 0, 0),
     prefix: 10,
 };
+
 const LINK_PREFIX: u8 = 30;
 /// Services and pods: /20 blocks.
 const SERVICES: Subnet = Subnet {
     base: Ipv4Addr::new(10, 64, 0, 0),
     prefix: 10,
 };
+
 const PODS: Subnet = Subnet {
     base: Ipv4Addr::new(10, 128, 0, 0),
     prefix: 10,
 };
+
 const CLUSTER_PREFIX: u8 = 20;
 /// The tenth address of the Service subnet, where cluster DNS is by custom.
 const DNS_HOST: u32 = 10;

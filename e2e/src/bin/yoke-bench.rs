@@ -26,6 +26,7 @@ const PHASES: [ConditionType; 6] = [
     ConditionType::EndpointPublished,
     ConditionType::Ready,
 ];
+
 const CONTAINERS: [&str; 4] = [
     "kube-apiserver",
     "kube-controller-manager",

@@ -21,6 +21,7 @@ const KINDS: [&str; 8] = [
     "console uninstall",
     "console forget",
 ];
+
 /// Removes what the README makes: a run that was broken off, or a person, may have followed it before.
 async fn clean(stack: &Stack) -> Result<()> {
     let host = ["delete", "clusters", "-n", "first", "--all", "--timeout=60s"];

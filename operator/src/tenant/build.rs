@@ -27,6 +27,7 @@ const CLUSTER_VERBS: [&str; 8] = [
     "delete",
     "deletecollection",
 ];
+
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 fn labels_of(tenant: &str) -> BTreeMap<String, String> {

@@ -24,6 +24,7 @@ const RICH: Look = Look {
     colour: true,
     unicode: true,
 };
+
 const PLAIN: Look = Look {
     colour: false,
     unicode: false,

@@ -49,6 +49,7 @@ pub(crate) const LIMITS: Limits = Limits {
         burst: BURST,
     },
 };
+
 pub(crate) const CONTACT: &str = "owner@example.org";
 
 /// The host and the people.

@@ -16,6 +16,7 @@ const NOT_LOOKED_AT: [ConditionType; 5] = [
     ConditionType::StoreReady,
     ConditionType::Asleep,
 ];
+
 /// What a refused spec asks for, and is not carried out while the rest is kept alive.
 const NOT_CARRIED_OUT: [ConditionType; 2] = [ConditionType::StoreReady, ConditionType::Asleep];
 
