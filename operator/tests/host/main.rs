@@ -7,6 +7,7 @@ mod addresses;
 mod answers;
 mod deletion;
 mod doors;
+mod fields;
 mod harness;
 mod issuer;
 mod lost;
