@@ -93,17 +93,19 @@ pub fn build_snapshots(plan: &StreamsPlan) -> Config {
     }
 }
 
-/// The configuration of the stream for every other snapshot, where a store has no replicas that make up for a damaged file.
-pub fn build_spare(plan: &StreamsPlan) -> Option<Config> {
-    has_spare(plan.size.replicas).then(|| Config {
+/// The configuration of the stream for every other snapshot. It is made where a store has no replicas that make up for a
+/// damaged file, and gets none when the store does: no snapshot comes to it any more.
+pub fn build_spare(plan: &StreamsPlan) -> Config {
+    Config {
         name: plan.id.spare_stream(),
         subjects: vec![plan.id.spare_subjects()],
         max_bytes: limits::spare_bytes(plan.size.quota),
+        num_replicas: 1,
         ..base(plan)
-    })
+    }
 }
 
-/// Whether a store of so many replicas has a stream for every other snapshot.
+/// Whether a store of so many replicas is given a stream for every other snapshot.
 pub fn has_spare(replicas: usize) -> bool {
     replicas == 1
 }
@@ -168,9 +170,12 @@ impl Provisioner {
     /// Makes the streams, or changes them to what they should be; see [`ensure`].
     pub async fn ensure(&self, plan: &StreamsPlan, has_state: bool) -> Result<i64, NatsError> {
         let log = self.ensure_one(&build_log(plan), !has_state).await?;
-        let mut bytes = log.state.bytes;
-        for wanted in std::iter::once(build_snapshots(plan)).chain(build_spare(plan)) {
-            bytes = bytes.saturating_add(self.ensure_one(&wanted, true).await?.state.bytes);
+        let snapshots = self.ensure_one(&build_snapshots(plan), true).await?;
+        let mut bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
+        let spare = build_spare(plan);
+        // A store that was given replicas keeps it: its control plane may run on with it, and what it reserves is counted.
+        if has_spare(plan.size.replicas) || self.find(&spare.name).await?.is_some() {
+            bytes = bytes.saturating_add(self.ensure_one(&spare, true).await?.state.bytes);
         }
         Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
     }
@@ -268,13 +273,14 @@ mod tests {
 
     #[test]
     fn only_a_store_without_replicas_has_a_second_stream_for_snapshots() {
-        let spare = build_spare(&plan()).unwrap();
+        let spare = build_spare(&plan());
         assert_eq!(spare.name, "KINE_SPARE_bcdfghjk24");
         assert_eq!(spare.subjects, ["kine.bcdfghjk24.spare.>"]);
         assert_eq!(spare.max_bytes, (2 << 20) + (64 << 20));
         let mut replicated = plan();
         replicated.size.replicas = 3;
-        assert!(build_spare(&replicated).is_none());
+        assert!(has_spare(plan().size.replicas) && !has_spare(replicated.size.replicas));
+        assert_eq!(build_spare(&replicated).num_replicas, 1);
     }
 
     #[test]

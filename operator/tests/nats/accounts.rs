@@ -190,6 +190,52 @@ async fn deletion_takes_the_data_and_only_its_own() {
     assert_eq!(successor.open(&server).await.count_records(OWN).await, 0);
 }
 
+/// A class may be given replicas: the store's second stream for snapshots has none, and follows its quota.
+#[tokio::test(flavor = "multi_thread")]
+async fn spare_stream_stays_in_step_with_a_store_that_was_given_replicas() {
+    let server = Server::start_cluster().await;
+    let nats = connect(&server).await;
+    let mut store = Store::draw(&nats, OWN);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // The servers elect a leader first.
+    let ensure = async |store: &Store| loop {
+        match store.ensure().await {
+            Ok(bytes) => break bytes,
+            Err(error) => assert!(Instant::now() < deadline, "streams are made: {error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(ensure(&store).await, 0);
+    let spare = "kine.bcdfghjk24.spare.m";
+    assert!(store.open(&server).await.ask(spare, "x").await.is_reply());
+    store.account.size.replicas = 3;
+    // Larger, and smaller than at first.
+    for quota in [2 << 20, 1 << 19] {
+        store.account.size.quota = quota;
+        assert!(ensure(&store).await > 0, "what it holds is counted");
+        let client = nats.connect_account(&store.account.public_key).await.unwrap();
+        let context = jetstream::new(client);
+        for (name, bytes, replicas) in [
+            ("KINE_bcdfghjk24", 2 * quota + (64 << 20), 3),
+            ("KINE_SPARE_bcdfghjk24", 2 * quota + (64 << 20), 1),
+        ] {
+            let config = context.get_stream(name).await.unwrap().cached_info().config.clone();
+            assert_eq!((config.max_bytes, config.num_replicas), (bytes, replicas), "{name}");
+        }
+    }
+    // One that never had it is given none.
+    let mut other = Store::draw(&nats, OTHER);
+    other.account.size.replicas = 3;
+    ensure(&other).await;
+    let client = nats.connect_account(&other.account.public_key).await.unwrap();
+    assert!(
+        jetstream::new(client)
+            .get_stream("KINE_SPARE_cdfghjkl24")
+            .await
+            .is_err()
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_log_is_not_made_anew_for_a_cluster_that_has_state() {
     let server = Server::start().await;

@@ -12,6 +12,8 @@ use yoke_test_support::free_port;
 /// The server; dropped, it ends.
 pub(crate) struct Server {
     child: Child,
+    /// The others of its cluster.
+    peers: Vec<Child>,
     dir: tempfile::TempDir,
     port: u16,
 }
@@ -28,9 +30,30 @@ impl Server {
         let dir = tempfile::tempdir().unwrap();
         let port = free_port();
         let configuration = write_files(dir.path(), port, max_file_store);
-        let child = spawn(&configuration);
+        Self::start_in(dir, port, &[configuration]).await
+    }
+
+    /// One of three that keep streams together.
+    pub(crate) async fn start_cluster() -> Self {
+        yoke_runtime::install_crypto();
+        let dir = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let configuration = write_files(dir.path(), port, "1TB");
+        let configurations = write_cluster(dir.path(), &configuration, port);
+        Self::start_in(dir, port, &configurations).await
+    }
+
+    async fn start_in(dir: tempfile::TempDir, port: u16, configurations: &[PathBuf]) -> Self {
+        let mut children = configurations.iter().map(|path| spawn(path));
+        let child = children.next().unwrap();
+        let peers = children.collect();
         until_it_listens(dir.path(), port).await;
-        Self { child, dir, port }
+        Self {
+            child,
+            peers,
+            dir,
+            port,
+        }
     }
 
     /// What the operator is configured with.
@@ -95,8 +118,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        for child in self.peers.iter_mut().chain([&mut self.child]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -166,6 +191,34 @@ fn write_files(dir: &Path, port: u16, max_file_store: &str) -> PathBuf {
     let path = dir.join("nats.conf");
     std::fs::write(&path, configuration).unwrap();
     path
+}
+
+/// Makes a server's configuration that of one of three, and writes those of the others.
+fn write_cluster(dir: &Path, configuration: &Path, port: u16) -> [PathBuf; 3] {
+    let text = std::fs::read_to_string(configuration).unwrap();
+    let routes: [u16; 3] = std::array::from_fn(|_| free_port());
+    let all = routes.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
+    let dir_text = dir.display();
+    std::array::from_fn(|number| {
+        let mut own = text.clone();
+        if number > 0 {
+            own = own.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", free_port()));
+            for file in ["log", "data", "jwt"] {
+                own = own.replace(
+                    &format!("\"{dir_text}/{file}\""),
+                    &format!("\"{dir_text}/{file}{number}\""),
+                );
+            }
+            own = own.replace("server_name: a\n", &format!("server_name: a{number}\n"));
+        }
+        let route = routes[number];
+        own.push_str(&format!(
+            "cluster {{ name: c, listen: \"127.0.0.1:{route}\", no_advertise: true, routes: [{all}] }}\n"
+        ));
+        let path = dir.join(format!("nats{number}.conf"));
+        std::fs::write(&path, own).unwrap();
+        path
+    })
 }
 
 fn sign<C: serde::Serialize>(claims: &C, subject: &str, signer: &KeyPair) -> String {
