@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -46,15 +47,20 @@ type history struct {
 	void, displaced int
 }
 
-// readLog reads a whole stream.
-func readLog(ctx context.Context, url, stream string) (*history, error) {
-	ctx, cancel := context.WithTimeout(ctx, readLimit)
-	defer cancel()
-	connection, err := nats.Connect(url)
+// recorder reads a stream while it is written: what snapshots make superfluous is soon gone from it.
+type recorder struct {
+	log    history
+	next   uint64
+	end    chan uint64
+	result chan error
+}
+
+// record begins to read a stream from its first message on.
+func record(ctx context.Context, url, stream string) (*recorder, error) {
+	connection, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", url, err)
 	}
-	defer connection.Close()
 	js, err := jetstream.New(connection)
 	if err != nil {
 		return nil, err
@@ -63,21 +69,75 @@ func readLog(ctx context.Context, url, stream string) (*history, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", stream, err)
 	}
+	r := &recorder{log: history{revision: 1}, next: 1, end: make(chan uint64, 1), result: make(chan error, 1)}
+	go func() {
+		defer connection.Close()
+		r.result <- r.read(ctx, source)
+	}()
+	return r, nil
+}
+
+// finish answers what the stream holds up to a sequence.
+func (r *recorder) finish(last uint64) (*history, error) {
+	r.end <- last
+	select {
+	case err := <-r.result:
+		return &r.log, err
+	case <-time.After(readLimit):
+		return nil, fmt.Errorf("the log is not read to message %d within %s", last, readLimit)
+	}
+}
+
+func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
+	last := uint64(math.MaxUint64)
+	for r.next <= last {
+		select {
+		case last = <-r.end:
+		default:
+		}
+		try, cancel := context.WithTimeout(ctx, time.Second)
+		message, err := source.GetMsg(try, r.next)
+		if err == nil {
+			err = r.log.add(message.Data)
+			if err != nil {
+				cancel()
+				return fmt.Errorf("message %d: %w", r.next, err)
+			}
+			r.next++
+		} else if info, asked := source.Info(try); asked == nil && info.State.FirstSeq > r.next {
+			cancel()
+			return fmt.Errorf("message %d was purged before it was read", r.next)
+		} else {
+			// It is not written yet, or nobody answers at the moment.
+			time.Sleep(5 * time.Millisecond)
+		}
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// bounds asks where a stream begins and ends.
+func bounds(ctx context.Context, url, stream string) (first, last uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	connection, err := nats.Connect(url)
+	if err != nil {
+		return 0, 0, fmt.Errorf("connect to %s: %w", url, err)
+	}
+	defer connection.Close()
+	js, err := jetstream.New(connection)
+	if err != nil {
+		return 0, 0, err
+	}
+	source, err := js.Stream(ctx, stream)
+	if err != nil {
+		return 0, 0, fmt.Errorf("find %s: %w", stream, err)
+	}
 	state := source.CachedInfo().State
-	if state.FirstSeq != 1 {
-		return nil, fmt.Errorf("%s begins at %d: what was purged cannot be checked", stream, state.FirstSeq)
-	}
-	log := &history{revision: 1}
-	for sequence := uint64(1); sequence <= state.LastSeq; sequence++ {
-		message, err := source.GetMsg(ctx, sequence)
-		if err != nil {
-			return nil, fmt.Errorf("read message %d of %s: %w", sequence, stream, err)
-		}
-		if err := log.add(message.Data); err != nil {
-			return nil, fmt.Errorf("message %d of %s: %w", sequence, stream, err)
-		}
-	}
-	return log, nil
+	return state.FirstSeq, state.LastSeq, nil
 }
 
 // add reads one record.

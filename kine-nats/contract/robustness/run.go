@@ -44,16 +44,26 @@ func (p plan) String() string {
 // run makes traffic with a fault in it on a new store, and checks what clients saw against what the log holds. It
 // answers how much that was.
 func (p plan) run(ctx context.Context, dir string) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	s, err := startStore(dir, p.shape, p.small)
 	defer s.close()
 	if err != nil {
 		return "not started", err
 	}
+	recorder, err := record(ctx, s.natsURL, stream)
+	if err != nil {
+		return "the log is not readable", err
+	}
 	reports, err := p.simulate(ctx, s)
 	if err != nil {
 		return "stopped", err
 	}
-	log, err := readLog(ctx, s.natsURL, stream)
+	first, last, err := bounds(ctx, s.natsURL, stream)
+	if err != nil {
+		return "the log is not readable", err
+	}
+	log, err := recorder.finish(last)
 	if err != nil {
 		return "the log is not readable", err
 	}
@@ -63,8 +73,8 @@ func (p plan) run(ctx context.Context, dir string) (string, error) {
 	}
 	stats := traffic.CalculateStats(reports, 0, time.Hour)
 	answered = stats.Successes
-	said := fmt.Sprintf("%d answered, %d failed, %d events, revision %d in %d records of %d epochs, %d starts",
-		answered, stats.Failures, events, log.revision, log.records, log.epochs, s.starts())
+	said := fmt.Sprintf("%d answered, %d failed, %d events, revision %d in %d records of %d epochs, %d of them purged, %d starts",
+		answered, stats.Failures, events, log.revision, log.records, log.epochs, first-1, s.starts())
 	if answered < leastAnswered {
 		return said, errors.New("too few requests were answered to prove anything")
 	}

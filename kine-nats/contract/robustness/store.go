@@ -223,6 +223,8 @@ func startMember(log string, nats []string, follow bool) (*member, error) {
 		"--create",
 		fmt.Sprintf("--replicas=%d", len(nats)),
 		"--progress-interval=100ms",
+		// Processes that are started again begin with a snapshot, and what it holds is purged.
+		"--snapshot-bytes=20000",
 	}
 	if follow {
 		arguments = append(arguments, "--follow")
