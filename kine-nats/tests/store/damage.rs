@@ -21,6 +21,8 @@ enum Outcome {
     Whole,
     /// It is not served, and why.
     Refused(String),
+    /// It is not served as long as NATS does not answer.
+    Waiting,
 }
 
 fn blocks(dir: &Path, into: &mut Vec<PathBuf>) {
@@ -69,7 +71,12 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
             let log = kine.log();
             return Outcome::Refused(log.lines().last().unwrap_or_default().to_owned());
         }
-        assert!(begun.elapsed() < WAIT, "neither served nor refused: {}", kine.log());
+        if begun.elapsed() > WAIT {
+            // The head of a damaged message can have the server send what no client reads, however often it is asked.
+            let log = kine.log();
+            assert!(log.contains("Waiting for NATS"), "neither served nor refused: {log}");
+            return Outcome::Waiting;
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     check(&kine, written).await;
