@@ -49,7 +49,8 @@ done
 work=$(mktemp -d)
 nats=
 finish() {
-    [ -z "$nats" ] || kill "$nats" 2>/dev/null || true
+    # It may write until it has ended.
+    [ -z "$nats" ] || { kill "$nats" && wait "$nats"; } 2>/dev/null || true
     rm -rf "$work"
 }
 trap finish EXIT
