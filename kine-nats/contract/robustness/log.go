@@ -55,19 +55,30 @@ type recorder struct {
 	result chan error
 }
 
-// record begins to read a stream from its first message on.
-func record(ctx context.Context, url, stream string) (*recorder, error) {
-	connection, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+// open connects to a stream. Whoever has it closes the connection.
+func open(ctx context.Context, url, stream string, options ...nats.Option) (*nats.Conn, jetstream.Stream, error) {
+	connection, err := nats.Connect(url, options...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", url, err)
+		return nil, nil, fmt.Errorf("connect to %s: %w", url, err)
 	}
 	js, err := jetstream.New(connection)
 	if err != nil {
-		return nil, err
+		connection.Close()
+		return nil, nil, err
 	}
 	source, err := js.Stream(ctx, stream)
 	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", stream, err)
+		connection.Close()
+		return nil, nil, fmt.Errorf("find %s: %w", stream, err)
+	}
+	return connection, source, nil
+}
+
+// record begins to read a stream from its first message on.
+func record(ctx context.Context, url, stream string) (*recorder, error) {
+	connection, source, err := open(ctx, url, stream, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	if err != nil {
+		return nil, err
 	}
 	r := &recorder{log: history{revision: 1}, next: 1, end: make(chan uint64, 1), result: make(chan error, 1)}
 	go func() {
@@ -123,19 +134,11 @@ func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 func bounds(ctx context.Context, url, stream string) (first, last uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
-	connection, err := nats.Connect(url)
-	if err != nil {
-		return 0, 0, fmt.Errorf("connect to %s: %w", url, err)
-	}
-	defer connection.Close()
-	js, err := jetstream.New(connection)
+	connection, source, err := open(ctx, url, stream)
 	if err != nil {
 		return 0, 0, err
 	}
-	source, err := js.Stream(ctx, stream)
-	if err != nil {
-		return 0, 0, fmt.Errorf("find %s: %w", stream, err)
-	}
+	defer connection.Close()
 	state := source.CachedInfo().State
 	return state.FirstSeq, state.LastSeq, nil
 }

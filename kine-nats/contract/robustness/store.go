@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
@@ -263,19 +261,14 @@ func (s *store) writer() *member {
 // leader is the number of the nats-server that leads the log, any of them if none does at the moment.
 func (s *store) leader() int {
 	number := rand.Intn(len(s.nats))
-	connection, err := nats.Connect(s.natsURL)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	connection, log, err := open(ctx, s.natsURL, stream)
 	if err != nil {
 		return number
 	}
 	defer connection.Close()
-	js, err := jetstream.New(connection)
-	if err != nil {
-		return number
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	log, err := js.Stream(ctx, stream)
-	if err == nil && log.CachedInfo().Cluster != nil {
+	if log.CachedInfo().Cluster != nil {
 		// Its name, as startNATS gives it; what is no such name changes nothing.
 		fmt.Sscanf(log.CachedInfo().Cluster.Leader, "n%d", &number)
 	}
