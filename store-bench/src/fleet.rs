@@ -90,19 +90,22 @@ async fn through(args: &Args, store: Store, rows: &mut impl FnMut(&str, Cell)) -
     kinds(&api.client, fleet, rows).await?;
     let created = objects(&mut store, &mut api, fleet, args.clients, rows).await?;
     lists(&store, &api.client, fleet, created, rows).await?;
-    rows(
-        "most memory of kube-apiserver until here, MiB",
-        Cell::number(most.0.most(), 0),
-    );
-    rows(
-        "most memory of the store until here, MiB",
-        Cell::number(most.1.most(), 0),
-    );
+    tell_most("until here", &most, rows);
     rows("disk of the store, MiB", Cell::number(store.disk()?, 0));
     let written = store.used()?.written / 1024.0 / 1024.0;
     rows("written to the disk by the store, MiB", Cell::number(written, 0));
     api_again(&store, &mut api, fleet, rows).await?;
     store_again(&mut store, &mut api, fleet, rows).await
+}
+
+/// Tells how much memory the API server and the store took at most.
+fn tell_most(when: &str, (api, store): &(Peak, Peak), rows: &mut impl FnMut(&str, Cell)) {
+    for (whose, most) in [("kube-apiserver", api), ("the store", store)] {
+        rows(
+            &format!("most memory of {whose} {when}, MiB"),
+            Cell::number(most.most(), 0),
+        );
+    }
 }
 
 fn since(begun: Instant) -> Cell {
@@ -250,14 +253,7 @@ async fn api_again(store: &Running, api: &mut Server, fleet: Fleet, rows: &mut i
         "kube-apiserver started again → all watch caches loaded, s",
         since(begun),
     );
-    rows(
-        "most memory of kube-apiserver meanwhile, MiB",
-        Cell::number(most.0.most(), 0),
-    );
-    rows(
-        "most memory of the store meanwhile, MiB",
-        Cell::number(most.1.most(), 0),
-    );
+    tell_most("meanwhile", &most, rows);
     Ok(())
 }
 
