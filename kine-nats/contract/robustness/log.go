@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -33,6 +34,8 @@ const (
 	recordMagic = "KNL1"
 	// Most records that a writer has in flight behind the one that it waits for.
 	inFlight = 3
+	// Most records that are asked for at a time.
+	mostAhead = 16
 )
 
 // history is what a log says.
@@ -101,24 +104,29 @@ func (r *recorder) finish(last uint64) (*history, error) {
 
 func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 	last := uint64(math.MaxUint64)
+	ahead := 1
 	for r.next <= last {
 		select {
 		case last = <-r.end:
 		default:
 		}
 		try, cancel := context.WithTimeout(ctx, time.Second)
-		message, err := source.GetMsg(try, r.next)
-		if err == nil {
-			err = r.log.add(message.Data)
-			if err != nil {
+		records := some(try, source, r.next, ahead)
+		for _, data := range records {
+			if err := r.log.add(data); err != nil {
 				cancel()
 				return fmt.Errorf("message %d: %w", r.next, err)
 			}
 			r.next++
-		} else if info, asked := source.Info(try); asked == nil && info.State.FirstSeq > r.next {
-			cancel()
-			return fmt.Errorf("message %d was purged before it was read", r.next)
-		} else {
+		}
+		// What is behind is read many at a time: it may be purged soon.
+		ahead = min(2*ahead, mostAhead)
+		if len(records) == 0 {
+			ahead = 1
+			if info, err := source.Info(try); err == nil && info.State.FirstSeq > r.next {
+				cancel()
+				return fmt.Errorf("message %d was purged before it was read", r.next)
+			}
 			// It is not written yet, or nobody answers at the moment.
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -128,6 +136,24 @@ func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 		}
 	}
 	return nil
+}
+
+// some reads the messages from one on, at most so many, up to the first that there is not.
+func some(ctx context.Context, source jetstream.Stream, from uint64, most int) [][]byte {
+	records := make([][]byte, most)
+	var all sync.WaitGroup
+	for i := range records {
+		all.Go(func() {
+			if message, err := source.GetMsg(ctx, from+uint64(i)); err == nil {
+				records[i] = message.Data
+			}
+		})
+	}
+	all.Wait()
+	if end := slices.IndexFunc(records, func(data []byte) bool { return data == nil }); end >= 0 {
+		return records[:end]
+	}
+	return records
 }
 
 // bounds asks where a stream begins and ends.

@@ -25,7 +25,7 @@ import (
 const (
 	beforeFault = time.Second
 	afterFault  = time.Second
-	checkLimit  = 3 * time.Minute
+	checkLimit  = 10 * time.Minute
 	// Fewer requests than this in a run would prove little.
 	leastAnswered = 100
 )
