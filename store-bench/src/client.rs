@@ -5,6 +5,7 @@ use bytes::Bytes;
 use tonic::transport::{Channel, Endpoint};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 use yoke_kine_nats::proto::etcdserverpb::kv_client::KvClient;
+use yoke_kine_nats::proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use yoke_kine_nats::proto::etcdserverpb::watch_client::WatchClient;
 
 const PAGE: i64 = 500;
@@ -15,6 +16,7 @@ const LARGEST_ANSWER: usize = 64 << 20;
 pub(crate) struct Client {
     kv: KvClient<Channel>,
     watch: WatchClient<Channel>,
+    maintenance: MaintenanceClient<Channel>,
 }
 
 /// What became of a guarded write.
@@ -31,8 +33,20 @@ impl Client {
         let channel = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?.connect_lazy();
         Ok(Self {
             kv: KvClient::new(channel.clone()).max_decoding_message_size(LARGEST_ANSWER),
-            watch: WatchClient::new(channel).max_decoding_message_size(LARGEST_ANSWER),
+            watch: WatchClient::new(channel.clone()).max_decoding_message_size(LARGEST_ANSWER),
+            maintenance: MaintenanceClient::new(channel),
         })
+    }
+
+    /// Whether the member at the other end leads.
+    pub(crate) async fn leads(&self) -> Result<bool> {
+        let status = self
+            .maintenance
+            .clone()
+            .status(pb::StatusRequest {})
+            .await?
+            .into_inner();
+        Ok(status.header.is_some_and(|header| header.member_id == status.leader))
     }
 
     /// Reads a key. Answers the store's revision.

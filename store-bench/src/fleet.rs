@@ -33,7 +33,7 @@ const JUST_CREATED: Duration = Duration::from_secs(2);
 /// setpriv and taskset in PATH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to measure, of etcd, kine-nats and kine-nats-replicated.
+    /// What to measure, of etcd, etcd-replicated, kine-nats and kine-nats-replicated.
     #[arg(long, value_name = "LIST", default_value = "etcd,kine-nats", value_delimiter = ',')]
     stores: Vec<Kind>,
     /// CustomResourceDefinitions.

@@ -22,11 +22,11 @@ pub(crate) struct Args {
     /// Cores of all servers together.
     #[arg(long, value_name = "LIST", default_value = "0")]
     server_cores: Cores,
-    /// What to measure, of etcd, go-kine, kine-nats and kine-nats-replicated.
+    /// What to measure, of etcd, etcd-replicated, go-kine, kine-nats and kine-nats-replicated.
     #[arg(
         long,
         value_name = "LIST",
-        default_value = "etcd,go-kine,kine-nats,kine-nats-replicated",
+        default_value = "etcd,go-kine,kine-nats,etcd-replicated,kine-nats-replicated",
         value_delimiter = ','
     )]
     stores: Vec<Kind>,
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// Numbers of keys with which the durable stores are started again. 1000000 takes half an hour.
     #[arg(long, value_name = "LIST", default_value = "10000,100000", value_delimiter = ',', num_args = 0..)]
     starts: Vec<u64>,
-    /// How often the writer of a kine-nats that has a follower is killed.
+    /// How often the writer of a kine-nats that has a follower, and the leader of an etcd of three members, is killed.
     #[arg(long, value_name = "N", default_value_t = 5)]
     takeovers: usize,
 }
@@ -97,7 +97,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
                 .await
                 .with_context(|| format!("starting {} with {count} keys", store.name()))?;
         }
-        if matches!(store.kind, Kind::KineNats(_)) && args.takeovers > 0 {
+        if matches!(store.kind, Kind::KineNats(_) | Kind::Etcd(2..)) && args.takeovers > 0 {
             takeovers::run(store, args.takeovers, &args.server_cores, &mut |row, cell| {
                 table.add(store, row, cell)
             })

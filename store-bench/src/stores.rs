@@ -17,8 +17,8 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// etcd of one member.
-    Etcd,
+    /// etcd of so many members.
+    Etcd(usize),
     /// Kine of k3s, with its NATS driver and one nats-server.
     GoKine,
     /// kine-nats with as many nats-servers.
@@ -39,23 +39,25 @@ impl std::str::FromStr for Kind {
 
     fn from_str(name: &str) -> Result<Self> {
         match name {
-            "etcd" => Ok(Self::Etcd),
+            "etcd" => Ok(Self::Etcd(1)),
+            "etcd-replicated" => Ok(Self::Etcd(3)),
             "go-kine" => Ok(Self::GoKine),
             "kine-nats" => Ok(Self::KineNats(1)),
             "kine-nats-replicated" => Ok(Self::KineNats(3)),
-            _ => anyhow::bail!("not one of etcd, go-kine, kine-nats, kine-nats-replicated"),
+            _ => anyhow::bail!("not one of etcd, etcd-replicated, go-kine, kine-nats, kine-nats-replicated"),
         }
     }
 }
 
 impl Store {
     /// All of them; only those of equal `durable` are compared.
-    pub(crate) const ALL: [Self; 7] = [
-        Self::of(Kind::Etcd, true),
+    pub(crate) const ALL: [Self; 8] = [
+        Self::of(Kind::Etcd(1), true),
         Self::of(Kind::GoKine, true),
         Self::of(Kind::KineNats(1), true),
+        Self::of(Kind::Etcd(3), true),
         Self::of(Kind::KineNats(3), true),
-        Self::of(Kind::Etcd, false),
+        Self::of(Kind::Etcd(1), false),
         Self::of(Kind::GoKine, false),
         Self::of(Kind::KineNats(1), false),
     ];
@@ -67,7 +69,8 @@ impl Store {
     /// Heading of its column.
     pub(crate) fn name(self) -> &'static str {
         match self.kind {
-            Kind::Etcd => "etcd",
+            Kind::Etcd(1) => "etcd",
+            Kind::Etcd(_) => "etcd, three members",
             Kind::GoKine => "Go kine + NATS",
             Kind::KineNats(1) => "kine-nats, single",
             Kind::KineNats(_) => "kine-nats, replicated",
@@ -79,9 +82,8 @@ impl Store {
 pub(crate) struct Running {
     /// The process that clients speak to.
     pub(crate) front: Process,
-    behind: Vec<Process>,
-    /// Of the NATS servers behind it.
-    urls: Vec<String>,
+    /// NATS servers, or the other members of etcd, with the ports for their clients.
+    behind: Vec<(Process, u16)>,
     port: u16,
     dir: TempDir,
 }
@@ -90,38 +92,62 @@ impl Running {
     /// Starts an empty store and waits until it answers; kine-nats with `more` arguments.
     pub(crate) async fn start(store: Store, cores: &Cores, more: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
-        let behind = match store.kind {
-            Kind::Etcd => vec![],
-            Kind::GoKine => start_nats(1, store.durable, cores, dir.path()).await?,
-            Kind::KineNats(servers) => start_nats(servers, store.durable, cores, dir.path()).await?,
-        };
-        let urls: Vec<_> = behind
-            .iter()
-            .map(|(_, port)| format!("nats://127.0.0.1:{port}"))
-            .collect();
-        let port = free_port();
-        let arguments = match store.kind {
-            Kind::Etcd => etcd(port, free_port(), store.durable, dir.path()),
-            Kind::GoKine => vec![
-                "kine".to_owned(),
-                format!("--endpoint={}?noEmbed=true&bucket=bench", urls.join(",")),
-                format!("--listen-address=tcp://127.0.0.1:{port}"),
-                "--metrics-bind-address=0".to_owned(),
-            ],
-            Kind::KineNats(_) => kine_nats(port, &urls, more),
-        };
-        let mut running = Self {
-            front: Process::start(cores, &arguments, &dir.path().join("front.log"))?,
-            behind: behind.into_iter().map(|(process, _)| process).collect(),
-            urls,
-            port,
-            dir,
+        let mut running = match store.kind {
+            Kind::Etcd(members) => start_etcd(members, store.durable, cores, dir)?,
+            Kind::GoKine => {
+                let behind = start_nats(1, store.durable, cores, dir.path()).await?;
+                let port = free_port();
+                let arguments = [
+                    "kine".to_owned(),
+                    format!("--endpoint={}?noEmbed=true&bucket=bench", urls(&behind)),
+                    format!("--listen-address=tcp://127.0.0.1:{port}"),
+                    "--metrics-bind-address=0".to_owned(),
+                ];
+                Self {
+                    front: Process::start(cores, &arguments, &dir.path().join("front.log"))?,
+                    behind,
+                    port,
+                    dir,
+                }
+            }
+            Kind::KineNats(servers) => {
+                let behind = start_nats(servers, store.durable, cores, dir.path()).await?;
+                let port = free_port();
+                let arguments = kine_nats(port, &behind, more);
+                Self {
+                    front: Process::start(cores, &arguments, &dir.path().join("front.log"))?,
+                    behind,
+                    port,
+                    dir,
+                }
+            }
         };
         running
             .ready()
             .await
             .with_context(|| format!("starting {}", store.name()))?;
+        if matches!(store.kind, Kind::Etcd(2..)) {
+            running.lead().await?;
+        }
         Ok(running)
+    }
+
+    /// Has clients speak to the member of etcd that leads, from which they are answered soonest.
+    pub(crate) async fn lead(&mut self) -> Result<()> {
+        for index in 0..self.behind.len() {
+            if Client::new(self.behind[index].1)?.leads().await? {
+                std::mem::swap(&mut self.front, &mut self.behind[index].0);
+                std::mem::swap(&mut self.port, &mut self.behind[index].1);
+            }
+        }
+        anyhow::ensure!(self.client()?.leads().await?, "no member of etcd leads");
+        Ok(())
+    }
+
+    /// A new connection to one of the members of etcd behind the one that clients speak to.
+    pub(crate) fn client_behind(&self) -> Result<Client> {
+        let (_, port) = self.behind.first().context("etcd of one member")?;
+        Client::new(*port)
     }
 
     /// Starts another kine-nats on the streams of this one, and waits until it answers.
@@ -129,9 +155,12 @@ impl Running {
         let dir = tempfile::Builder::new().prefix("store-bench-").tempdir()?;
         let port = free_port();
         let mut running = Self {
-            front: Process::start(cores, &kine_nats(port, &self.urls, more), &dir.path().join("front.log"))?,
+            front: Process::start(
+                cores,
+                &kine_nats(port, &self.behind, more),
+                &dir.path().join("front.log"),
+            )?,
             behind: vec![],
-            urls: self.urls.clone(),
             port,
             dir,
         };
@@ -188,7 +217,7 @@ impl Running {
 
     fn ids(&self) -> Result<Vec<i32>> {
         std::iter::once(&self.front)
-            .chain(&self.behind)
+            .chain(self.behind.iter().map(|(process, _)| process))
             .map(Process::id)
             .collect()
     }
@@ -209,39 +238,68 @@ fn blocks(dir: &Path) -> Result<u64> {
     Ok(all)
 }
 
-fn etcd(port: u16, peer: u16, durable: bool, dir: &Path) -> Vec<String> {
-    let (url, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
-    let mut arguments = vec![
-        "etcd".to_owned(),
-        format!("--data-dir={}", dir.join("data").display()),
-        format!("--listen-client-urls={url}"),
-        format!("--advertise-client-urls={url}"),
-        format!("--listen-peer-urls={peer}"),
-        format!("--initial-advertise-peer-urls={peer}"),
-        format!("--initial-cluster=default={peer}"),
-        "--log-level=warn".to_owned(),
-        format!("--quota-backend-bytes={}", 8u64 << 30),
-    ];
-    if !durable {
-        arguments.push("--unsafe-no-fsync".to_owned());
+/// Starts members of a new etcd; one of several leads once they answer.
+fn start_etcd(members: usize, durable: bool, cores: &Cores, dir: TempDir) -> Result<Running> {
+    let url = |port: &u16| format!("http://127.0.0.1:{port}");
+    let peers: Vec<_> = (0..members).map(|_| free_port()).collect();
+    let cluster: Vec<_> = peers
+        .iter()
+        .enumerate()
+        .map(|(member, port)| format!("m{member}={}", url(port)))
+        .collect();
+    let mut started = Vec::new();
+    for (member, peer) in peers.iter().enumerate() {
+        let port = free_port();
+        let mut arguments = vec![
+            "etcd".to_owned(),
+            format!("--name=m{member}"),
+            format!("--data-dir={}", dir.path().join(format!("data-{member}")).display()),
+            format!("--listen-client-urls={}", url(&port)),
+            format!("--advertise-client-urls={}", url(&port)),
+            format!("--listen-peer-urls={}", url(peer)),
+            format!("--initial-advertise-peer-urls={}", url(peer)),
+            format!("--initial-cluster={}", cluster.join(",")),
+            "--log-level=warn".to_owned(),
+            format!("--quota-backend-bytes={}", 8u64 << 30),
+        ];
+        if !durable {
+            arguments.push("--unsafe-no-fsync".to_owned());
+        }
+        let log = dir.path().join(format!("etcd-{member}.log"));
+        started.push((Process::start(cores, &arguments, &log)?, port));
     }
-    arguments
+    let (front, port) = started.pop().context("etcd without a member")?;
+    Ok(Running {
+        front,
+        behind: started,
+        port,
+        dir,
+    })
 }
 
 /// kine-nats on streams with a replica on every server.
-fn kine_nats(port: u16, urls: &[String], more: &[&str]) -> Vec<String> {
+fn kine_nats(port: u16, servers: &[(Process, u16)], more: &[&str]) -> Vec<String> {
     let fixed = [
         "kine-nats".to_owned(),
         format!("--listen=http://127.0.0.1:{port}"),
-        format!("--nats={}", urls.join(",")),
+        format!("--nats={}", urls(servers)),
         "--stream=KINE_bench".to_owned(),
         "--create".to_owned(),
-        format!("--replicas={}", urls.len()),
+        format!("--replicas={}", servers.len()),
         // Room for a million objects.
         format!("--quota={}", 4u64 << 30),
         format!("--max-bytes={}", 9u64 << 30),
     ];
     fixed.into_iter().chain(more.iter().map(ToString::to_string)).collect()
+}
+
+/// Where clients of these NATS servers find them.
+fn urls(servers: &[(Process, u16)]) -> String {
+    let urls: Vec<_> = servers
+        .iter()
+        .map(|(_, port)| format!("nats://127.0.0.1:{port}"))
+        .collect();
+    urls.join(",")
 }
 
 /// Starts nats-servers, a cluster if they are several, and waits until each says that it is healthy.

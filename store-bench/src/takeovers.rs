@@ -1,42 +1,30 @@
-//! How long nothing is written after the process that writes was killed, while another one follows it.
+//! How long nothing is written after the process that writes was killed, while another one can take over.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use rustix::process::Signal;
+use tokio::time::timeout;
 
+use crate::client::Client;
 use crate::load::Times;
-use crate::process::Cores;
-use crate::stores::{Running, Store};
+use crate::process::{Cores, Process};
+use crate::stores::{Kind, Running, Store};
 use crate::table::Cell;
 
 const VALUE: Bytes = Bytes::from_static(b"value");
 const FOLLOW: &[&str] = &["--follow"];
+/// A write that was given to the killed process is not waited for any longer than this before it is sent again.
+const PATIENCE: Duration = Duration::from_millis(100);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Kills the writer so many times. What was killed follows the other one from its next start on.
 pub(crate) async fn run(store: Store, times: usize, cores: &Cores, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
-    let first = Running::start(store, cores, FOLLOW).await?;
-    let second = first.beside(cores, FOLLOW).await?;
-    let mut processes = [first, second];
-    let mut gaps = Vec::new();
-    for number in 0..times {
-        let [writer, follower] = &mut processes;
-        let client = follower.client()?;
-        let write = async |name: &str| client.put(&format!("/registry/{name}/{number}"), 0, VALUE).await;
-        // That it is answered shows that the follower has found the writer.
-        write("before").await?;
-        writer.front.end(Signal::KILL)?;
-        let killed = Instant::now();
-        // A write that the killed process was to do may end in an error, and may be done all the same.
-        while write("after").await.is_err() {
-            follower.front.check()?;
-        }
-        gaps.push(killed.elapsed());
-        writer.front.begin()?;
-        writer.ready().await?;
-        processes.swap(0, 1);
-    }
+    let gaps = match store.kind {
+        Kind::Etcd(_) => of_etcd(store, times, cores).await?,
+        Kind::KineNats(_) | Kind::GoKine => of_kine_nats(store, times, cores).await?,
+    };
     let mut gaps = Times::new(gaps);
     for (what, share) in [("median", 0.5), ("longest", 1.0)] {
         let seconds = gaps.quantile(share) / 1000.0;
@@ -46,4 +34,58 @@ pub(crate) async fn run(store: Store, times: usize, cores: &Cores, rows: &mut im
         );
     }
     Ok(())
+}
+
+async fn of_kine_nats(store: Store, times: usize, cores: &Cores) -> Result<Vec<Duration>> {
+    let first = Running::start(store, cores, FOLLOW).await?;
+    let second = first.beside(cores, FOLLOW).await?;
+    let mut processes = [first, second];
+    let mut gaps = Vec::new();
+    for number in 0..times {
+        let [writer, follower] = &mut processes;
+        gaps.push(gap(&mut writer.front, &follower.client()?, number).await?);
+        writer.front.begin()?;
+        writer.ready().await?;
+        processes.swap(0, 1);
+    }
+    Ok(gaps)
+}
+
+async fn of_etcd(store: Store, times: usize, cores: &Cores) -> Result<Vec<Duration>> {
+    let mut running = Running::start(store, cores, &[]).await?;
+    let mut gaps = Vec::new();
+    for number in 0..times {
+        let other = running.client_behind()?;
+        gaps.push(gap(&mut running.front, &other, number).await?);
+        running.front.begin()?;
+        running.ready().await?;
+        running.lead().await?;
+    }
+    Ok(gaps)
+}
+
+/// Kills the writer, and answers how long it takes until another one writes.
+async fn gap(writer: &mut Process, other: &Client, number: usize) -> Result<Duration> {
+    let write = async |name: &str| {
+        let key = format!("/registry/{name}/{number}");
+        matches!(timeout(PATIENCE, other.put(&key, 0, VALUE)).await, Ok(Ok(_)))
+    };
+    let begun = Instant::now();
+    // That it is answered shows that the other one has found the writer.
+    while !write("before").await {
+        ensure!(
+            begun.elapsed() < LIMIT,
+            "nothing is written before the writer is killed"
+        );
+    }
+    writer.end(Signal::KILL)?;
+    let killed = Instant::now();
+    // A write that the killed process was to do may end in an error, and may be done all the same.
+    while !write("after").await {
+        ensure!(
+            killed.elapsed() < LIMIT,
+            "nothing is written after the writer was killed"
+        );
+    }
+    Ok(killed.elapsed())
 }
