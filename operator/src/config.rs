@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use k8s_openapi::api::networking::v1::NetworkPolicyPeer;
 use serde::Deserialize;
 use yoke_api::KubernetesVersion;
 
@@ -59,6 +60,9 @@ pub struct Config {
     /// Where control planes may go whose Clusters have an OIDC provider.
     #[serde(default)]
     pub oidc: OidcConfig,
+    /// Who may read what the stores count. Without any, nobody may.
+    #[serde(default)]
+    pub metrics_from: Vec<NetworkPolicyPeer>,
     /// Image of kine-nats.
     pub kine_nats_image: String,
     /// Pull policy of every image in a control plane.

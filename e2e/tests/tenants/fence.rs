@@ -11,6 +11,8 @@ use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::{Stack, TenantFixture, wait_for};
 
 const API: u16 = 6443;
+/// What its store counts.
+const STORE: u16 = 2381;
 const ENVOY: u16 = 8443;
 const ECHO: u16 = 8080;
 const KUBELET: u16 = 10250;
@@ -101,6 +103,14 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
 
     // In.
     ensure!(knock(&envoy, &address, API).await? == Door::Open, "closed to Envoy");
+    ensure!(
+        knock(&inside, &address, STORE).await? == Door::Open,
+        "the store tells nobody what it counts"
+    );
+    ensure!(
+        knock(&envoy, &address, STORE).await? != Door::Open,
+        "the store tells Envoy what it counts"
+    );
     for (who, from, elsewhere, port) in [
         ("a pod of another namespace", &stranger, envoy_address.as_str(), ENVOY),
         (
@@ -116,7 +126,10 @@ async fn control_plane_is_open_to_envoy_and_reaches_nats_only() -> Result<()> {
             control == Door::Open,
             "{who} reaches nothing: {elsewhere}:{port} is {control:?}"
         );
-        ensure!(knock(from, &address, API).await? != Door::Open, "open to {who}");
+        for port in [API, STORE] {
+            let door = knock(from, &address, port).await?;
+            ensure!(door != Door::Open, "port {port} is open to {who}");
+        }
     }
 
     // Out.

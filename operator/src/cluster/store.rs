@@ -14,8 +14,8 @@ use crate::nats::{Account, NatsError, Size, limits, streams};
 /// Accounts and streams have no watch: they are looked at this often, and after a lost connection. Each look at streams is a
 /// connection of its own.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
-/// NATS is asked for the room that it had not this often, however often the Cluster is looked at: to ask is to push claims
-/// twice, and a line in its log.
+/// NATS is asked this often for the room that it had not, or whether streams hold less by now, however often the Cluster is
+/// looked at: to ask is to push claims twice, and a line in its log.
 const ROOM_EVERY: Duration = Duration::from_secs(60);
 
 /// What is known of the store.
@@ -95,8 +95,8 @@ pub(super) async fn look(
                 _ => Reason::StoreUnavailable,
             };
             tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be made");
-            let message = format!("The streams cannot be made: {}.", crate::chain(&error));
-            if matches!(error, NatsError::NoRoom { .. }) {
+            let message = format!("The streams cannot be made as asked for: {}.", crate::chain(&error));
+            if matches!(error, NatsError::NoRoom { .. } | NatsError::InUse { .. }) {
                 note(Err(message.clone()));
             }
             Ok(refused(reason, message))

@@ -15,6 +15,12 @@ impl Config {
         self.check_oidc()?;
         self.check_versions()?;
         self.check_classes()?;
+        for (index, peer) in self.metrics_from.iter().enumerate() {
+            let names = peer.ip_block.is_some() || peer.namespace_selector.is_some() || peer.pod_selector.is_some();
+            check(names, &format!("metricsFrom[{index}]"), || {
+                "has none of ipBlock, namespaceSelector and podSelector".into()
+            })?;
+        }
         check_filled("kineNatsImage", &self.kine_nats_image)?;
         check(
             ["Always", "IfNotPresent", "Never"].contains(&self.image_pull_policy.as_str()),

@@ -41,6 +41,11 @@ fn refusals_name_the_field() {
             "oidc.except[0]",
         ),
         ("runAsUser: 65532", "runAsUser: 0", "runAsUser"),
+        (
+            "- podSelector: {matchLabels: {app: prometheus}}",
+            "- {podSelectors: {matchLabels: {app: prometheus}}}",
+            "metricsFrom[1]",
+        ),
         ("app.kubernetes.io/name: envoy", "", "ingress.pods[0].labels"),
     ] {
         assert!(GOOD.contains(from), "{from}");
@@ -80,7 +85,8 @@ fn what_the_chart_renders_is_understood() {
             &["192.0.2.53", "2001:db8::53"],
         ),
     ] {
-        let oidc = read(case).oidc;
+        let Config { oidc, metrics_from, .. } = read(case);
+        assert_eq!(metrics_from.len(), usize::from(case == "everything"), "{case}");
         let found: Vec<_> = oidc.nameservers.iter().map(ToString::to_string).collect();
         assert_eq!(
             (oidc.cidrs, oidc.except),

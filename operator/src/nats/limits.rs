@@ -31,6 +31,18 @@ pub fn spare_bytes(quota: i64) -> i64 {
     quota.saturating_mul(2).saturating_add(RESERVE)
 }
 
+/// Most bytes in the log stream of a Cluster whose quota becomes lower: with more, the store would put nothing from then on.
+pub fn most_log(quota: i64) -> i64 {
+    let bytes = log_bytes(quota);
+    bytes - RESERVE.min(bytes / 4)
+}
+
+/// Most bytes in a stream in which so many of its snapshots are kept: there must be room for the next one, or none makes the
+/// log shorter any more.
+pub fn most_snapshots(quota: i64, kept: i64) -> i64 {
+    quota.saturating_mul(kept)
+}
+
 /// Bytes that the streams of a Cluster reserve, over all replicas. A store that was given replicas keeps the stream that it
 /// had without.
 pub fn disk_storage(size: Size) -> i64 {
@@ -71,6 +83,8 @@ mod tests {
         assert_eq!(snapshot_bytes(256 * MIB), 832 * MIB);
         assert_eq!(spare_bytes(256 * MIB), 576 * MIB);
         assert_eq!(log_bytes(i64::MAX), i64::MAX);
+        assert_eq!((most_log(256 * MIB), most_log(16 * MIB)), (512 * MIB, 72 * MIB));
+        assert_eq!(most_snapshots(16 * MIB, 2), 32 * MIB);
         for (quota, replicas, disk) in [
             (256 * MIB, 1, 1984 * MIB),
             (256 * MIB, 3, 4800 * MIB),

@@ -86,6 +86,21 @@ pub enum NatsError {
         /// The stream.
         stream: String,
     },
+    /// A stream holds too much to be made as small as the quota asks for.
+    #[error(
+        "stream {stream} holds {held} bytes, and at most {most} go with a storage quota of {quota}; \
+         ask for more, or delete objects and wait for the store's next snapshots"
+    )]
+    InUse {
+        /// The stream.
+        stream: String,
+        /// The quota.
+        quota: i64,
+        /// Bytes that the stream holds.
+        held: i64,
+        /// Bytes that it may hold to be made that small.
+        most: i64,
+    },
     /// The server's disk is promised to others.
     #[error("the host's NATS lets the store reserve {given} of {wanted} bytes; its owner can make room")]
     NoRoom {
@@ -111,13 +126,14 @@ pub enum NatsError {
 }
 
 impl NatsError {
-    /// Whether a limit of the account or the server forbids it, which trying again at once does not change.
+    /// Whether a limit of the account, the server or the Cluster forbids it, which trying again at once does not change.
     pub fn is_limit(&self) -> bool {
         // Account storage, no server with room, number of streams, server storage, no
         // JetStream for want of it, no size given: nats-server 2.15.
         matches!(
             self,
             Self::NoRoom { .. }
+                | Self::InUse { .. }
                 | Self::JetStream {
                     code: 10002 | 10023 | 10027 | 10039 | 10047 | 10113,
                     ..

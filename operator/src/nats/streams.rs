@@ -42,7 +42,8 @@ pub struct Provisioner {
 }
 
 /// Gives NATS a Cluster's account, and makes its streams or changes them to what they should be; returns the bytes that they
-/// hold. Where the Cluster `has_state`, a log that is not there is [`NatsError::LogLost`], and none is made.
+/// hold. Where the Cluster `has_state`, a log that is not there is [`NatsError::LogLost`], and none is made. Where they hold too
+/// much for a lower quota, none is changed.
 pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: bool) -> Result<i64, NatsError> {
     let is_larger = nats.ensure_account(id, account).await?;
     let wanted = limits::disk_storage(account.size);
@@ -141,6 +142,21 @@ fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
     })
 }
 
+/// Whether a stream holds little enough to be made as small as it should be.
+fn check_held(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) -> Result<(), NatsError> {
+    let Some(info) = found else { return Ok(()) };
+    let held = i64::try_from(info.state.bytes).unwrap_or(i64::MAX);
+    if wanted.max_bytes >= info.config.max_bytes || held <= most {
+        return Ok(());
+    }
+    Err(NatsError::InUse {
+        stream: wanted.name.clone(),
+        quota,
+        held,
+        most,
+    })
+}
+
 impl Provisioner {
     /// Connects in an account that the server knows.
     pub async fn connect(nats: &Nats, account: &str) -> Result<Self, NatsError> {
@@ -169,20 +185,39 @@ impl Provisioner {
 
     /// Makes the streams, or changes them to what they should be; see [`ensure`].
     pub async fn ensure(&self, plan: &StreamsPlan, has_state: bool) -> Result<i64, NatsError> {
-        let log = self.ensure_one(&build_log(plan), !has_state).await?;
-        let snapshots = self.ensure_one(&build_snapshots(plan), true).await?;
-        let mut bytes = log.state.bytes.saturating_add(snapshots.state.bytes);
-        let spare = build_spare(plan);
+        let (log, spare, quota) = (build_log(plan), build_spare(plan), plan.size.quota);
+        let log_found = self.find(&log.name).await?;
+        if has_state && log_found.is_none() {
+            return Err(NatsError::LogLost { stream: log.name });
+        }
+        let snapshots = build_snapshots(plan);
+        let snapshots_found = self.find(&snapshots.name).await?;
+        let spare_found = self.find(&spare.name).await?;
         // A store that was given replicas keeps it: its control plane may run on with it, and what it reserves is counted.
-        if has_spare(plan.size.replicas) || self.find(&spare.name).await?.is_some() {
-            bytes = bytes.saturating_add(self.ensure_one(&spare, true).await?.state.bytes);
+        let keeps_spare = has_spare(plan.size.replicas) || spare_found.is_some();
+        // Two snapshots are kept, one in each stream where there are two.
+        let kept = if has_spare(plan.size.replicas) { 1 } else { 2 };
+        let mut steps = vec![
+            (log, log_found, limits::most_log(quota)),
+            (snapshots, snapshots_found, limits::most_snapshots(quota, kept)),
+        ];
+        if keeps_spare {
+            steps.push((spare, spare_found, limits::most_snapshots(quota, 1)));
+        }
+        // All of them before one is changed: the store goes by what its log may hold.
+        for (wanted, found, most) in &steps {
+            check_held(wanted, found.as_ref(), (quota, *most))?;
+        }
+        let mut bytes = 0_u64;
+        for (wanted, found, _) in steps {
+            bytes = bytes.saturating_add(self.ensure_one(&wanted, found).await?.state.bytes);
         }
         Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
     }
 
-    async fn ensure_one(&self, wanted: &Config, may_make: bool) -> Result<Info, NatsError> {
+    async fn ensure_one(&self, wanted: &Config, found: Option<Info>) -> Result<Info, NatsError> {
         let name = &wanted.name;
-        match self.find(name).await? {
+        match found {
             Some(info) => match plan_update(&info.config, wanted) {
                 None => Ok(info),
                 Some(update) => {
@@ -194,7 +229,6 @@ impl Provisioner {
                     .await
                 }
             },
-            None if !may_make => Err(NatsError::LogLost { stream: name.clone() }),
             None => {
                 self.request(format!("making stream {name}"), format!("STREAM.CREATE.{name}"), wanted)
                     .await

@@ -57,6 +57,41 @@ async fn account_is_limited_to_what_its_streams_reserve() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn quota_is_not_lowered_below_what_the_streams_hold() {
+    let server = Server::start().await;
+    let nats = connect(&server).await;
+    let mut store = Store::new(&nats, OWN).await;
+    let own = promised(&store).await;
+    let mut connection = store.open(&server).await;
+    let snapshot = "x".repeat(600_000);
+    assert!(connection.ask("kine.bcdfghjk24.snap.m", &snapshot).await.is_reply());
+    let key = store.account.public_key.clone();
+    let limits = async || {
+        let client = nats.connect_account(&key).await.unwrap();
+        let context = jetstream::new(client);
+        let of = async |name: &str| context.get_stream(name).await.unwrap().cached_info().config.max_bytes;
+        (of("KINE_bcdfghjk24").await, of("KINE_SNAP_bcdfghjk24").await)
+    };
+    let before = limits().await;
+    store.account.size.quota = 512 << 10;
+    let refused = store.ensure().await.unwrap_err();
+    assert!(
+        matches!(&refused, NatsError::InUse { stream, quota: 524_288, held: 600_000.., most: 524_288 } if stream == "KINE_SNAP_bcdfghjk24"),
+        "{refused:?}"
+    );
+    assert!(refused.is_limit());
+    assert_eq!(
+        (limits().await, promised(&store).await),
+        (before, own),
+        "nothing is changed"
+    );
+    store.account.size.quota = 768 << 10;
+    store.ensure().await.unwrap();
+    let reserve = 64 << 20;
+    assert_eq!(limits().await, ((1536 << 10) + reserve, (2304 << 10) + reserve));
+}
+
 /// The bytes that the claims of a store's account promise.
 async fn promised(store: &Store) -> i64 {
     let claims = store.nats.find_account(&store.account.public_key).await.unwrap();

@@ -1,5 +1,5 @@
-//! The doors of a hosted namespace: in from the ingress and the operator, out to NATS, and to an OIDC provider if the Cluster
-//! has one.
+//! The doors of a hosted namespace: in from the ingress and the operator, and from the host's monitoring if it has one; out to
+//! NATS, and to an OIDC provider if the Cluster has one.
 //!
 //! An API server opens connections to addresses that its users choose. So it may reach no network of the host, and no DNS,
 //! but for the provider's name.
@@ -14,6 +14,7 @@ use yoke_api::Cidr;
 use yoke_api::labels::component;
 use yoke_api::names::API_PORT;
 
+use super::arguments::STORE_PORT;
 use crate::cluster::identity::Identity;
 use crate::config::{Config, OidcConfig};
 use crate::network::PRIVATE;
@@ -37,15 +38,23 @@ pub fn build_network_policy(identity: &Identity, config: &Config, has_provider: 
         egress.push(build_provider(&config.oidc));
         egress.push(build_dns(&config.oidc));
     }
+    let mut ingress = vec![NetworkPolicyIngressRule {
+        from: Some(from.collect()),
+        ports: Some(vec![build_port("TCP", API_PORT)]),
+    }];
+    if !config.metrics_from.is_empty() {
+        let from = config.metrics_from.iter();
+        ingress.push(NetworkPolicyIngressRule {
+            from: Some(from.map(|peer| build_peer(peer, &config.namespace)).collect()),
+            ports: Some(vec![build_port("TCP", STORE_PORT)]),
+        });
+    }
     NetworkPolicy {
         metadata: identity.hosted_meta("control-plane", component::CONTROL_PLANE),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(LabelSelector::default()),
             policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
-            ingress: Some(vec![NetworkPolicyIngressRule {
-                from: Some(from.collect()),
-                ports: Some(vec![build_port("TCP", API_PORT)]),
-            }]),
+            ingress: Some(ingress),
             egress: Some(egress),
         }),
     }
@@ -96,6 +105,21 @@ fn build_block(cidr: &str, except: &[&str]) -> NetworkPolicyPeer {
     }
 }
 
+/// One as it is meant in the operator's own namespace: pods without a namespace are there, and not beside the control plane.
+fn build_peer(peer: &NetworkPolicyPeer, own: &str) -> NetworkPolicyPeer {
+    match peer {
+        NetworkPolicyPeer {
+            pod_selector: Some(pods),
+            namespace_selector: None,
+            ..
+        } => NetworkPolicyPeer {
+            pod_selector: Some(pods.clone()),
+            ..build_pods(own, std::collections::BTreeMap::new())
+        },
+        peer => peer.clone(),
+    }
+}
+
 fn build_pods(namespace: &str, labels: std::collections::BTreeMap<String, String>) -> NetworkPolicyPeer {
     NetworkPolicyPeer {
         namespace_selector: Some(LabelSelector {
@@ -121,6 +145,21 @@ fn build_port(protocol: &str, port: u16) -> NetworkPolicyPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::fixtures;
+
+    #[test]
+    fn nobody_reads_what_a_store_counts_unless_it_is_allowed() {
+        let identity = fixtures::identity(&fixtures::cluster("demo"));
+        let open = |config: &Config| {
+            let spec = build_network_policy(&identity, config, false).spec.unwrap();
+            let ports = spec.ingress.unwrap().into_iter().flat_map(|rule| rule.ports.unwrap());
+            ports.map(|port| port.port.unwrap()).collect::<Vec<_>>()
+        };
+        let mut config = fixtures::config();
+        assert_eq!(open(&config), [6443, 2381].map(IntOrString::Int));
+        config.metrics_from.clear();
+        assert_eq!(open(&config), [IntOrString::Int(6443)]);
+    }
 
     fn ranges(rule: NetworkPolicyEgressRule) -> Vec<(String, Vec<String>)> {
         let blocks = rule.to.into_iter().flatten().filter_map(|peer| peer.ip_block);

@@ -23,6 +23,8 @@ use crate::quantity;
 /// Name of the StatefulSet; its pod is `control-plane-0`.
 pub const NAME: &str = "control-plane";
 
+/// By which the chart's PodMonitor finds it.
+const STORE_PORT_NAME: &str = "store-metrics";
 const CONTROLLER_MANAGER_PORT: u16 = 10257;
 const SCHEDULER_PORT: u16 = 10259;
 /// The store writes a resign record after the API server has ended, well within this.
@@ -240,6 +242,12 @@ fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
         args: Some(arguments::store(blueprint, start)),
         env: None,
         restart_policy: Some("Always".into()),
+        ports: Some(vec![ContainerPort {
+            name: Some(STORE_PORT_NAME.into()),
+            container_port: STORE_PORT.into(),
+            protocol: Some("TCP".into()),
+            ..ContainerPort::default()
+        }]),
         liveness_probe: Some(build_probe("/livez", STORE_PORT, "HTTP")),
         volume_mounts: Some(vec![
             build_mount(secrets::STORE, arguments::STORE, true),
