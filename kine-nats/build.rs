@@ -5,6 +5,9 @@ use std::error::Error;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = protox::compile(["mvccpb/kv.proto", "etcdserverpb/rpc.proto"], ["proto"])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .codec_path("crate::grpc::wire::Wire")
+        .compile_fds(files)?;
     Ok(())
 }

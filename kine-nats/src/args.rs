@@ -64,6 +64,11 @@ pub struct Args {
     /// replaced follows, where it ends without this. Give it to all processes of a stream, or to none.
     #[arg(long, env = "KINE_NATS_FOLLOW")]
     pub follow: bool,
+    /// Answer a read that must be the newest only when the log has stored something that was sent to it after the read came,
+    /// whatever a clock says: also a virtual machine that was stopped with all its clocks answers nothing stale. Reads that
+    /// come together share a record; each waits as long as a write. Give it to all processes of a stream, or to none.
+    #[arg(long, env = "KINE_NATS_STRICT_READS")]
+    pub strict_reads: bool,
     /// Where to serve /metrics, /livez and /readyz over HTTP.
     #[arg(long, value_name = "ADDR", env = "KINE_NATS_METRICS")]
     pub metrics: Option<SocketAddr>,

@@ -126,6 +126,10 @@ pub(crate) struct Tail {
     pub(crate) thin: bool,
     /// The end of the log.
     pub(crate) recent: Recent,
+    /// How long what was compacted is kept after that was read; not at all as long as nobody can watch.
+    pub(crate) grace: Duration,
+    /// Until when it is kept.
+    pub(crate) kept_until: Duration,
     /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
     pub(crate) observed: Duration,
 }
@@ -219,6 +223,8 @@ impl Replica {
             floor,
             thin: info.first > 1 && whole < 2,
             recent: Recent::default(),
+            grace: Duration::ZERO,
+            kept_until: Duration::ZERO,
             observed: clock::now(),
         };
         Ok((tail, state))
@@ -310,11 +316,21 @@ impl Tail {
             }
             self.recent.push(sequence, record);
         }
-        // Readers may come in between.
-        while any && state.write().unwrap_or_else(PoisonError::into_inner).mvcc.trim(2000) {
-            tokio::task::yield_now().await;
+        if any {
+            self.trim(state).await;
         }
         Ok(any)
+    }
+
+    /// Drops what was compacted, once who watches and is up to date can have heard of it. Readers may come in between.
+    pub(crate) async fn trim(&self, state: &RwLock<State>) {
+        let may_trim = || state.read().unwrap_or_else(PoisonError::into_inner).mvcc.may_trim();
+        if clock::now() < self.kept_until || !may_trim() {
+            return;
+        }
+        while state.write().unwrap_or_else(PoisonError::into_inner).mvcc.trim(2000) {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Takes a record over. Answers whether it counts.
@@ -339,6 +355,10 @@ impl Tail {
             state.mvcc.publish(head);
             before
         };
+        let is_compaction = |operation: &Operation| matches!(operation, Operation::Compact { .. });
+        if record.operations.iter().any(is_compaction) {
+            self.kept_until = clock::now() + self.grace;
+        }
         if let Some(Operation::Epoch { name, .. }) = record.operations.first() {
             tracing::debug!(epoch = record.header.epoch, name, "A writer began");
         }

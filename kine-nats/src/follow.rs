@@ -9,7 +9,7 @@ use crate::log::{Ack, Log, LogError, Passing, Rejection};
 use crate::session::{Claim, Session};
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::store::Store;
-use crate::writer::{LEASE, Pace, Repair, append_again};
+use crate::writer::{GRACE, LEASE, Pace, Repair, append_again};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -41,6 +41,8 @@ pub(crate) struct Follower {
 impl Follower {
     /// Begins behind what was loaded into the store.
     pub(crate) fn new(tail: Tail, store: Arc<Store>) -> Self {
+        let tail = Tail { grace: GRACE, ..tail };
+        store.quota.follow(tail.info.limit);
         store.set_stored(tail.session.sequence, store.revision());
         store.follow(&tail.session, tail.observed + lease(&tail.session));
         Self {
@@ -151,7 +153,8 @@ impl Follower {
                     sequence,
                     "The log was shortened; starting again from the newest snapshot"
                 );
-                self.tail = adopt(&self.store, Replica::load(log, snapshots).await?)?;
+                let tail = adopt(&self.store, Replica::load(log, snapshots).await?)?;
+                self.tail = Tail { grace: GRACE, ..tail };
                 let session = &self.tail.session;
                 self.store.follow(session, self.tail.observed + lease(session));
                 Ok(true)
@@ -162,6 +165,7 @@ impl Follower {
 
     async fn read(&mut self, log: &impl Log) -> Result<bool, BootError> {
         let store = Arc::clone(&self.store);
+        self.tail.trim(store.state()).await;
         let seen = |session: &Session, before: i64| {
             let revision = store.read().mvcc.visible();
             store.set_stored(session.sequence, revision);
@@ -173,6 +177,7 @@ impl Follower {
         }
         let info = log.info().await?;
         self.tail.info = info;
+        store.quota.follow(info.limit);
         if info.last < self.tail.session.sequence {
             return Err(BootError::Behind {
                 last: info.last,

@@ -2,15 +2,20 @@
 
 mod backup;
 mod cluster;
+mod counted;
 mod health;
 mod kv;
 mod lease;
 mod maintenance;
+mod pages;
 mod watch;
+pub(crate) mod wire;
 
+use crate::metrics::Calls;
 use crate::proto::etcdserverpb as pb;
 use crate::refusal::Refusal;
 use crate::store::{REQUEST_LIMIT, Store};
+use counted::Counted;
 use pb::cluster_server::ClusterServer;
 use pb::kv_server::KvServer;
 use pb::lease_server::LeaseServer;
@@ -28,7 +33,7 @@ use tonic_health::pb::health_server::HealthServer;
 /// Requests are measured against etcd's own limit, so that the error is etcd's; this only bounds memory.
 const MAX_MESSAGE: usize = 16 << 20;
 /// What clients take the server for. From 3.5.13 on they ask for progress.
-const VERSION: &str = "3.6.8";
+pub(crate) const VERSION: &str = "3.6.8";
 
 /// What every service holds.
 #[derive(Debug, Clone)]
@@ -56,7 +61,6 @@ impl Node {
 
     /// The store, once this process serves it. Callers that need a leader are turned away at once when there is none.
     async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
-        let needs_leader = metadata.get("hasleader").is_some_and(|value| value == "true");
         let known = self.store.borrow().clone();
         let store = match known {
             Some(store) => store,
@@ -65,7 +69,7 @@ impl Node {
         if store.is_stopping() {
             return Err(Refusal::Stopped.into());
         }
-        if needs_leader && !store.has_leader() {
+        if needs_leader(metadata) && !store.has_leader() {
             return Err(Refusal::NoLeader.into());
         }
         Ok(store)
@@ -80,17 +84,23 @@ impl Node {
     }
 }
 
-/// All services.
-pub(crate) fn routes(node: &Node) -> Routes {
+/// All services, whose calls are counted.
+pub(crate) fn routes(node: &Node, calls: &Arc<Calls>) -> Routes {
     let mut routes = Routes::builder();
+    let kv = KvServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
     routes
-        .add_service(KvServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE))
-        .add_service(WatchServer::new(node.clone()))
-        .add_service(LeaseServer::new(node.clone()))
-        .add_service(ClusterServer::new(node.clone()))
-        .add_service(MaintenanceServer::new(node.clone()))
-        .add_service(HealthServer::new(node.clone()));
+        .add_service(Counted::new(kv, Arc::clone(calls)))
+        .add_service(Counted::new(WatchServer::new(node.clone()), Arc::clone(calls)))
+        .add_service(Counted::new(LeaseServer::new(node.clone()), Arc::clone(calls)))
+        .add_service(Counted::new(ClusterServer::new(node.clone()), Arc::clone(calls)))
+        .add_service(Counted::new(MaintenanceServer::new(node.clone()), Arc::clone(calls)))
+        .add_service(Counted::new(HealthServer::new(node.clone()), Arc::clone(calls)));
     routes.routes()
+}
+
+/// Whether a caller wants no answer of a process that knows no leader.
+fn needs_leader(metadata: &MetadataMap) -> bool {
+    metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
 /// Completes the header that the evaluation made.

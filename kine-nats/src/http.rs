@@ -2,7 +2,8 @@
 
 use crate::metrics::Metrics;
 use crate::store::Store;
-use http::{Request, Response, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -12,6 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+
+/// Prometheus does not read what says nothing of its form.
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// Answers until the process ends.
 pub(crate) async fn serve(listener: TcpListener, store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics) {
@@ -37,7 +43,8 @@ pub(crate) async fn serve(listener: TcpListener, store: watch::Receiver<Option<A
 }
 
 fn answer(request: &Request<Incoming>, store: Option<&Store>, metrics: &Metrics) -> Response<String> {
-    let (status, text) = match request.uri().path() {
+    let path = request.uri().path();
+    let (status, text) = match path {
         "/livez" => (StatusCode::OK, "ok\n".to_owned()),
         "/readyz" | "/health" => match store {
             Some(store) if store.is_stopping() => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n".to_owned()),
@@ -59,5 +66,7 @@ fn answer(request: &Request<Incoming>, store: Option<&Store>, metrics: &Metrics)
     };
     let mut response = Response::new(text);
     *response.status_mut() = status;
+    let form = if path == "/metrics" { OPEN_METRICS } else { PLAIN };
+    response.headers_mut().insert(CONTENT_TYPE, form);
     response
 }

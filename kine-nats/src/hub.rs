@@ -164,16 +164,15 @@ impl Hub {
         index.ranges.iter().for_each(|(_, _, _, mark)| mark.set(revision));
     }
 
-    /// How many watches there are.
-    pub(crate) fn watches(&self) -> usize {
+    /// How many watches there are, and how many of them have something to read.
+    pub(crate) fn watches(&self) -> (usize, usize) {
         let index = self.lock();
-        let prefixes = index
-            .prefixes
-            .values()
-            .flat_map(HashMap::values)
-            .map(Vec::len)
-            .sum::<usize>();
-        index.keys.values().map(Vec::len).sum::<usize>() + prefixes + index.ranges.len()
+        let prefixes = index.prefixes.values().flat_map(HashMap::values);
+        let marks = index.keys.values().chain(prefixes).flatten().map(|(_, mark)| mark);
+        let marks = marks.chain(index.ranges.iter().map(|(_, _, _, mark)| mark));
+        marks.fold((0, 0), |(all, marked), mark| {
+            (all + 1, marked + usize::from(!mark.is_clear()))
+        })
     }
 
     /// Has every stream look around.
@@ -240,7 +239,7 @@ mod tests {
             watch("/a/w", "/a/y"),
             watch("/a/y", "\0"),
         ];
-        assert_eq!(hub.watches(), 6);
+        assert_eq!(hub.watches(), (6, 0));
         let change = |key: &str, revision| Change {
             revision,
             delete: false,
@@ -254,11 +253,14 @@ mod tests {
         assert_eq!(seen(&[change("/a/x", 2)]), [2, 2, 2, 0, 2, 0]);
         assert_eq!(seen(&[change("/a/xx", 3), change("/a/z", 4)]), [0, 3, 3, 0, 3, 4]);
         assert_eq!(seen(&[change("/b/", 5)]), [0, 0, 5, 5, 0, 5]);
+        watches[2].1.set(5);
+        assert_eq!(hub.watches(), (6, 1));
+        watches[2].1.take();
         assert_eq!(hub.marked(), 5);
         watches
             .iter()
             .for_each(|(registration, _)| hub.unregister(registration));
-        assert_eq!(hub.watches(), 0);
+        assert_eq!(hub.watches(), (0, 0));
         assert_eq!(seen(&[change("/a/x", 6)]), [0; 6]);
     }
 }

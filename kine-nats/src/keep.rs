@@ -4,21 +4,20 @@
 use crate::boot::{BootError, Replica};
 use crate::clock;
 use crate::follow::{self, Follower, Identity};
-use crate::log::{Ack, Log, LogInfo, Passing};
+use crate::log::{Ack, Log, Passing};
 use crate::metrics::Metrics;
 use crate::peer::Peers;
+use crate::quota::Quota;
 use crate::role::writer_of;
 use crate::snapshot::{Messages, Snapshots};
 use crate::store::Store;
-use crate::writer::{Cadence, LEASE_USED, Parts, RESERVE, Unsaved, Upkeep, Writer, WriterError, stopped};
+use crate::writer::{LEASE_USED, Pacing, Parts, Unsaved, Upkeep, Writer, WriterError, stopped};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 const QUEUE: usize = 4096;
-/// Most bytes of keys and history where nothing says otherwise.
-pub(crate) const DEFAULT_QUOTA: u64 = 512 << 20;
 const RETRY: Duration = Duration::from_millis(200);
 
 /// The store, for the services; there is none before they may use it.
@@ -32,9 +31,9 @@ pub(crate) struct Plan {
     pub(crate) incarnation: u64,
     pub(crate) name: String,
     pub(crate) quota: Option<u64>,
-    /// When snapshots are due, if not as follows from the log's limit.
-    pub(crate) cadence: Option<Cadence>,
-    pub(crate) snapshot_bytes: Option<u64>,
+    pub(crate) pacing: Pacing,
+    /// Whether reads trust no lease.
+    pub(crate) strict_reads: bool,
     pub(crate) metrics: Metrics,
     /// The way to the others, where the process serves as a follower, too.
     pub(crate) peers: Option<Arc<dyn Peers>>,
@@ -58,25 +57,6 @@ pub(crate) enum LifeError {
     /// It cannot be written, or not by this process.
     #[error("keep the store: write its log")]
     Write(#[from] WriterError),
-}
-
-impl Plan {
-    fn quota(&self, info: &LogInfo) -> u64 {
-        self.quota.unwrap_or_else(|| match info.limit {
-            Some(limit) => limit.saturating_sub(RESERVE).max(limit / 2) / 2,
-            None => DEFAULT_QUOTA,
-        })
-    }
-
-    fn cadence(&self, info: &LogInfo) -> Cadence {
-        let limit = info.limit.unwrap_or(u64::MAX);
-        self.cadence.unwrap_or(Cadence {
-            bytes: self.snapshot_bytes.unwrap_or((limit / 4).min(RESERVE)),
-            most: limit / 4,
-            records: 50_000,
-            age: Duration::from_secs(600),
-        })
-    }
 }
 
 /// One life.
@@ -110,9 +90,9 @@ pub(crate) async fn live<L: Log, M: Messages>(
         }
         None => {
             let Replica { tail, state } = replica;
-            let quota = plan.quota(&tail.info);
+            let quota = Quota::new(plan.quota, tail.info.limit);
             let store = Store::new(state, quota, plan.metrics.clone(), plan.peers.clone());
-            (Arc::new(store), tail)
+            (Arc::new(store.with_strict_reads(plan.strict_reads)), tail)
         }
     };
     let mut follower = Follower::new(tail, Arc::clone(&store));
@@ -169,12 +149,11 @@ pub(crate) fn promote<L: Log, M: Messages>(
         since: now,
         urgent: tail.thin,
     };
-    let cadence = plan.cadence(&tail.info);
     let upkeep = Upkeep::new(
         (Arc::clone(&log), tail.info),
         snapshots,
         &store.read(),
-        cadence,
+        plan.pacing,
         unsaved,
     );
     let (queue, requests) = mpsc::channel(QUEUE);

@@ -10,6 +10,9 @@ const SHORTEST: i64 = 2;
 /// etcd's longest lease, in seconds.
 pub(crate) const LONGEST: i64 = 9_000_000_000;
 
+/// What a lease costs, for the quota: its entries here and by its end, and what the writer notes of it for snapshots.
+const COST: u64 = 256;
+
 /// One lease.
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
@@ -35,6 +38,11 @@ impl Leases {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (i64, &Lease)> {
         self.leases.iter().map(|(id, lease)| (*id, lease))
+    }
+
+    /// What they cost, in bytes; keys that hang on one are counted as keys.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.leases.len() as u64 * COST
     }
 
     /// Number and seconds of each.

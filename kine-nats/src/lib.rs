@@ -30,6 +30,7 @@ mod mvcc;
 mod nats;
 mod peer;
 pub mod proto;
+mod quota;
 mod range;
 mod refusal;
 mod repair;

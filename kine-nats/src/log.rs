@@ -1,5 +1,6 @@
 //! The log: an ordered stream of records that takes a new one only on top of the last one its writer knows.
 
+mod breaks;
 pub(crate) mod jetstream;
 #[cfg(test)]
 pub(crate) mod memory;
@@ -34,6 +35,19 @@ pub enum LogError {
     /// The answer is not what it should be.
     #[error("use the log: the answer to {0} is not understood")]
     Answer(&'static str),
+    /// What the server sends of a message is nothing that a client reads.
+    #[error(
+        "read the stream {stream}: on {times} connections in a row nothing readable came from sequence {sequence} on; if it \
+         stays so, the message there is damaged, and `kine-nats repair` says what can be read without it"
+    )]
+    Unreadable {
+        /// The stream.
+        stream: String,
+        /// Where.
+        sequence: u64,
+        /// How often that was tried.
+        times: u32,
+    },
     /// The records asked for are not there any more.
     #[error("read the log: it has a gap at sequence {0}")]
     Gap(u64),
@@ -50,7 +64,7 @@ impl Passing for LogError {
             Self::Disconnected | Self::Timeout => true,
             // No meta leader, no quorum, no responders.
             Self::Refused { code, .. } => matches!(code, 503 | 10008 | 10009 | 10118),
-            Self::Answer(_) | Self::TooLarge { .. } | Self::Gap(_) => false,
+            Self::Answer(_) | Self::TooLarge { .. } | Self::Unreadable { .. } | Self::Gap(_) => false,
         }
     }
 }
@@ -113,7 +127,7 @@ pub(crate) enum Rejection {
 pub(crate) trait Log: Send + Sync + 'static {
     /// Sends a record. The outcome comes through the channel that was made with the log.
     fn publish(&self, token: u64, record: Bytes, expected: u64) -> impl Future<Output = Result<(), LogError>> + Send;
-    /// Reads records from a sequence on, as many as fit one answer; empty at the end.
+    /// Reads records from a sequence on, as many as fit one answer or came of it; empty at the end.
     fn read(&self, from: u64) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
     /// Reads one record from the stream's leader.
     fn get(&self, sequence: u64) -> impl Future<Output = Result<Option<Bytes>, LogError>> + Send;

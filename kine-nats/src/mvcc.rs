@@ -210,6 +210,24 @@ impl Mvcc {
         }
     }
 
+    /// As [`Mvcc::visit`], but looks at `most` keys only, those that are not live included. Answers the key to go on from:
+    /// the one for which `visit` answered `false`, or the first that was not looked at.
+    pub(crate) fn visit_part<'a>(
+        &'a self,
+        start: &[u8],
+        end: &[u8],
+        revision: i64,
+        most: usize,
+        mut visit: impl FnMut(&'a Item) -> bool,
+    ) -> Option<&'a Bytes> {
+        for (seen, chain) in self.index.range(start, end).enumerate() {
+            if seen == most || chain.at(revision).is_some_and(|item| !visit(item)) {
+                return Some(&chain.key);
+            }
+        }
+        None
+    }
+
     /// How many keys of the range are live at a revision.
     pub(crate) fn count(&self, start: &[u8], end: &[u8], revision: i64) -> i64 {
         let since = self.position(revision + 1);

@@ -3,7 +3,9 @@
 use crate::args::NatsArgs;
 use anyhow::{Context, bail};
 use async_nats::{Client, ConnectOptions, Event};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 /// A record holds a request of 1.5 MiB and what shares its batch.
@@ -17,8 +19,10 @@ fn reconnect_delay(attempts: usize) -> Duration {
     }
 }
 
-/// Connects, and waits for the first answer for as long as it takes.
-pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<Client> {
+/// Connects, and waits for the first answer for as long as it takes. The second says that the connection was made again.
+pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Notify>)> {
+    let made = Arc::new(Notify::new());
+    let say = Arc::clone(&made);
     let mut options = ConnectOptions::new()
         .name("kine-nats")
         .custom_inbox_prefix(args.stream.inbox())
@@ -26,11 +30,17 @@ pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<Client> {
         .ping_interval(Duration::from_secs(5))
         .connection_timeout(Duration::from_secs(3))
         .reconnect_delay_callback(reconnect_delay)
-        .event_callback(|event| async move {
-            match event {
-                Event::Connected => tracing::info!("Connected to NATS"),
-                Event::Disconnected => tracing::warn!("Disconnected from NATS"),
-                other => tracing::debug!(event = %other, "NATS"),
+        .event_callback(move |event| {
+            let say = Arc::clone(&say);
+            async move {
+                match event {
+                    Event::Connected => {
+                        tracing::info!("Connected to NATS");
+                        say.notify_one();
+                    }
+                    Event::Disconnected => tracing::warn!("Disconnected from NATS"),
+                    other => tracing::debug!(event = %other, "NATS"),
+                }
             }
         });
     if let Some(ca) = &args.nats_ca {
@@ -46,9 +56,26 @@ pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<Client> {
     while client.try_server_info().is_none() || client.server_info().max_payload == 0 {
         sleep(Duration::from_millis(2)).await;
     }
+    check(&client)?;
+    Ok((client, made))
+}
+
+/// Ends when a server that the connection was made to later is none to use.
+pub(crate) async fn until_unfit(client: &Client, made: &Notify) -> anyhow::Error {
+    loop {
+        made.notified().await;
+        // Who is connected enough for this knows what the server said of itself.
+        let _ = client.flush().await;
+        if let Err(error) = check(client) {
+            return error;
+        }
+    }
+}
+
+fn check(client: &Client) -> anyhow::Result<()> {
     let payload = client.server_info().max_payload;
     if payload < MIN_PAYLOAD {
         bail!("the NATS server takes messages of {payload} bytes; set its max_payload to at least 2 MiB");
     }
-    Ok(client)
+    Ok(())
 }

@@ -10,6 +10,7 @@
 
 pub(crate) mod message;
 pub(crate) mod nats;
+mod parts;
 mod roster;
 
 use crate::refusal::Refusal;

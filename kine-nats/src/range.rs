@@ -1,4 +1,6 @@
-//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts.
+//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts; in pages by [`walk`].
+
+pub(crate) mod walk;
 
 use crate::mvcc::{Item, Mvcc};
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -16,6 +18,15 @@ pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result
         Err(Refusal::Compacted)
     } else {
         Ok(())
+    }
+}
+
+/// The revision that a request reads at when the store is at `visible`.
+pub(crate) fn revision(request: &RangeRequest, visible: i64) -> i64 {
+    if request.revision > 0 {
+        request.revision
+    } else {
+        visible
     }
 }
 
@@ -93,7 +104,8 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
     }
 }
 
-fn is_filtered(request: &RangeRequest) -> bool {
+/// Whether keys are left out by their revisions.
+pub(crate) fn is_filtered(request: &RangeRequest) -> bool {
     [
         request.min_mod_revision,
         request.max_mod_revision,

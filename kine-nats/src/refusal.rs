@@ -32,6 +32,12 @@ pub enum Refusal {
     /// An order that does not exist.
     #[error("etcdserver: invalid sort option")]
     InvalidSortOption,
+    /// A stream of another order than that of the keys.
+    #[error("RangeStream does not support custom sort orders")]
+    StreamOrder,
+    /// A stream of the keys of some revisions only.
+    #[error("RangeStream does not support revision filters")]
+    StreamFilter,
     /// The request is larger than 1.5 MiB.
     #[error("etcdserver: request is too large")]
     TooLarge,
@@ -77,7 +83,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Self; 23] = [
+    const ALL: [Self; 25] = [
         Self::Compacted,
         Self::FutureRevision,
         Self::EmptyKey,
@@ -87,6 +93,8 @@ impl Refusal {
         Self::TooManyOps,
         Self::DuplicateKey,
         Self::InvalidSortOption,
+        Self::StreamOrder,
+        Self::StreamFilter,
         Self::TooLarge,
         Self::NoSpace,
         Self::LeaseNotFound,
@@ -120,6 +128,7 @@ impl Refusal {
             | Self::DuplicateKey
             | Self::InvalidSortOption
             | Self::TooLarge => Code::InvalidArgument,
+            Self::StreamOrder | Self::StreamFilter => Code::Unimplemented,
             Self::NoSpace | Self::TooManyRequests => Code::ResourceExhausted,
             Self::LeaseNotFound => Code::NotFound,
             Self::LeaseExists | Self::NotLeader | Self::BadTransferee => Code::FailedPrecondition,

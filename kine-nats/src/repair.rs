@@ -77,7 +77,7 @@ pub(crate) enum Repaired {
 /// Repairs the store that the arguments name.
 pub async fn repair(args: RepairArgs) -> anyhow::Result<()> {
     crate::run::init(args.log_format);
-    let client = nats::connect(&args.nats).await?;
+    let (client, _) = nats::connect(&args.nats).await?;
     let (log, _acks) = JetStream::open(
         Stream::new(client.clone(), args.nats.stream.log()),
         args.nats.stream.log_subject(),

@@ -3,18 +3,19 @@
 use crate::args::{Args, LogFormat, NatsArgs};
 use crate::grpc::{self, Node};
 use crate::http;
-use crate::keep::{DEFAULT_QUOTA, Ended, Plan, StoreSender, live, retry};
+use crate::keep::{Ended, Plan, StoreSender, live, retry};
 use crate::listen;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::{Stream, StreamLimits};
-use crate::metrics::Metrics;
+use crate::metrics::{Calls, Metrics};
 use crate::nats;
 use crate::peer::nats::NatsPeers;
+use crate::quota::{DEFAULT_QUOTA, RESERVE};
 use crate::role;
 use crate::snapshot::Snapshots;
 use crate::store::Store;
 use crate::tls;
-use crate::writer::RESERVE;
+use crate::writer::Pacing;
 use anyhow::{Context, bail};
 use async_nats::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -40,7 +41,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (stores, store) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    listen(&args, store.clone(), &stopped, &mut tasks).await?;
+    listen(&args, store.clone(), &metrics.calls, &stopped, &mut tasks).await?;
     if let Some(address) = args.metrics {
         let listener = TcpListener::bind(address)
             .await
@@ -79,6 +80,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 async fn listen(
     args: &Args,
     store: watch::Receiver<Option<Arc<Store>>>,
+    calls: &Arc<Calls>,
     stop: &watch::Receiver<bool>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
@@ -99,7 +101,7 @@ async fn listen(
         let bound = listen::bind(address, tls.as_ref())
             .await
             .with_context(|| format!("listen on {}", address.url()))?;
-        let (routes, stop) = (grpc::routes(&node), stop.clone());
+        let (routes, stop) = (grpc::routes(&node, calls), stop.clone());
         tasks.spawn(async move { listen::serve(bound, routes, stop).await.context("serve the etcd API") });
     }
     Ok(())
@@ -107,14 +109,30 @@ async fn listen(
 
 /// Connects, and lives until told to stop.
 async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
-    let client = nats::connect(&args.nats).await?;
+    let (client, made) = nats::connect(&args.nats).await?;
+    tokio::select! {
+        ended = keep_on(args, client.clone(), stores, stop, metrics) => ended,
+        unfit = nats::until_unfit(&client, &made) => Err(unfit),
+    }
+}
+
+async fn keep_on(
+    args: Args,
+    client: Client,
+    stores: StoreSender,
+    stop: watch::Receiver<bool>,
+    metrics: Metrics,
+) -> anyhow::Result<()> {
     let mut plan = Plan {
         member: role::member(rand::random()),
         incarnation: args.incarnation,
         name: std::env::var("HOSTNAME").unwrap_or_default(),
         quota: args.quota,
-        cadence: None,
-        snapshot_bytes: args.snapshot_bytes,
+        pacing: Pacing {
+            bytes: args.snapshot_bytes,
+            ..Pacing::default()
+        },
+        strict_reads: args.strict_reads,
         metrics,
         peers: None,
     };

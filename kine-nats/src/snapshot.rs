@@ -32,6 +32,9 @@ pub(crate) use stream::Snapshots;
 /// 1 had the leases in the manifest.
 const FORMAT: u32 = 2;
 
+/// Far above any revision that was ever told, repairs included, and far below where numbers end.
+const HIGHEST: i64 = i64::MAX / 2;
+
 /// Why a snapshot cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
@@ -50,6 +53,14 @@ pub enum SnapshotError {
     /// Written by a later version.
     #[error("decode a manifest: its format {0} is not known")]
     Format(u32),
+    /// Its hash is right, and what it says cannot be.
+    #[error("decode a manifest: no store is at revision {revision} and compacted at {compacted}")]
+    Numbers {
+        /// Newest revision.
+        revision: i64,
+        /// Compact revision.
+        compacted: i64,
+    },
     /// Chunks are missing, or are not those of the manifest.
     #[error("read a snapshot: its chunks are not whole")]
     Incomplete,
@@ -213,10 +224,13 @@ impl Manifest {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let (body, _) = crate::codec::unseal(bytes)?;
         let manifest: Self = serde_json::from_slice(body).map_err(SnapshotError::Manifest)?;
-        if (1..=FORMAT).contains(&manifest.format) {
-            Ok(manifest)
-        } else {
+        let (revision, compacted) = (manifest.revision, manifest.compacted);
+        if !(1..=FORMAT).contains(&manifest.format) {
             Err(SnapshotError::Format(manifest.format))
+        } else if !(1..HIGHEST).contains(&revision) || !(-1..=revision).contains(&compacted) {
+            Err(SnapshotError::Numbers { revision, compacted })
+        } else {
+            Ok(manifest)
         }
     }
 

@@ -34,6 +34,11 @@ impl State {
         }
     }
 
+    /// What is kept, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.mvcc.bytes() + self.leases.bytes()
+    }
+
     /// Writes a key at the head.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8], lease: i64) -> (Item, Option<Item>) {
         let (item, previous) = self.mvcc.put(key, value, lease);

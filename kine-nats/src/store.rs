@@ -2,11 +2,12 @@
 //! writes, the lease if it is this process, and the way of a request to the writer.
 //!
 //! ```text
-//! Store::submit ─┬─ Writer ───► its queue                  Store::read_latest ─┬─ Writer ───► under the lease
+//! Store::submit ─┬─ Writer ───► its queue                  Store::read_latest ─┬─ Writer ───► under the lease (or strict)
 //!                └─ Follower ─► the writer's process (peer)                    └─ Follower ─► asks the writer how far the
 //!                                                                                             log is, waits, reads here
 //! ```
 
+mod strict;
 mod succession;
 
 use crate::clock;
@@ -14,6 +15,7 @@ use crate::hub::Hub;
 use crate::metrics::Metrics;
 use crate::peer::{Peers, forward};
 use crate::proto::etcdserverpb::ResponseHeader;
+use crate::quota::Quota;
 use crate::refusal::Refusal;
 use crate::role::{Leader, Outcome, Queued, Role};
 use crate::session::Session;
@@ -23,10 +25,12 @@ use crate::validate::check;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
+use strict::Strict;
 use succession::Successor;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
+use tonic::Code;
 
 /// How long a request may wait for the log; etcd's own limit.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
@@ -46,8 +50,7 @@ pub(crate) struct Store {
     /// Who watches.
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
-    /// Bytes above which nothing is put.
-    pub(crate) quota: u64,
+    pub(crate) quota: Quota,
     cluster: AtomicU64,
     epoch: AtomicU64,
     sequence: AtomicU64,
@@ -72,6 +75,8 @@ pub(crate) struct Store {
     /// What is left of the bytes that may wait, in units of [`UNIT`].
     room: Arc<Semaphore>,
     peers: Option<Arc<dyn Peers>>,
+    /// `None` where a lease is enough for a read.
+    strict: Option<Strict>,
 }
 
 /// Why what is read is the newest.
@@ -79,13 +84,13 @@ pub(crate) struct Store {
 enum Assurance {
     /// This process is the writer, if the lease still holds after the read.
     Lease,
-    /// The writer said how far the log was, and this process is there.
-    Writer,
+    /// The log or its writer was asked after the read came, and this process is there.
+    Asked,
 }
 
 impl Store {
     /// A store that was read, before its role is known. Without peers there is one process.
-    pub(crate) fn new(state: State, quota: u64, metrics: Metrics, peers: Option<Arc<dyn Peers>>) -> Self {
+    pub(crate) fn new(state: State, quota: Quota, metrics: Metrics, peers: Option<Arc<dyn Peers>>) -> Self {
         let visible = state.mvcc.visible();
         Self {
             state: RwLock::new(state),
@@ -109,6 +114,7 @@ impl Store {
             role: watch::channel(Role::Follower(None)).0,
             room: Arc::new(Semaphore::new(QUEUE_BYTES / UNIT)),
             peers,
+            strict: None,
         }
     }
 
@@ -248,7 +254,9 @@ impl Store {
 
     fn note_epoch(&self, session: &Session) {
         self.cluster.store(session.cluster, Ordering::Release);
-        if self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch {
+        let new = self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
+        // Who had resigned when the log was read leads nobody.
+        if new && !session.resigned {
             self.metrics.leader_changes.inc();
         }
     }
@@ -351,14 +359,32 @@ impl Store {
     }
 
     async fn assure(&self) -> Result<Assurance, Refusal> {
+        let assured = self.wait_to_assure().await;
+        match assured {
+            Ok(_) | Err(Refusal::Stopped) => {}
+            Err(Refusal::Timeout) => {
+                self.metrics.slow_reads.inc();
+            }
+            Err(_) => {
+                self.metrics.failed_reads.inc();
+            }
+        }
+        assured
+    }
+
+    async fn wait_to_assure(&self) -> Result<Assurance, Refusal> {
         let deadline = Instant::now() + REQUEST_LIMIT;
         let limit = |_| Refusal::Timeout;
-        let under_way = self.under_way();
+        let (under_way, ticket) = (self.under_way(), self.ask_for_proof());
         loop {
             let changed = self.changed.notified();
-            // A state that was read anew ends what was under way in the old one.
-            if self.lease_holds() && self.revision() >= under_way.min(self.under_way()) {
-                return Ok(Assurance::Lease);
+            match ticket {
+                Some(ticket) if self.proves(ticket) => return Ok(Assurance::Asked),
+                // A state that was read anew ends what was under way in the old one.
+                None if self.lease_holds() && self.revision() >= under_way.min(self.under_way()) => {
+                    return Ok(Assurance::Lease);
+                }
+                _ => {}
             }
             if self.is_stopping() {
                 return Err(Refusal::Stopped);
@@ -367,7 +393,7 @@ impl Store {
                 timeout_at(deadline, changed).await.map_err(limit)?;
             } else {
                 timeout_at(deadline, self.barrier()).await.map_err(limit)??;
-                return Ok(Assurance::Writer);
+                return Ok(Assurance::Asked);
             }
         }
     }
@@ -406,7 +432,7 @@ impl Store {
             let assurance = self.assure().await?;
             let value = read(&self.read());
             // The process may have slept in between.
-            if assurance == Assurance::Writer || self.lease_holds() {
+            if assurance == Assurance::Asked || self.lease_holds() {
                 return Ok(value);
             }
         }
@@ -421,8 +447,18 @@ impl Store {
     /// Has the writer do a request, wherever it is.
     pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
         check(&command)?;
+        let proposal = (!command.is_repeatable()).then(|| self.metrics.propose());
         let limit = timeout(REQUEST_LIMIT, self.serve(command));
-        limit.await.map_err(|_| Refusal::Timeout)?
+        let result = limit.await.unwrap_or(Err(Refusal::Timeout));
+        if let Some(proposal) = proposal
+            && result
+                .as_ref()
+                .err()
+                .is_none_or(|refusal| refusal.code() != Code::Unavailable)
+        {
+            proposal.answered();
+        }
+        result
     }
 
     /// Has the writer of an epoch do a request, if that is this process.
@@ -499,7 +535,7 @@ mod tests {
     use futures::future::BoxFuture;
 
     fn store() -> Store {
-        Store::new(State::new(Mvcc::new()), u64::MAX, Metrics::new(), None)
+        Store::new(State::new(Mvcc::new()), Quota::new(None, None), Metrics::new(), None)
     }
 
     #[tokio::test(start_paused = true)]
@@ -552,7 +588,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn with_followers_a_read_waits_for_the_writes_under_way_that_they_may_show() {
         let state = State::new(Mvcc::new());
-        let store = Store::new(state, u64::MAX, Metrics::new(), Some(Arc::new(Silent)));
+        let store = Store::new(state, Quota::new(None, None), Metrics::new(), Some(Arc::new(Silent)));
         store.begin(
             &Session::default(),
             mpsc::channel(1).0,

@@ -93,10 +93,11 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
     };
     match command {
         Command::Put(request) => {
+            // First, as etcd does.
+            step.check_space()?;
             step.check_lease(request)?;
             step.check_key(request)?;
             step.check_size(step.put_size(request))?;
-            step.check_space()?;
             Ok(Answer::Put(step.put(request)))
         }
         Command::DeleteRange(request) => Ok(Answer::DeleteRange(step.delete_range(request))),
@@ -171,7 +172,7 @@ impl Step<'_, '_> {
     }
 
     fn check_space(&self) -> Result<(), Refusal> {
-        if self.evaluation.state.mvcc.bytes() >= self.evaluation.quota {
+        if self.evaluation.state.bytes() >= self.evaluation.quota {
             Err(Refusal::NoSpace)
         } else {
             Ok(())

@@ -1,8 +1,10 @@
 //! What is wrong with a request before it meets the store.
 
 use crate::mvcc::contains;
+use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use crate::range::is_filtered;
 use crate::refusal::Refusal;
 use crate::txn::Command;
 use bytes::Bytes;
@@ -44,6 +46,19 @@ pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Refusal> {
         return Err(Refusal::InvalidSortOption);
     }
     Ok(())
+}
+
+/// Checks a RangeStream. As with etcd, keys come in their order and unfiltered, so that each page is read by itself.
+pub(crate) fn check_range_stream(request: &RangeRequest) -> Result<(), Refusal> {
+    check_range(request)?;
+    match (request.sort_order(), request.sort_target()) {
+        (SortOrder::None, _) | (SortOrder::Ascend, SortTarget::Key) => {}
+        _ => return Err(Refusal::StreamOrder),
+    }
+    if is_filtered(request) {
+        return Err(Refusal::StreamFilter);
+    }
+    check_size(request)
 }
 
 /// Checks a Put.

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
-pub(crate) use upkeep::{Cadence, Pace, RESERVE, Unsaved, Upkeep};
+pub(crate) use upkeep::{GRACE, Pace, Pacing, Unsaved, Upkeep};
 
 /// How long a challenger waits for a sign of life.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -49,6 +49,8 @@ const STRAGGLERS: u64 = 4;
 /// A record takes no more requests from this size on.
 const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_REQUESTS: usize = 1024;
+/// Evaluating what waits should not take longer; etcd's own limit.
+const SLOW: Duration = Duration::from_millis(100);
 /// Leases that end in one record, and the keys that end with them; one lease may have more.
 const EXPIRIES: usize = 200;
 const EXPIRY_KEYS: usize = 1000;
@@ -85,6 +87,15 @@ pub enum WriterError {
         /// Newest revision that was acknowledged.
         revision: i64,
     },
+    /// The log has a hole behind what was acknowledged.
+    #[error(
+        "write: the log has lost the record at sequence {sequence}, which nobody was told of, and holds what is behind it; \
+         `kine-nats repair` says what can be read without it"
+    )]
+    Missing {
+        /// Where.
+        sequence: u64,
+    },
     /// The log holds something that cannot be.
     #[error("write: the log cannot be continued")]
     Session(#[from] SessionError),
@@ -112,6 +123,8 @@ struct Batch {
     leases: Vec<(i64, Option<i64>)>,
     /// When it was sent first; the lease counts from here.
     sent: Duration,
+    /// What it is to strict reads that came before.
+    number: u64,
     acked: bool,
     replies: Vec<Reply>,
 }
@@ -135,6 +148,8 @@ pub(crate) struct Writer<L, M> {
     last_sent: Duration,
     /// Whether leases may have ended that are still there.
     expiring: bool,
+    /// When that was looked at.
+    awake: Duration,
     /// Whether there was a connection when it was last looked at.
     connected: bool,
     upkeep: Upkeep<L, M>,
@@ -183,6 +198,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             token: 0,
             last_sent: Duration::ZERO,
             expiring: false,
+            awake: clock::now(),
             connected: true,
             upkeep,
             recent,
@@ -218,6 +234,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     Some(queued) => self.evaluate(Some(queued)).await?,
                     None => return self.resign().await,
                 },
+                // What was taken from the queue meanwhile is a record, too.
+                () = self.store.proof_wanted(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
                 _ = tick.tick() => self.on_tick().await?,
                 result = self.upkeep.ended() => self.upkeep.end(&self.store, result),
                 () = stopped(&mut stop) => break,
@@ -288,8 +306,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
 
     /// Ends leases whose time was up at the last tick, as far as there is room.
     async fn expire_due(&mut self) -> Result<(), WriterError> {
+        let now = clock::now();
+        if now > self.awake + LEASE_USED {
+            // The machine slept, or the log did not answer: nobody could renew a lease. etcd's clock does not run in a suspend.
+            self.store.write().leases.renew_all(now);
+        }
+        self.awake = now;
         while self.expiring && self.has_room() {
-            let expired = self.store.read().leases.expired(clock::now(), EXPIRIES);
+            let expired = self.store.read().leases.expired(now, EXPIRIES);
             self.expiring = !expired.is_empty();
             if self.expiring {
                 self.expire(expired).await?;
@@ -313,10 +337,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     state: &mut state,
                     operations: &mut operations,
                     now,
-                    quota: self.store.quota,
+                    quota: self.store.quota.bytes(),
                 };
                 // A lease that is gone by now needs nothing more.
-                let _ = evaluate(&mut evaluation, &Command::Revoke(id));
+                if evaluate(&mut evaluation, &Command::Revoke(id)).is_ok() {
+                    self.store.metrics.expired.inc();
+                }
             }
         }
         self.dispatch(operations, Vec::new()).await
@@ -326,7 +352,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
     async fn evaluate(&mut self, mut next: Option<Queued>) -> Result<(), WriterError> {
         let mut operations = Operations::default();
         let mut replies: Vec<Reply> = Vec::new();
-        let quota = if self.store.is_full() { 0 } else { self.store.quota };
+        let quota = if self.store.is_full() {
+            0
+        } else {
+            self.store.quota.bytes()
+        };
         {
             let mut state = self.store.write();
             let now = clock::now();
@@ -345,9 +375,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 let more = operations.len() < BATCH_BYTES && replies.len() < BATCH_REQUESTS;
                 next = if more { self.queue.try_recv().ok() } else { None };
             }
+            if clock::now() > now + SLOW {
+                self.store.metrics.slow_batches.inc();
+            }
         }
         self.store.metrics.requests.inc_by(replies.len() as u64);
-        if operations.is_empty() {
+        // Of strict reads: what is in flight was sent before they came.
+        if operations.is_empty() && !self.store.is_strict() {
             if let Some(batch) = self.pending.back_mut() {
                 batch.replies.extend(replies);
                 return Ok(());
@@ -380,7 +414,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         };
         let (record, hash) = encode(&header, &operations);
         let expected = self.session.sequence + self.pending.len() as u64;
-        let sent = clock::now();
+        let (sent, number) = (clock::now(), self.store.number_record());
         self.token += 1;
         self.hash = hash;
         self.last_sent = sent;
@@ -394,6 +428,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             compacted,
             leases: operations.take_leases(),
             sent,
+            number,
             acked: false,
             replies,
         });

@@ -81,6 +81,7 @@ mod tests {
     use crate::clock;
     use crate::metrics::Metrics;
     use crate::mvcc::Mvcc;
+    use crate::quota::Quota;
     use crate::state::State;
     use crate::store::Store;
     use std::sync::Arc;
@@ -88,7 +89,12 @@ mod tests {
     use tokio_stream::StreamExt;
 
     fn store() -> Arc<Store> {
-        Arc::new(Store::new(State::new(Mvcc::new()), u64::MAX, Metrics::new(), None))
+        Arc::new(Store::new(
+            State::new(Mvcc::new()),
+            Quota::new(None, None),
+            Metrics::new(),
+            None,
+        ))
     }
 
     fn ask(service: &str) -> Request<HealthCheckRequest> {

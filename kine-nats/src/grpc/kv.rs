@@ -1,6 +1,7 @@
 //! Reads and writes of keys.
 
-use super::{Node, mismatch, stamp};
+use super::pages::{self, Pages};
+use super::{Node, mismatch, needs_leader, stamp};
 use crate::proto::etcdserverpb as pb;
 use crate::range;
 use crate::state::State;
@@ -12,6 +13,8 @@ use tonic::{Request, Response, Status};
 
 #[tonic::async_trait]
 impl Kv for Node {
+    type RangeStreamStream = Pages;
+
     async fn range(&self, request: Request<pb::RangeRequest>) -> Result<Response<pb::RangeResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         let request = request.into_inner();
@@ -19,11 +22,7 @@ impl Kv for Node {
         let read = |state: &State| {
             let visible = state.mvcc.visible();
             range::check_revision(request.revision, visible, state.mvcc.compacted())?;
-            let at = if request.revision > 0 {
-                request.revision
-            } else {
-                visible
-            };
+            let at = range::revision(&request, visible);
             let mut answer = range::range(&state.mvcc, &request, at);
             answer.header = Some(store.header(visible));
             Ok::<_, Status>(answer)
@@ -32,6 +31,13 @@ impl Kv for Node {
             return read(&store.read()).map(Response::new);
         }
         store.read_latest(read).await?.map(Response::new)
+    }
+
+    async fn range_stream(&self, request: Request<pb::RangeRequest>) -> Result<Response<Pages>, Status> {
+        let needs_leader = needs_leader(request.metadata());
+        let store = self.store(request.metadata()).await?;
+        let answers = pages::begin(store, &request.into_inner(), needs_leader).await?;
+        Ok(Response::new(answers))
     }
 
     async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {

@@ -35,7 +35,7 @@ impl Maintenance for Node {
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         // etcd's file is never empty, and etcdctl 3.6 divides by its size.
-        let bytes = store.read().mvcc.bytes().max(1).cast_signed();
+        let bytes = store.read().bytes().max(1).cast_signed();
         let leader = store.has_leader();
         let mut errors = Vec::new();
         if !leader {
@@ -55,7 +55,7 @@ impl Maintenance for Node {
             db_size_in_use: bytes,
             is_learner: false,
             storage_version: STORAGE_VERSION.to_owned(),
-            db_size_quota: store.quota.cast_signed(),
+            db_size_quota: store.quota.bytes().cast_signed(),
         }))
     }
 
@@ -128,7 +128,7 @@ impl Maintenance for Node {
 /// What is wrong with the store. Every process says the same: it is the writer that puts nothing more.
 fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
     let told = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
-    let full = store.is_full() || store.read().mvcc.bytes() >= store.quota || store.peers().is_some_and(told);
+    let full = store.is_full() || store.read().bytes() >= store.quota.bytes() || store.peers().is_some_and(told);
     let writer = Some(store.leader()).filter(|member| *member != 0);
     let alarm = pb::AlarmMember {
         member_id: writer.unwrap_or_else(|| store.member()),
@@ -179,6 +179,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
     use crate::mvcc::Mvcc;
+    use crate::quota::Quota;
     use crate::state::State;
 
     fn store(keys: usize) -> Store {
@@ -188,7 +189,7 @@ mod tests {
             state.put(format!("/r/{key:06}").as_bytes(), b"value", 0);
         }
         state.mvcc.publish(state.mvcc.head());
-        Store::new(state, u64::MAX, Metrics::new(), None)
+        Store::new(state, Quota::new(None, None), Metrics::new(), None)
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Watch streams: one task a stream, which holds all its watches and reads their events from the history when the client
 //! takes them. Nothing is buffered beyond the answer that is being sent.
 
-use super::Node;
+use super::{Node, needs_leader};
 use crate::hub::{Mark, Registration};
 use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
@@ -38,7 +38,7 @@ impl Watch for Node {
         &self,
         request: Request<Streaming<pb::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
+        let needs_leader = needs_leader(request.metadata());
         let store = self.store(request.metadata()).await?;
         let (answers, receiver) = mpsc::channel(2);
         let stream = Stream {
@@ -344,6 +344,7 @@ impl Stream {
                 if !found.events.is_empty() {
                     watch.active = true;
                     let header = self.store.header(found.through);
+                    self.store.metrics.events.inc_by(found.events.len() as u64);
                     send_answer(&self.answers, id, header, found.events, watch.fragment).await?;
                 }
                 if !found.more {

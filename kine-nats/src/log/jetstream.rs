@@ -101,7 +101,12 @@ impl Log for JetStream {
     }
 
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {
-        let messages = self.stream.read(from, None).await?;
+        let mut messages = Vec::new();
+        match self.stream.read(from, None, &mut messages).await {
+            // What came is what it is; the next read begins with what did not come.
+            Err(error) if messages.is_empty() => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
         for (offset, (sequence, _)) in messages.iter().enumerate() {
             let wanted = from + offset as u64;
             if *sequence != wanted {

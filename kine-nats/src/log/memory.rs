@@ -4,7 +4,7 @@ use super::{Ack, Log, LogError, LogInfo, Lost, Rejection};
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
@@ -38,6 +38,8 @@ struct Inner {
     records: Vec<Bytes>,
     /// How many records were purged; their bytes stay, for the tests to look at.
     purged: usize,
+    /// Sequences of records that it has lost and holds what is behind.
+    holes: BTreeSet<u64>,
     /// Bytes that are kept at most.
     limit: Option<u64>,
     /// What it says that it has lost.
@@ -187,6 +189,11 @@ impl Memory {
         inner.lost.bytes += dropped;
     }
 
+    /// Loses one record, and holds what is behind it.
+    pub(crate) fn punch(&self, sequence: u64) {
+        self.lock().holes.insert(sequence);
+    }
+
     /// Another server answers, which has lost nothing that it knows of.
     pub(crate) fn forget_lost(&self) {
         self.lock().lost = Lost::default();
@@ -284,22 +291,22 @@ impl Log for MemoryLog {
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {
         let inner = self.check()?;
         let begin = from as usize - 1;
-        if begin < inner.purged {
+        let hole = inner.holes.range(from..).next().copied();
+        if begin < inner.purged || hole == Some(from) {
             return Err(LogError::Gap(from));
         }
-        Ok(inner
-            .records
-            .iter()
-            .enumerate()
-            .skip(begin)
+        let records = inner.records.iter().enumerate().skip(begin);
+        Ok(records
             .map(|(at, record)| (at as u64 + 1, record.clone()))
+            .take_while(|(sequence, _)| hole != Some(*sequence))
             .collect())
     }
 
     async fn get(&self, sequence: u64) -> Result<Option<Bytes>, LogError> {
         let inner = self.check()?;
         let at = sequence as usize - 1;
-        Ok(inner.records.get(at).filter(|_| at >= inner.purged).cloned())
+        let kept = at >= inner.purged && !inner.holes.contains(&sequence);
+        Ok(inner.records.get(at).filter(|_| kept).cloned())
     }
 
     async fn info(&self) -> Result<LogInfo, LogError> {

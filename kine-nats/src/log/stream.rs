@@ -1,19 +1,24 @@
 //! A JetStream stream, spoken to with plain requests.
 
+use super::breaks::{BEYOND, Breaks};
 use super::{LogError, LogInfo, Lost};
 use crate::snapshot::Messages;
 use async_nats::connection::State as Connection;
-use async_nats::{Client, Message};
+use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
 use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// How long a request to the server may take.
 const REQUEST: Duration = Duration::from_secs(5);
+/// How often it is looked whether a connection is still the one that was asked on.
+const LOOK: Duration = Duration::from_millis(100);
 /// Bytes and messages of one batched read.
 const READ_BYTES: usize = 4 << 20;
 const READ_MESSAGES: usize = 2000;
@@ -23,6 +28,7 @@ const READ_MESSAGES: usize = 2000;
 pub(crate) struct Stream {
     pub(super) client: Client,
     pub(super) name: String,
+    breaks: Arc<Mutex<Breaks>>,
 }
 
 /// What a stream is made with.
@@ -102,7 +108,8 @@ impl From<LostData> for Lost {
 
 impl Stream {
     pub(crate) fn new(client: Client, name: String) -> Self {
-        Self { client, name }
+        let breaks = Arc::default();
+        Self { client, name, breaks }
     }
 
     /// Makes the stream unless it is there.
@@ -151,13 +158,44 @@ impl Stream {
         })
     }
 
-    /// Messages from a sequence on, only those of a subject when one is given.
-    pub(super) async fn read(&self, from: u64, subject: Option<&str>) -> Result<Vec<(u64, Bytes)>, LogError> {
+    /// Reads messages from a sequence on, only those of a subject when one is given. After an error those are there that
+    /// came before.
+    pub(super) async fn read(
+        &self,
+        from: u64,
+        subject: Option<&str>,
+        messages: &mut Vec<(u64, Bytes)>,
+    ) -> Result<(), LogError> {
+        self.check_connection()?;
+        let connection = self.connection();
+        let read = self.read_on(connection, (from, subject), messages).await;
+        let mut breaks = self.breaks();
+        messages.iter().for_each(|(sequence, _)| breaks.pass(*sequence));
+        if let Err(LogError::Disconnected | LogError::Timeout) = read {
+            let sequence = messages.last().map_or(from, |(sequence, _)| sequence + 1);
+            let times = breaks.note(sequence, connection);
+            if times >= BEYOND {
+                let stream = self.name.clone();
+                return Err(LogError::Unreadable {
+                    stream,
+                    sequence,
+                    times,
+                });
+            }
+        }
+        read
+    }
+
+    async fn read_on(
+        &self,
+        connection: u64,
+        (from, subject): (u64, Option<&str>),
+        messages: &mut Vec<(u64, Bytes)>,
+    ) -> Result<(), LogError> {
         let mut query = json!({ "seq": from, "batch": READ_MESSAGES, "max_bytes": READ_BYTES });
         if let (Some(subject), Some(fields)) = (subject, query.as_object_mut()) {
             fields.insert("next_by_subj".into(), subject.into());
         }
-        self.check_connection()?;
         let inbox = self.client.new_inbox();
         let mut answers = self
             .client
@@ -170,15 +208,37 @@ impl Stream {
             .publish_with_reply(target, inbox, query.to_string().into())
             .await;
         sent.map_err(|_| LogError::Disconnected)?;
-        let mut messages = Vec::new();
         loop {
-            let answer = timeout(REQUEST, answers.next()).await.map_err(|_| LogError::Timeout)?;
-            let answer = answer.ok_or(LogError::Disconnected)?;
-            match to_part(answer)? {
+            match to_part(self.next(&mut answers, connection).await?)? {
                 Some(message) => messages.push(message),
-                None => return Ok(messages),
+                None => return Ok(()),
             }
         }
+    }
+
+    /// The next answer; none comes any more when the connection that was asked on is gone.
+    async fn next(&self, answers: &mut Subscriber, connection: u64) -> Result<Message, LogError> {
+        let deadline = Instant::now() + REQUEST;
+        loop {
+            if let Ok(answer) = timeout(LOOK, answers.next()).await {
+                return answer.ok_or(LogError::Disconnected);
+            }
+            if self.connection() != connection {
+                return Err(LogError::Disconnected);
+            }
+            if Instant::now() >= deadline {
+                return Err(LogError::Timeout);
+            }
+        }
+    }
+
+    /// The number of the connection.
+    fn connection(&self) -> u64 {
+        self.client.statistics().connects.load(Ordering::Relaxed)
+    }
+
+    fn breaks(&self) -> MutexGuard<'_, Breaks> {
+        self.breaks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn stream_info(&self, query: &Value) -> Result<StreamInfo, LogError> {
@@ -267,7 +327,9 @@ impl Messages for Stream {
     }
 
     async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
-        self.read(from, Some(subject)).await
+        let mut messages = Vec::new();
+        self.read(from, Some(subject), &mut messages).await?;
+        Ok(messages)
     }
 
     async fn subjects(&self, filter: &str) -> Result<BTreeMap<String, u64>, LogError> {

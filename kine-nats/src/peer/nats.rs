@@ -1,6 +1,7 @@
 //! The way to the other processes over NATS. All answers come to one inbox, by a number for each request.
 
 use super::message::{self, Here, Said};
+use super::parts::{self, Parts};
 use super::roster::{EVERY, Member, Roster};
 use super::{Peers, Unanswered, serve};
 use crate::clock;
@@ -18,11 +19,6 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{interval, sleep, timeout};
 
-/// Bytes of an answer that one message takes; every server takes twice as many.
-const PART: usize = 1 << 20;
-/// What stands behind a part.
-const MORE: u8 = 0;
-const LAST: u8 = 1;
 /// Requests of others that are worked on at a time; more are not begun.
 const BUSY: u32 = 1024;
 /// How often others are told how far the log is, at most.
@@ -35,7 +31,7 @@ type Stores = watch::Receiver<Option<Arc<Store>>>;
 /// An answer that is not whole yet.
 #[derive(Debug)]
 struct Waiting {
-    parts: Vec<u8>,
+    parts: Parts,
     answer: oneshot::Sender<Result<Bytes, Unanswered>>,
 }
 
@@ -133,14 +129,10 @@ impl NatsPeers {
             Err(Unanswered::NotDelivered)
         } else {
             let Some(whole) = waiting.get_mut(&number) else { return };
-            let Some((flag, part)) = message.payload.split_last() else {
+            let Some(done) = whole.parts.take(message.headers.as_ref(), &message.payload) else {
                 return;
             };
-            whole.parts.extend_from_slice(part);
-            if *flag == MORE {
-                return;
-            }
-            Ok(std::mem::take(&mut whole.parts).into())
+            done
         };
         if let Some(whole) = waiting.remove(&number) {
             // Who asked may not wait any more.
@@ -157,11 +149,13 @@ impl NatsPeers {
                 (Some(store), Ok(_)) => serve(store, &message.payload).await,
                 _ => message::encode_told(message::Told::NotBegun),
             };
-            let mut parts = answer.chunks(PART).peekable();
-            while let Some(part) = parts.next() {
-                let flag = if parts.peek().is_some() { MORE } else { LAST };
-                let part = [part, &[flag]].concat();
-                if client.publish(reply.clone(), part.into()).await.is_err() {
+            for (header, part) in parts::split(&answer) {
+                let reply = reply.clone();
+                let sent = match header {
+                    Some(header) => client.publish_with_headers(reply, header, part).await,
+                    None => client.publish(reply, part).await,
+                };
+                if sent.is_err() {
                     return;
                 }
             }
@@ -265,7 +259,7 @@ impl Peers for NatsPeers {
             }
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let (answer, answered) = oneshot::channel();
-            let parts = Vec::new();
+            let parts = Parts::default();
             self.lock().insert(number, Waiting { parts, answer });
             let _listed = Listed(self, number);
             let reply = format!("{}.{number}", self.inbox);

@@ -68,3 +68,51 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzz::{fuzz_runs, mutate};
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    const GOOD: Floor = Floor {
+        sequence: 12,
+        revision: 34,
+        lost: Lost { messages: 5, bytes: 67 },
+    };
+
+    #[test]
+    fn finds_every_flipped_bit() {
+        let good = GOOD.encode().unwrap();
+        assert_eq!(Floor::decode(&good).unwrap(), GOOD);
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(Floor::decode(&bad), Err(SnapshotError::Codec(_))), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn survives_hostile_bytes_behind_a_good_hash() {
+        let seed = rand::random::<u64>();
+        println!("seed {seed}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let good = GOOD.encode().unwrap();
+        let mut read = 0;
+        for _ in 0..fuzz_runs(20_000) {
+            let mut bad = good[..good.len() - 8].to_vec();
+            if random.random_range(0..4) == 0 {
+                random.fill(&mut bad[..]);
+            } else {
+                mutate(&mut bad, &mut random);
+            }
+            codec::seal(&mut bad);
+            if let Ok(floor) = Floor::decode(&bad) {
+                assert_eq!(Floor::decode(&floor.encode().unwrap()).unwrap(), floor);
+                read += 1;
+            }
+        }
+        assert!(read > 100, "{read} could be read");
+    }
+}

@@ -3,7 +3,7 @@
 
 use super::chunk::Chunks;
 use super::{Chunk, Manifest, Messages, Pin, Snapshot, SnapshotError, Written};
-use crate::log::{Log, Passing};
+use crate::log::{Log, LogError, Passing};
 use crate::session::Session;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
@@ -94,7 +94,13 @@ impl<M: Messages> Shelf<M> {
 
     /// Manifests that can be read.
     async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        let mut messages = self.stream.batch(1, &self.manifests()).await?;
+        let mut messages = match self.stream.batch(1, &self.manifests()).await {
+            Err(error @ LogError::Unreadable { .. }) => {
+                tracing::error!(error = %error, "A snapshot's manifest is damaged");
+                Vec::new()
+            }
+            messages => messages?,
+        };
         // Direct reads may come from a replica that is behind; the leader knows the newest.
         if let Some(last) = self.stream.last(&self.manifests()).await?
             && messages.last().is_none_or(|(sequence, _)| *sequence < last.0)
@@ -297,7 +303,9 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         for Kept { shelf, manifest, .. } in self.list().await?.into_iter().rev() {
             match shelf.read(&manifest).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
-                Err(SnapshotError::Log(error)) => return Err(error.into()),
+                Err(SnapshotError::Log(error)) if !matches!(error, LogError::Unreadable { .. }) => {
+                    return Err(error.into());
+                }
                 Err(error) => {
                     tracing::error!(sequence = manifest.sequence, error = %error, "A snapshot is damaged");
                 }

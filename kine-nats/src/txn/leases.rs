@@ -7,6 +7,8 @@ use crate::refusal::Refusal;
 
 impl Step<'_, '_> {
     pub(super) fn grant(&mut self, id: i64, ttl: i64) -> Result<pb::LeaseGrantResponse, Refusal> {
+        // First, as etcd does.
+        self.check_space()?;
         let Evaluation {
             state, operations, now, ..
         } = &mut *self.evaluation;

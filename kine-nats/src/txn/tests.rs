@@ -373,12 +373,28 @@ fn nothing_is_put_over_the_quota_and_everything_else_goes_on() {
         ..Default::default()
     };
     assert_eq!(bench.run(Command::Txn(txn)).unwrap_err(), Refusal::NoSpace);
-    bench.run(Command::Grant { id: 1, ttl: 5 }).unwrap();
+    let grant = Command::Grant { id: 1, ttl: 5 };
+    assert_eq!(bench.run(grant).unwrap_err(), Refusal::NoSpace);
     bench.txn(pb::TxnRequest {
         success: vec![op_get("a"), op_delete("a", "")],
         ..Default::default()
     });
     bench.run(Command::Compact(3)).unwrap();
+}
+
+#[test]
+fn leases_take_room_as_long_as_they_last() {
+    let mut bench = Bench::new();
+    bench.quota = 2560;
+    for id in 1..=10 {
+        bench.run(Command::Grant { id, ttl: 5 }).unwrap();
+    }
+    let one_more = || Command::Grant { id: 11, ttl: 5 };
+    assert_eq!(bench.run(one_more()).unwrap_err(), Refusal::NoSpace);
+    assert_eq!(bench.run(Command::Put(put("a", ""))).unwrap_err(), Refusal::NoSpace);
+    assert!(matches!(bench.run(Command::KeepAlive(1)), Ok(Answer::KeepAlive(answer)) if answer.ttl == 5));
+    bench.run(Command::Revoke(1)).unwrap();
+    bench.run(one_more()).unwrap();
 }
 
 #[test]

@@ -17,6 +17,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from
 const RETRY_FULL: Duration = Duration::from_millis(500);
 /// After so many silent tries the connection is made anew.
 const SILENT_TRIES: u32 = 2;
+/// How long a log must have a hole: a leader that was elected just now may not know all that it has.
+const HOLE: Duration = Duration::from_secs(1);
 
 impl<L: Log, M: Messages> Writer<L, M> {
     pub(super) async fn on_ack(&mut self, ack: Ack) -> Result<(), WriterError> {
@@ -57,6 +59,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
             before
         };
+        self.store.note_proof(batch.number);
         self.store.set_written(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
         self.note(&batch, before);
@@ -68,9 +71,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     fn note(&mut self, batch: &Batch, before: i64) {
         let metrics = &self.store.metrics;
         metrics.batches.inc();
-        metrics
-            .commit
-            .observe(clock::now().saturating_sub(batch.sent).as_secs_f64());
+        metrics.committed(clock::now().saturating_sub(batch.sent));
         self.upkeep.note(batch, batch.revision > before);
         self.store.set_full(self.upkeep.is_tight());
     }
@@ -80,9 +81,12 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.metrics.recoveries.inc();
         tracing::debug!(pending = self.pending.len(), "Records are in doubt");
         let (begun, mut silent, mut said) = (Instant::now(), 0, false);
+        let mut hole: Option<Instant> = None;
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
         let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
+            // What is said between two answers ends what they say together.
+            let seen = hole.take();
             if reached == self.session.sequence {
                 sleep(pause).await;
                 pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
@@ -104,6 +108,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 Ok(Some(record)) => self.pass(next, record)?,
                 Ok(None) => match self.resend().await? {
                     Resent::Answered => silent = 0,
+                    Resent::Passed => {
+                        let since = seen.unwrap_or_else(Instant::now);
+                        if since.elapsed() >= HOLE {
+                            self.store.end_lease();
+                            return Err(WriterError::Missing { sequence: next });
+                        }
+                        (silent, hole) = (0, Some(since));
+                    }
                     Resent::Silent => {
                         silent += 1;
                         if silent >= SILENT_TRIES {
@@ -165,7 +177,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             });
         }
         if info.last > expected {
-            return Ok(Resent::Answered);
+            return Ok(Resent::Passed);
         }
         match self.log.publish(token, record, expected).await {
             Ok(()) => {}
@@ -214,4 +226,6 @@ impl<L: Log, M: Messages> Writer<L, M> {
 enum Resent {
     Answered,
     Silent,
+    /// The log holds something behind the place, in which nothing was found.
+    Passed,
 }

@@ -10,8 +10,10 @@ mod loss;
 mod lost;
 mod simulator;
 mod space;
+mod strict;
 mod takeover;
 
+use super::upkeep::Cadence;
 use super::*;
 use crate::boot::{BootError, Replica};
 use crate::codec::{self, Operation};
@@ -20,6 +22,7 @@ use crate::keep::{Plan, promote};
 use crate::log::memory::{Fault, Memory, MemoryLog};
 use crate::metrics::Metrics;
 use crate::proto::etcdserverpb as pb;
+use crate::quota::Quota;
 use crate::snapshot::Snapshots;
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
@@ -49,8 +52,13 @@ fn identity(writer: u64, incarnation: u64) -> Identity {
 }
 
 fn follow(replica: Replica) -> Follower {
+    follow_with(replica, Some(u64::MAX))
+}
+
+fn follow_with(replica: Replica, quota: Option<u64>) -> Follower {
     let Replica { tail, state } = replica;
-    Follower::new(tail, Arc::new(Store::new(state, u64::MAX, Metrics::new(), None)))
+    let quota = Quota::new(quota, tail.info.limit);
+    Follower::new(tail, Arc::new(Store::new(state, quota, Metrics::new(), None)))
 }
 
 async fn open(
@@ -72,6 +80,13 @@ const NEVER: Cadence = Cadence {
     age: Duration::from_secs(9999),
 };
 
+fn always(cadence: Cadence) -> Pacing {
+    Pacing {
+        cadence: Some(cadence),
+        ..Pacing::default()
+    }
+}
+
 async fn start(memory: &Memory, identity: Identity) -> Running {
     start_with(memory, identity, NEVER).await
 }
@@ -85,7 +100,7 @@ async fn try_start(memory: &Memory, identity: Identity, cadence: Cadence) -> Res
     let store = Arc::clone(&follower.store);
     let plan = Plan {
         incarnation: identity.incarnation,
-        cadence: Some(cadence),
+        pacing: always(cadence),
         ..plan(0)
     };
     let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &plan, sent);
@@ -103,8 +118,8 @@ fn plan(member: u64) -> Plan {
         incarnation: 0,
         name: String::new(),
         quota: Some(u64::MAX),
-        cadence: Some(NEVER),
-        snapshot_bytes: None,
+        pacing: always(NEVER),
+        strict_reads: false,
         metrics: Metrics::new(),
         peers: None,
     }

@@ -1,10 +1,11 @@
-//! Work beside the writer: snapshots, and trims of the history. At most one piece at a time, so that a snapshot never
+//! Work beside the writer: snapshots, trims of the history, and looks at the log. At most one piece at a time, so that a snapshot never
 //! meets a trim.
 
 use super::Batch;
 use super::floor::Rise;
 use crate::clock;
 use crate::log::{Log, LogInfo};
+use crate::quota::RESERVE;
 use crate::session::Session;
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::state::State;
@@ -16,17 +17,17 @@ use std::time::Duration;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::timeout;
 
-/// What is kept free in the log; a quarter of a small one.
-pub(crate) const RESERVE: u64 = 64 << 20;
 /// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
 const MESSAGE: u64 = 256;
 /// How long after a compaction the history is trimmed at the earliest: watches that are up to date hear of what was compacted
 /// at once, as etcd's do.
-const GRACE: Duration = Duration::from_secs(1);
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
 /// How long after a snapshot the next one begins at the earliest.
 const SPACING: Duration = Duration::from_millis(100);
 /// How long after one that failed: the first time, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
+/// How often the log is looked at, besides after each snapshot: its limit is another one when the store was given more or less.
+const LOOK: Duration = Duration::from_secs(30);
 /// After so many at one sequence another one there frees nothing more.
 const ENOUGH: u32 = 2;
 /// How long the last snapshot of a writer may take.
@@ -41,6 +42,25 @@ pub(crate) struct Cadence {
     pub(crate) most: u64,
     pub(crate) records: u64,
     pub(crate) age: Duration,
+}
+
+/// What was said of when snapshots are due; the rest follows from the log's limit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Pacing {
+    pub(crate) cadence: Option<Cadence>,
+    pub(crate) bytes: Option<u64>,
+}
+
+impl Pacing {
+    fn cadence(self, limit: Option<u64>) -> Cadence {
+        let limit = limit.unwrap_or(u64::MAX);
+        self.cadence.unwrap_or(Cadence {
+            bytes: self.bytes.unwrap_or((limit / 4).min(RESERVE)),
+            most: limit / 4,
+            records: 50_000,
+            age: Duration::from_secs(600),
+        })
+    }
 }
 
 /// What the log holds beyond the newest snapshot.
@@ -131,7 +151,7 @@ struct Space {
 
 impl Space {
     /// Whether only the reserve is left. It is for what must go on when nothing is put any more: epochs, signs of life,
-    /// leases, deletes and compactions.
+    /// ends of leases, deletes and compactions.
     fn is_tight(&self) -> bool {
         let Some(limit) = self.limit else { return false };
         let used = self.seen.0 + (self.appended.load(Ordering::Relaxed) - self.seen.1);
@@ -139,12 +159,16 @@ impl Space {
     }
 }
 
+/// The log as it was seen, and what this writer had appended by then.
+type Seen = Option<(LogInfo, u64)>;
+
 /// How a piece of work ended.
 #[derive(Debug)]
 pub(super) enum Done {
     Trimmed,
-    /// Bytes of the snapshot, and the space as it was seen afterwards.
-    Saved(u64, Option<(u64, u64)>),
+    /// Bytes of the snapshot, and the log afterwards.
+    Saved(u64, Seen),
+    Looked(Seen),
 }
 
 pub(super) type Ended = Result<Result<Done, SnapshotError>, JoinError>;
@@ -154,6 +178,7 @@ pub(super) type Ended = Result<Result<Done, SnapshotError>, JoinError>;
 pub(crate) struct Upkeep<L, M> {
     log: Arc<L>,
     snapshots: Snapshots<M, L>,
+    pacing: Pacing,
     cadence: Cadence,
     unsaved: Unsaved,
     /// What the snapshot under way covers, and where it stands.
@@ -166,6 +191,7 @@ pub(crate) struct Upkeep<L, M> {
     /// Bytes of the last snapshot.
     size: u64,
     pace: Pace,
+    next_look: Duration,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
     floor: Rise,
 }
@@ -184,13 +210,14 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         (log, info): (Arc<L>, LogInfo),
         snapshots: Snapshots<M, L>,
         state: &State,
-        cadence: Cadence,
+        pacing: Pacing,
         unsaved: Unsaved,
     ) -> Self {
         Self {
             log,
             snapshots,
-            cadence,
+            pacing,
+            cadence: pacing.cadence(info.limit),
             unsaved,
             saving: (Unsaved::default(), 0),
             leases: state.leases.terms().into_iter().collect(),
@@ -199,9 +226,10 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 seen: (info.bytes, 0),
                 appended: Arc::default(),
             },
-            compacted: (state.mvcc.compacted(), Duration::ZERO),
+            compacted: (state.mvcc.compacted(), clock::now()),
             size: 0,
             pace: Pace::default(),
+            next_look: clock::now() + LOOK,
             job: None,
             floor: Rise::new(),
         }
@@ -269,18 +297,36 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             };
             self.saving = (std::mem::replace(&mut self.unsaved, now), session.sequence);
             let pin = self.pin(&store, session);
-            let (snapshots, log, appended) = (
-                self.snapshots.clone(),
-                Arc::clone(&self.log),
-                Arc::clone(&self.space.appended),
-            );
+            let (snapshots, looking) = (self.snapshots.clone(), self.look());
             self.job = Some(tokio::spawn(async move {
                 let bytes = snapshots.keep(store.state(), &pin).await?;
-                let appended = appended.load(Ordering::Relaxed);
-                let seen = log.info().await.ok().map(|info| (info.bytes, appended));
-                Ok(Done::Saved(bytes, seen))
+                Ok(Done::Saved(bytes, looking.await))
             }));
+        } else if clock::now() >= self.next_look {
+            self.next_look = clock::now() + LOOK;
+            let looking = self.look();
+            self.job = Some(tokio::spawn(async move { Ok(Done::Looked(looking.await)) }));
         }
+    }
+
+    /// Asks for the log's limit, and how full it is.
+    fn look(&self) -> impl Future<Output = Seen> + use<L, M> {
+        let (log, appended) = (Arc::clone(&self.log), Arc::clone(&self.space.appended));
+        async move {
+            let appended = appended.load(Ordering::Relaxed);
+            log.info().await.ok().map(|info| (info, appended))
+        }
+    }
+
+    /// Goes by the log as it was seen.
+    fn see(&mut self, store: &Store, seen: Seen) {
+        if let Some((info, appended)) = seen {
+            self.space.limit = info.limit;
+            self.space.seen = (info.bytes, appended);
+            self.cadence = self.pacing.cadence(info.limit);
+            store.quota.follow(info.limit);
+        }
+        store.set_full(self.is_tight());
     }
 
     fn pin(&self, store: &Store, session: &Session) -> Pin {
@@ -332,11 +378,11 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.job = None;
         match ended {
             Ok(Ok(Done::Trimmed)) => {}
+            Ok(Ok(Done::Looked(seen))) => self.see(store, seen),
             Ok(Ok(Done::Saved(bytes, seen))) => {
                 self.size = bytes;
-                self.space.seen = seen.unwrap_or(self.space.seen);
+                self.see(store, seen);
                 self.pace.succeed(self.saving.1);
-                store.set_full(self.is_tight());
                 store.metrics.snapshots.inc();
                 tracing::info!(bytes, "A snapshot is stored");
             }

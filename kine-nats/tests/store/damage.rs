@@ -37,7 +37,7 @@ fn blocks(dir: &Path, into: &mut Vec<PathBuf>) {
 }
 
 /// The files with messages of the streams whose names contain something.
-fn files(nats: &Nats, of: &str) -> Vec<PathBuf> {
+pub(crate) fn files(nats: &Nats, of: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     blocks(&nats.store(), &mut files);
     files.sort();
@@ -46,7 +46,7 @@ fn files(nats: &Nats, of: &str) -> Vec<PathBuf> {
 }
 
 /// Flips a bit of a byte.
-fn flip(file: &Path, at: usize, bit: u32) -> String {
+pub(crate) fn flip(file: &Path, at: usize, bit: u32) -> String {
     let mut bytes = std::fs::read(file).unwrap();
     bytes[at] ^= 1 << bit;
     std::fs::write(file, &bytes).unwrap();

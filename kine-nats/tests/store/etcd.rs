@@ -2,11 +2,11 @@
 
 use yoke_test_support::free_port;
 
-use crate::harness::{Client, etcdctl, etcdutl, eventually, find};
+use crate::harness::{Client, etcdctl, etcdutl, eventually, find, http_get};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::{NamedTempFile, TempDir};
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 /// An etcd of one member.
 pub(crate) struct Etcd {
@@ -18,7 +18,12 @@ pub(crate) struct Etcd {
 impl Etcd {
     /// Starts with an empty store.
     pub(crate) async fn start() -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), free_port()).await
+        Self::start_with(&[]).await
+    }
+
+    /// Starts with an empty store and more arguments.
+    pub(crate) async fn start_with(more: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), free_port(), more).await
     }
 
     /// Starts with what was saved.
@@ -34,10 +39,10 @@ impl Etcd {
             &format!("--initial-advertise-peer-urls={url}"),
         ]);
         restored.unwrap();
-        Self::start_in(dir, peer).await
+        Self::start_in(dir, peer, &[]).await
     }
 
-    async fn start_in(dir: TempDir, peer: u16) -> Self {
+    async fn start_in(dir: TempDir, peer: u16, more: &[&str]) -> Self {
         let port = free_port();
         let log = std::fs::File::create(dir.path().join("etcd.log")).unwrap();
         let mut command = Command::new(find("etcd"));
@@ -48,7 +53,8 @@ impl Etcd {
             .args(["--listen-peer-urls", &url(peer)])
             .args(["--initial-advertise-peer-urls", &url(peer)])
             .args(["--initial-cluster", &format!("default={}", url(peer))])
-            .args(["--unsafe-no-fsync", "--log-level=warn"])
+            .args(["--unsafe-no-fsync", "--log-level=warn", "--metrics=extensive"])
+            .args(more)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
@@ -66,8 +72,18 @@ impl Etcd {
         etcd
     }
 
+    pub(crate) fn channel(&self) -> Channel {
+        Endpoint::from_shared(self.url()).unwrap().connect_lazy()
+    }
+
     pub(crate) fn client(&self) -> Client {
-        Client::new(Endpoint::from_shared(self.url()).unwrap().connect_lazy())
+        Client::new(self.channel())
+    }
+
+    /// What it counts, with the head of the answer.
+    pub(crate) async fn scrape(&self) -> String {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        http_get(stream, "/metrics").await.unwrap()
     }
 
     pub(crate) fn url(&self) -> String {

@@ -3,6 +3,7 @@
 
 use crate::faults::{Load, check, serves};
 use crate::harness::{Kine, Nats, Watching, etcdctl, events, eventually, json, prefix};
+use crate::semantics::hears_what_is_compacted;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tonic::Code;
@@ -66,6 +67,13 @@ async fn a_follower_does_what_the_writer_does() {
     }
     assert!(follower.metric("yoke_kine_forwarded_total").await > 200.0);
     assert_eq!(writer.metric("yoke_kine_forwarded_total").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_of_a_follower_that_is_up_to_date_hears_what_is_compacted_at_once() {
+    let nats = Nats::start().await;
+    let (writer, follower) = two(&nats, "compacted").await;
+    hears_what_is_compacted(&writer, &follower).await;
 }
 
 #[tokio::test]

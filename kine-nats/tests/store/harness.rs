@@ -107,6 +107,11 @@ impl Nats {
         .await;
     }
 
+    /// Other lines of configuration, from the next start on.
+    pub(crate) fn set_config(&mut self, config: &str) {
+        config.clone_into(&mut self.config);
+    }
+
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("nats.log")).unwrap()
     }
@@ -119,9 +124,18 @@ impl Nats {
     /// Another server, not started yet, with a copy of what this one stored.
     pub(crate) fn copy(&self) -> Self {
         let copy = Self::new(self.config.clone());
-        let copied = Command::new("cp").arg("-r").args([self.store(), copy.store()]).status();
-        assert!(copied.unwrap().success());
+        copy.take_files(self);
         copy
+    }
+
+    /// Takes over what another one stored, in place of what is here. Neither runs.
+    pub(crate) fn take_files(&self, other: &Self) {
+        let _ = std::fs::remove_dir_all(self.store());
+        let copied = Command::new("cp")
+            .arg("-r")
+            .args([other.store(), self.store()])
+            .status();
+        assert!(copied.unwrap().success());
     }
 
     pub(crate) fn signal(&self, name: &str) {
@@ -149,6 +163,8 @@ pub(crate) struct Kine {
     metrics: u16,
     log: PathBuf,
     command: Vec<String>,
+    /// Files that it may have open.
+    files: Option<u32>,
     _dir: TempDir,
 }
 
@@ -181,6 +197,7 @@ impl Kine {
             metrics,
             log: dir.path().join("kine.log"),
             command,
+            files: None,
             _dir: dir,
         };
         kine.respawn();
@@ -193,9 +210,32 @@ impl Kine {
             .append(true)
             .open(&self.log)
             .unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kine-nats"));
+        let program = env!("CARGO_BIN_EXE_kine-nats");
+        let mut command = match self.files {
+            None => Command::new(program),
+            Some(files) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\""), program]);
+                shell
+            }
+        };
         command.args(&self.command).stdin(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().unwrap());
+    }
+
+    /// How many files it may have open, from the next start on.
+    pub(crate) fn limit_files(&mut self, files: u32) {
+        self.files = Some(files);
+    }
+
+    /// What it has used of the processors so far.
+    pub(crate) fn processor_time(&self) -> Duration {
+        let id = self.child.as_ref().unwrap().id();
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+        // The second field is a name in brackets; ticks of 10 ms follow, in user mode and in the kernel.
+        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        Duration::from_millis(10 * ticks)
     }
 
     pub(crate) async fn restart(&mut self) {
@@ -219,14 +259,19 @@ impl Kine {
             return false;
         };
         let answer = http_get(stream, "/readyz").await;
-        answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        answer.is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
     }
 
-    pub(crate) async fn metric(&self, name: &str) -> f64 {
+    /// What it counts, with the head of the answer.
+    pub(crate) async fn scrape(&self) -> String {
         let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.metrics))
             .await
             .unwrap();
-        let text = http_get(stream, "/metrics").await.unwrap();
+        http_get(stream, "/metrics").await.unwrap()
+    }
+
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let text = self.scrape().await;
         let line = text
             .lines()
             .find(|line| line.split(' ').next() == Some(name))
@@ -240,6 +285,14 @@ impl Kine {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self._dir.path().join("kine.sock")
+    }
+
+    /// Most bytes of memory that the process had at a time.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        let status = format!("/proc/{}/status", self.child.as_ref().unwrap().id());
+        let status = std::fs::read_to_string(status).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     pub(crate) fn exited(&mut self) -> Option<std::process::ExitStatus> {
@@ -267,7 +320,11 @@ impl Kine {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}", self.address())
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     pub(crate) fn channel(&self) -> Channel {
@@ -339,10 +396,10 @@ pub(crate) fn json(output: &str) -> serde_json::Value {
 }
 
 /// Runs `kine-nats repair`. Answers what it said, or what it complained of.
-pub(crate) fn repair(nats: &Nats, stream: &str, more: &[&str]) -> Result<String, String> {
+pub(crate) fn repair(nats: &impl Servers, stream: &str, more: &[&str]) -> Result<String, String> {
     let output = Command::new(env!("CARGO_BIN_EXE_kine-nats"))
         .arg("repair")
-        .args([format!("--nats={}", nats.url()), format!("--stream=KINE_{stream}")])
+        .args([format!("--nats={}", nats.urls()), format!("--stream=KINE_{stream}")])
         .args(more)
         .output()
         .unwrap();
@@ -350,10 +407,11 @@ pub(crate) fn repair(nats: &Nats, stream: &str, more: &[&str]) -> Result<String,
     if output.status.success() { Ok(said) } else { Err(said) }
 }
 
-async fn http_get(mut stream: tokio::net::TcpStream, path: &str) -> Option<String> {
+/// Asks in the oldest form: the answer comes in one piece.
+pub(crate) async fn http_get(mut stream: tokio::net::TcpStream, path: &str) -> Option<String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+        .write_all(format!("GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").as_bytes())
         .await
         .ok()?;
     let mut text = String::new();

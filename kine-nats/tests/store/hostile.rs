@@ -6,12 +6,14 @@ use bytes::{Buf, BufMut, Bytes};
 use prost::Message;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::timeout;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
+use tonic_health::pb::HealthCheckRequest;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 /// Messages as they are.
@@ -72,6 +74,13 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
         max_create_revision: 1000,
         ..Default::default()
     };
+    let listed = pb::RangeRequest {
+        key: "/r".into(),
+        range_end: "/s".into(),
+        limit: 3,
+        keys_only: true,
+        ..Default::default()
+    };
     let delete = pb::DeleteRangeRequest {
         key: "/r/b".into(),
         range_end: "/r/c".into(),
@@ -112,13 +121,17 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
         filters: vec![0, 1],
     };
     let cancel = pb::WatchCancelRequest { watch_id: 3 };
+    let health = HealthCheckRequest {
+        service: "etcdserverpb.KV".into(),
+    };
     vec![
-        ("KV/Range", range.encode_to_vec()),
-        ("KV/Put", put.encode_to_vec()),
-        ("KV/DeleteRange", delete.encode_to_vec()),
-        ("KV/Txn", txn.encode_to_vec()),
+        ("etcdserverpb.KV/Range", range.encode_to_vec()),
+        ("etcdserverpb.KV/RangeStream", listed.encode_to_vec()),
+        ("etcdserverpb.KV/Put", put.encode_to_vec()),
+        ("etcdserverpb.KV/DeleteRange", delete.encode_to_vec()),
+        ("etcdserverpb.KV/Txn", txn.encode_to_vec()),
         (
-            "KV/Compact",
+            "etcdserverpb.KV/Compact",
             pb::CompactionRequest {
                 revision: 3,
                 physical: true,
@@ -126,44 +139,88 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
             .encode_to_vec(),
         ),
         (
-            "Watch/Watch",
+            "etcdserverpb.Watch/Watch",
             watch(RequestUnion::CreateRequest(create)).encode_to_vec(),
         ),
         (
-            "Watch/Watch",
+            "etcdserverpb.Watch/Watch",
             watch(RequestUnion::CancelRequest(cancel)).encode_to_vec(),
         ),
         (
-            "Watch/Watch",
+            "etcdserverpb.Watch/Watch",
             watch(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).encode_to_vec(),
         ),
         (
-            "Lease/LeaseGrant",
+            "etcdserverpb.Lease/LeaseGrant",
             pb::LeaseGrantRequest { ttl: 60, id: 9 }.encode_to_vec(),
         ),
-        ("Lease/LeaseRevoke", pb::LeaseRevokeRequest { id: 9 }.encode_to_vec()),
         (
-            "Lease/LeaseKeepAlive",
+            "etcdserverpb.Lease/LeaseRevoke",
+            pb::LeaseRevokeRequest { id: 9 }.encode_to_vec(),
+        ),
+        (
+            "etcdserverpb.Lease/LeaseKeepAlive",
             pb::LeaseKeepAliveRequest { id: 9 }.encode_to_vec(),
         ),
         (
-            "Lease/LeaseTimeToLive",
+            "etcdserverpb.Lease/LeaseTimeToLive",
             pb::LeaseTimeToLiveRequest { id: 9, keys: true }.encode_to_vec(),
         ),
-        ("Lease/LeaseLeases", Vec::new()),
+        ("etcdserverpb.Lease/LeaseLeases", Vec::new()),
         (
-            "Cluster/MemberList",
+            "etcdserverpb.Cluster/MemberList",
             pb::MemberListRequest { linearizable: true }.encode_to_vec(),
         ),
-        ("Maintenance/Alarm", pb::AlarmRequest::default().encode_to_vec()),
-        ("Maintenance/Status", Vec::new()),
-        ("Maintenance/Defragment", Vec::new()),
-        ("Maintenance/HashKV", pb::HashKvRequest { revision: 3 }.encode_to_vec()),
-        ("Maintenance/Snapshot", Vec::new()),
         (
-            "Maintenance/MoveLeader",
+            "etcdserverpb.Cluster/MemberAdd",
+            pb::MemberAddRequest {
+                peer_ur_ls: vec!["http://a:1".into()],
+                is_learner: true,
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "etcdserverpb.Cluster/MemberRemove",
+            pb::MemberRemoveRequest { id: 7 }.encode_to_vec(),
+        ),
+        (
+            "etcdserverpb.Cluster/MemberUpdate",
+            pb::MemberUpdateRequest {
+                id: 7,
+                peer_ur_ls: vec!["http://a:1".into()],
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "etcdserverpb.Cluster/MemberPromote",
+            pb::MemberPromoteRequest { id: 7 }.encode_to_vec(),
+        ),
+        (
+            "etcdserverpb.Maintenance/Alarm",
+            pb::AlarmRequest::default().encode_to_vec(),
+        ),
+        ("etcdserverpb.Maintenance/Status", Vec::new()),
+        ("etcdserverpb.Maintenance/Defragment", Vec::new()),
+        ("etcdserverpb.Maintenance/Hash", Vec::new()),
+        (
+            "etcdserverpb.Maintenance/Downgrade",
+            pb::DowngradeRequest {
+                action: 1,
+                version: "3.5.0".into(),
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "etcdserverpb.Maintenance/HashKV",
+            pb::HashKvRequest { revision: 3 }.encode_to_vec(),
+        ),
+        ("etcdserverpb.Maintenance/Snapshot", Vec::new()),
+        (
+            "etcdserverpb.Maintenance/MoveLeader",
             pb::MoveLeaderRequest { target_id: 7 }.encode_to_vec(),
         ),
+        ("grpc.health.v1.Health/Check", health.encode_to_vec()),
+        ("grpc.health.v1.Health/Watch", health.encode_to_vec()),
     ]
 }
 
@@ -171,7 +228,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
 async fn send(channel: Channel, method: &str, messages: Vec<Bytes>) -> Code {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.unwrap();
-    let path = PathAndQuery::try_from(format!("/etcdserverpb.{method}")).unwrap();
+    let path = PathAndQuery::try_from(format!("/{method}")).unwrap();
     let request = Request::new(tokio_stream::iter(messages));
     let mut answers = match client.streaming(request, path, Raw).await {
         Ok(answers) => answers.into_inner(),
@@ -237,4 +294,22 @@ async fn odd_requests_harm_nothing() {
     let after = kine.client().await.range("\0", "\0", 0).await.unwrap();
     assert!(before.kvs == after.kvs);
     assert!(after.header.unwrap().revision >= before.header.unwrap().revision);
+}
+
+#[test]
+fn every_method_is_tried() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/etcdserverpb/rpc.proto");
+    let (mut service, mut methods) = ("", BTreeSet::from(["grpc.health.v1.Health/Check".to_owned()]));
+    methods.insert("grpc.health.v1.Health/Watch".to_owned());
+    let text = std::fs::read_to_string(file).unwrap();
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("service ") {
+            service = name.trim_end_matches(" {");
+        }
+        if let Some((name, _)) = line.trim().strip_prefix("rpc ").and_then(|rpc| rpc.split_once('(')) {
+            methods.insert(format!("etcdserverpb.{service}/{name}"));
+        }
+    }
+    let tried: BTreeSet<_> = requests().into_iter().map(|(method, _)| method.to_owned()).collect();
+    assert_eq!(tried, methods);
 }

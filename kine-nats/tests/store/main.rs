@@ -8,6 +8,7 @@ mod credentials;
 mod damage;
 mod etcd;
 mod faults;
+mod files;
 mod followers;
 #[path = "../../src/fuzz.rs"]
 mod fuzz;
@@ -15,9 +16,16 @@ mod harness;
 mod hostile;
 #[cfg(feature = "slow")]
 mod kubernetes;
+mod loss;
+mod metrics;
 mod oracle;
+mod payload;
+mod range_stream;
 mod repair;
 mod replicated;
 mod semantics;
+mod space;
+mod strict;
 mod tls;
 mod tools;
+mod unreadable;

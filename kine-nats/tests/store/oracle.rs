@@ -13,7 +13,8 @@ mod watches;
 
 use crate::etcd::{Etcd, save};
 use crate::harness::{Client, Kine, Nats};
-use plain::{Answer, Told, even_out, told};
+use crate::range_stream::list;
+use plain::{Answer, Told, even_out, streamed, told};
 use requests::{Place, Requests, Step};
 use tonic::{Response, Status};
 use watches::Watches;
@@ -55,8 +56,13 @@ impl Oracle {
         self.what = what;
         match step {
             Step::Range(request) => {
-                self.ask(async |mut client| client.kv.range(request.clone()).await)
+                let both = self
+                    .both(async |mut client| client.kv.range(request.clone()).await)
                     .await;
+                let [_, ours] = &self.clients;
+                let listed = list(&mut ours.clone(), request.clone()).await.map(Response::new);
+                assert_eq!(streamed(&request, &both[0]), told(listed), "{}: in parts", self.what);
+                self.compare(both);
             }
             Step::Put(request) => {
                 self.ask(async |mut client| client.kv.put(request.clone()).await).await;

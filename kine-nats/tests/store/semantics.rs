@@ -220,8 +220,13 @@ async fn watches_tell_whole_revisions_and_progress() {
 async fn a_watch_that_is_up_to_date_hears_what_is_compacted_at_once() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "compacted", &[]).await;
-    let mut client = kine.client().await;
-    let mut watching = Watching::open(&mut client, prefix("/", 2)).await.unwrap();
+    hears_what_is_compacted(&kine, &kine).await;
+}
+
+/// Writes and compacts in one process, and watches in the same or another.
+pub(crate) async fn hears_what_is_compacted(writer: &Kine, watched: &Kine) {
+    let (mut client, mut watcher) = (writer.client().await, watched.client().await);
+    let mut watching = Watching::open(&mut watcher, prefix("/", 2)).await.unwrap();
     let mut next = 2;
     for _ in 0..50 {
         for _ in 0..3 {

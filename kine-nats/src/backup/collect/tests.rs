@@ -3,6 +3,7 @@
 use super::*;
 use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;
+use crate::quota::Quota;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::yield_now;
@@ -29,7 +30,7 @@ fn state(keys: usize) -> State {
 }
 
 fn store(state: State) -> Store {
-    Store::new(state, u64::MAX, Metrics::new(), None)
+    Store::new(state, Quota::new(None, None), Metrics::new(), None)
 }
 
 fn revisions(versions: &[Version]) -> Vec<i64> {

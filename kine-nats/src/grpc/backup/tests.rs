@@ -3,6 +3,7 @@
 use super::*;
 use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;
+use crate::quota::Quota;
 use crate::state::State;
 use tokio::sync::watch;
 
@@ -13,7 +14,7 @@ fn node(bytes: usize) -> (Node, Arc<Store>) {
         state.put(&key.to_be_bytes(), &[7; 10_000], 0);
     }
     state.mvcc.publish(state.mvcc.head());
-    let store = Arc::new(Store::new(state, u64::MAX, Metrics::new(), None));
+    let store = Arc::new(Store::new(state, Quota::new(None, None), Metrics::new(), None));
     let (_, stores) = watch::channel(Some(Arc::clone(&store)));
     (
         Node::new(stores, Duration::from_secs(60), vec!["http://a:1".into()]),

@@ -4,11 +4,12 @@ use super::*;
 use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;
 use crate::proto::mvccpb;
+use crate::quota::Quota;
 use crate::state::State;
 
 fn store(revisions: i64) -> Arc<Store> {
     let state = State::new(Mvcc::new());
-    let store = Store::new(state, u64::MAX, Metrics::new(), None);
+    let store = Store::new(state, Quota::new(None, None), Metrics::new(), None);
     for _ in 1..revisions {
         commit(&store);
     }
@@ -73,7 +74,7 @@ async fn a_watch_from_the_past_hears_everything_although_a_commit_marks_it_first
         stream.send_events().await.ok().unwrap();
     });
     tokio::task::yield_now().await;
-    assert_eq!(store.hub.watches(), 1);
+    assert_eq!(store.hub.watches().0, 1);
     assert_eq!(commit(&store), 9);
     receiver.recv().await.unwrap().unwrap();
     assert!(receiver.recv().await.unwrap().unwrap().created);
@@ -88,7 +89,7 @@ async fn a_client_that_goes_while_a_watch_is_made_leaves_nothing_behind() {
     drop(receiver);
     assert!(stream.create(from(5)).await.is_err());
     drop(stream);
-    assert_eq!(store.hub.watches(), 0);
+    assert_eq!(store.hub.watches().0, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,5 +134,5 @@ async fn watches_from_old_revisions_under_load_hear_every_revision_once() {
         watching.await.unwrap();
     }
     println!("{opened} watches");
-    assert_eq!(store.hub.watches(), 0);
+    assert_eq!(store.hub.watches().0, 0);
 }

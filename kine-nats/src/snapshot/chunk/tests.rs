@@ -4,7 +4,7 @@ use super::*;
 use crate::fuzz::{fuzz_runs, mutate};
 use crate::mvcc::Mvcc;
 use crate::session::Session;
-use crate::snapshot::{Manifest, Written};
+use crate::snapshot::{Manifest, SnapshotError, Written};
 use crate::state::State;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -160,6 +160,24 @@ fn any_number_of_leases_fits() {
     let copy = load(&manifest, &chunks);
     assert_eq!(copy.leases.terms(), before);
     assert_eq!(copy.leases.get(5 << 40).unwrap().keys.len(), 1);
+}
+
+#[test]
+fn refuses_revisions_that_cannot_be() {
+    let store = filled();
+    let terms = store.read().unwrap().leases.terms();
+    let pin = Pin::new(&store, Session::default(), terms);
+    let good = Manifest::new(&pin, Written::default());
+    assert_eq!(Manifest::decode(&good.encode().unwrap()).unwrap(), good);
+    for (revision, compacted) in [(0, -1), (i64::MIN, -1), (i64::MAX, 5000), (7, 8), (7, -2)] {
+        let bad = Manifest {
+            revision,
+            compacted,
+            ..good.clone()
+        };
+        let error = Manifest::decode(&bad.encode().unwrap()).unwrap_err();
+        assert!(matches!(error, SnapshotError::Numbers { .. }), "{revision} {compacted}");
+    }
 }
 
 /// Every chunk and manifest that can be decoded can be loaded, whatever it holds.

@@ -32,7 +32,7 @@ async fn read(memory: &Memory) -> Result<Shown, BootError> {
 }
 
 /// Some records of each kind, most of them behind two snapshots. Answers how many the newer one holds.
-async fn written() -> (Memory, usize) {
+pub(super) async fn written() -> (Memory, usize) {
     let memory = Memory::new();
     let cadence = Cadence { records: 15, ..NEVER };
     let running = start_with(&memory, identity(1, 1), cadence).await;

@@ -89,6 +89,26 @@ async fn a_record_that_no_server_takes_ends_the_writer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_writer_in_doubt_before_a_hole_ends() {
+    let (memory, running) = started(&["a", "b", "c", "d"]).await;
+    let hole = memory.len() as u64 + 1;
+    memory.punch(hole);
+    memory.inject([Some(Fault::LoseAck)]);
+    let writes = [running.write_soon("e"), running.write_soon("f")];
+    let ended = tokio::time::timeout(Duration::from_secs(10), running.writer).await;
+    let ended = ended.expect("it ends").unwrap();
+    let said = anyhow::Error::new(ended.unwrap_err()).to_string();
+    assert!(
+        said.contains(&format!("sequence {hole}")) && said.contains("kine-nats repair"),
+        "{said}"
+    );
+    for write in writes {
+        assert_eq!(write.await.unwrap(), Err(Refusal::LeaderFailed));
+    }
+    assert!(!running.store.lease_holds());
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_the_log_lost_is_stored_again() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     let before = memory.records();

@@ -112,6 +112,21 @@ async fn leases_last_for_their_time_after_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn leases_last_for_their_time_after_a_suspend() {
+    let (_memory, running) = started(&[]).await;
+    running.store.submit(Command::Grant { id: 7, ttl: 5 }).await.unwrap();
+    put_with_lease(&running.store, "a".into(), 7).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    // All tasks stand still meanwhile, and the clock does not.
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(running.store.revision(), 2, "nobody could renew it");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(running.store.revision(), 3);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn leases_with_many_keys_end_in_several_records() {
     let (memory, running) = started(&[]).await;
     for lease in 1..=30 {

@@ -80,7 +80,8 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
     }
     assert_eq!(refused, Some(Refusal::NoSpace));
     assert!(memory.bytes() < 155_000 && store.is_full());
-    store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
+    let granted = store.submit(Command::Grant { id: 7, ttl: 600 }).await;
+    assert_eq!(granted.unwrap_err(), Refusal::NoSpace);
     store.submit(Command::Compact(store.revision())).await.unwrap();
     let delete = pb::DeleteRangeRequest {
         key: "a".into(),
@@ -99,6 +100,71 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
     store.submit(put_bytes("a", 1)).await.unwrap();
     assert!(!store.is_full() && memory.bytes() < 10_000, "{}", memory.bytes());
     running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_raised_limit_lets_puts_go_on_that_nothing_made_room_for() {
+    let memory = Memory::new();
+    memory.set_limit(200_000);
+    let running = start(&memory, identity(1, 1)).await;
+    memory.messages().set_left(Some(0));
+    while running.store.submit(put_bytes("a", 1000)).await.is_ok() {}
+    assert!(running.store.is_full());
+    memory.set_limit(400_000);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    running.store.submit(put_bytes("a", 1000)).await.unwrap();
+    assert!(!running.store.is_full());
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lowered_limit_stops_puts_before_the_log_is_full() {
+    let memory = Memory::new();
+    memory.set_limit(1_000_000);
+    let running = start(&memory, identity(1, 1)).await;
+    let store = &running.store;
+    memory.messages().set_left(Some(0));
+    for _ in 0..100 {
+        store.submit(put_bytes("a", 1000)).await.unwrap();
+    }
+    memory.set_limit(memory.bytes() + 30_000);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    for _ in 0..40 {
+        assert_eq!(store.submit(put_bytes("a", 1000)).await.unwrap_err(), Refusal::NoSpace);
+    }
+    let delete = pb::DeleteRangeRequest {
+        key: "a".into(),
+        ..Default::default()
+    };
+    store.submit(Command::DeleteRange(delete)).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quota_that_was_not_given_follows_the_limit_on_a_follower_and_on_the_writer() {
+    let memory = Memory::new();
+    memory.set_limit(200_000);
+    let first = start(&memory, identity(1, 1)).await;
+    let (log, mut acks) = memory.open();
+    let loaded = Replica::load(&log, &snapshots(&memory)).await.unwrap();
+    let mut follower = follow_with(loaded, None);
+    let store = Arc::clone(&follower.store);
+    assert_eq!(store.quota.bytes(), 50_000);
+    memory.set_limit(400_000);
+    first.stop().await;
+    let sent = follower
+        .take_over(&log, &snapshots(&memory), &mut acks, &identity(2, 1))
+        .await
+        .unwrap();
+    assert_eq!(store.quota.bytes(), 100_000);
+    let log = (Arc::new(log), acks);
+    let writer = promote(follower, log, snapshots(&memory), &plan(2), sent);
+    let (_stop, stopped) = watch::channel(false);
+    let writing = tokio::spawn(writer.run(stopped));
+    memory.set_limit(800_000);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert_eq!(store.quota.bytes(), 200_000);
+    writing.abort();
 }
 
 #[tokio::test(start_paused = true)]

@@ -105,3 +105,30 @@ async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arriv
     tasks.join_all().await;
     running.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_keeps_what_is_compacted_until_its_watches_can_have_heard_of_it() {
+    let (memory, running) = started(&["a"]).await;
+    let follower = follow(load(&memory).await.unwrap());
+    let store = Arc::clone(&follower.store);
+    let following = tokio::spawn({
+        let memory = memory.clone();
+        async move {
+            let ((log, mut acks), mut follower) = (memory.open(), follower);
+            let snapshots = snapshots(&memory);
+            follower.take_over(&log, &snapshots, &mut acks, &identity(2, 1)).await
+        }
+    });
+    for _ in 0..3 {
+        write(&running.store, "a").await.unwrap();
+    }
+    running.store.submit(Command::Compact(5)).await.unwrap();
+    while store.read().mvcc.compacted() < 5 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(store.read().mvcc.remembers(3), "who watches is to hear of it first");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!store.read().mvcc.remembers(3), "it is not kept for ever");
+    following.abort();
+    running.stop().await;
+}

@@ -1,0 +1,98 @@
+//! An answer in parts, where one message does not hold it. Behind each part stands whether it is the last one; its number
+//! stands in a header, which processes of earlier versions neither send nor read.
+
+use super::Unanswered;
+use async_nats::HeaderMap;
+use bytes::Bytes;
+
+/// Bytes of an answer that one message takes; every server takes twice as many.
+const PART: usize = 1 << 20;
+/// What stands behind a part.
+const MORE: u8 = 0;
+const LAST: u8 = 1;
+/// The header of a part: its number, from 0.
+const HEADER: &str = "Yoke-Part";
+
+/// An answer as messages; one that a single message holds has no header.
+pub(super) fn split(answer: &[u8]) -> impl Iterator<Item = (Option<HeaderMap>, Bytes)> {
+    let count = answer.len().div_ceil(PART);
+    answer.chunks(PART).enumerate().map(move |(number, part)| {
+        let header = (count > 1).then(|| {
+            let mut header = HeaderMap::new();
+            header.insert(HEADER, number.to_string());
+            header
+        });
+        let flag = if number + 1 < count { MORE } else { LAST };
+        (header, [part, &[flag]].concat().into())
+    })
+}
+
+/// An answer that is not whole yet.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    bytes: Vec<u8>,
+    /// How many there are.
+    taken: usize,
+}
+
+impl Parts {
+    /// Takes a part. Answers the whole when there is no more to come; or, when one is missing, that there is no answer.
+    pub(super) fn take(&mut self, header: Option<&HeaderMap>, payload: &[u8]) -> Option<Result<Bytes, Unanswered>> {
+        let (flag, part) = payload.split_last()?;
+        let number = header.and_then(|header| header.get(HEADER));
+        if number.is_some_and(|number| number.as_str() != self.taken.to_string()) {
+            return Some(Err(Unanswered::Unknown));
+        }
+        self.taken += 1;
+        self.bytes.extend_from_slice(part);
+        (*flag == LAST).then(|| Ok(std::mem::take(&mut self.bytes).into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes of some of the messages of an answer, in this order.
+    fn join(answer: &[u8], order: &[usize]) -> Option<Result<Bytes, Unanswered>> {
+        let messages: Vec<_> = split(answer).collect();
+        let mut parts = Parts::default();
+        let mut taken = order.iter().map(|at| {
+            let (header, payload) = &messages[*at];
+            parts.take(header.as_ref(), payload)
+        });
+        taken.find_map(|done| done)
+    }
+
+    #[test]
+    fn parts_are_one_answer_when_none_is_missing() {
+        let answer: Vec<u8> = (0..5 * PART / 2).map(|byte| byte as u8).collect();
+        let whole = Some(Ok(answer.clone().into()));
+        for (name, order, expected) in [
+            ("all", &[0, 1, 2][..], &whole),
+            ("no end", &[0, 1], &None),
+            ("the last one alone", &[2], &Some(Err(Unanswered::Unknown))),
+            ("not the first", &[1, 2], &Some(Err(Unanswered::Unknown))),
+            ("a gap", &[0, 2], &Some(Err(Unanswered::Unknown))),
+            ("one twice", &[0, 0, 1, 2], &Some(Err(Unanswered::Unknown))),
+        ] {
+            assert!(join(&answer, order) == *expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_one_message_is_as_it_always_was() {
+        let messages: Vec<_> = split(b"a").collect();
+        assert_eq!(messages, [(None, Bytes::from_static(b"a\x01"))]);
+        assert_eq!(join(b"a", &[0]), Some(Ok(Bytes::from_static(b"a"))));
+        assert_eq!(split(&[7; PART]).count(), 1);
+    }
+
+    #[test]
+    fn a_writer_of_an_earlier_version_is_understood() {
+        let mut parts = Parts::default();
+        assert_eq!(parts.take(None, b"a\x00"), None);
+        assert_eq!(parts.take(None, b"b\x01"), Some(Ok(Bytes::from_static(b"ab"))));
+        assert_eq!(Parts::default().take(None, b""), None);
+    }
+}

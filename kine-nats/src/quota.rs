@@ -1,0 +1,70 @@
+//! How much a store may hold, as follows from how much its log may: that may change while the store runs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is kept free in the log; a quarter of a small one.
+pub(crate) const RESERVE: u64 = 64 << 20;
+/// Most bytes of keys and history where nothing says otherwise.
+pub(crate) const DEFAULT_QUOTA: u64 = 512 << 20;
+
+/// Bytes of keys and history above which nothing is put.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    given: Option<u64>,
+    bytes: AtomicU64,
+}
+
+impl Quota {
+    /// What was given counts, or else what follows from the log's limit.
+    pub(crate) fn new(given: Option<u64>, limit: Option<u64>) -> Self {
+        let bytes = AtomicU64::new(given.unwrap_or_else(|| derive(limit)));
+        Self { given, bytes }
+    }
+
+    /// Notes what limit the log has by now.
+    pub(crate) fn follow(&self, limit: Option<u64>) {
+        if self.given.is_some() {
+            return;
+        }
+        let bytes = derive(limit);
+        let before = self.bytes.swap(bytes, Ordering::Relaxed);
+        if before != bytes {
+            tracing::info!(before, bytes, "The log has another limit, and the store another quota");
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+fn derive(limit: Option<u64>) -> u64 {
+    match limit {
+        Some(limit) => limit.saturating_sub(RESERVE).max(limit / 2) / 2,
+        None => DEFAULT_QUOTA,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn follows_the_limit_of_the_log_unless_one_was_given() {
+        for (limit, quota) in [
+            (Some(576 * MIB), 256 * MIB),
+            (Some(96 * MIB), 24 * MIB),
+            (None, 512 * MIB),
+        ] {
+            assert_eq!(Quota::new(None, limit).bytes(), quota, "{limit:?}");
+            let later = Quota::new(None, Some(MIB));
+            later.follow(limit);
+            assert_eq!(later.bytes(), quota, "{limit:?}");
+            let given = Quota::new(Some(7), limit);
+            given.follow(Some(MIB));
+            assert_eq!(given.bytes(), 7);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A process that may open no more files.
+
+use crate::harness::{Kine, Nats, WAIT, eventually};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+/// It needs about half of them for itself.
+const FILES: u32 = 48;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_finds_no_file_left_waits_and_nobody_spins() {
+    let nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "files", &[]).await;
+    kine.terminate();
+    kine.limit_files(FILES);
+    kine.restart().await;
+    let mut client = kine.client().await;
+    client.put("/a", b"1").await.unwrap();
+
+    let mut others = Vec::new();
+    for _ in 0..2 * FILES {
+        others.push(TcpStream::connect(kine.address()).await.unwrap());
+    }
+    eventually("it says so", || async {
+        kine.log().contains("Connections cannot be accepted").then_some(())
+    })
+    .await;
+    let before = kine.processor_time();
+    sleep(Duration::from_secs(1)).await;
+    let took = kine.processor_time() - before;
+    assert!(took < Duration::from_millis(300), "{took:?} of a second");
+    assert_eq!(kine.log().matches("Connections cannot be accepted").count(), 1);
+    // Who is connected is served.
+    client.put("/a", b"2").await.unwrap();
+
+    let mut waiting = kine.client().await;
+    let read = tokio::spawn(async move { waiting.get("/a").await.unwrap() });
+    drop(others);
+    let read = timeout(WAIT, read).await.unwrap().unwrap();
+    assert_eq!(read.value.as_ref(), b"2");
+}
