@@ -1,6 +1,7 @@
 //! Ports for programs that cannot be told to take any free one and say which.
 
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -38,12 +39,17 @@ pub fn free_port() -> u16 {
 fn take(port: u16) -> Option<UnixListener> {
     let name = SocketAddr::from_abstract_name(format!("yoke-test-port-{port}")).ok()?;
     let lock = UnixListener::bind_addr(&name).ok()?;
-    TcpListener::bind(("127.0.0.1", port)).ok().map(|_| lock)
+    // Not by listening: a program that is started at that moment has a copy of every socket until it is executed.
+    let nobody = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    TcpStream::connect(("127.0.0.1", port))
+        .is_err_and(nobody)
+        .then_some(lock)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::net::TcpListener;
 
     use super::*;
 

@@ -25,6 +25,7 @@ use yoke_test_support::free_port;
 
 use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret};
 use super::pki::{Ca, Leaf, write_secret};
+use super::{PATIENCE, eventually};
 
 pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
 pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
@@ -135,7 +136,9 @@ impl Site {
     async fn serve(&self, snapshots: Snapshots, metrics: Metrics, drain: Drain) -> (SocketAddr, JoinHandle<()>) {
         let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
         let (_, tls) = Reload::load(files).await.unwrap();
-        let server = Server::bind(self.address).await.unwrap();
+        // A program that another test starts has a copy of the last server's socket until it is executed.
+        let bind = async || Server::bind(self.address).await.ok();
+        let (server, _) = eventually("the server listens", PATIENCE, bind).await;
         let address = server.local_address();
         let serving = server.serve(Context {
             snapshots,
