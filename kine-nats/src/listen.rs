@@ -8,18 +8,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use yoke_runtime::AcceptBackoff;
 use yoke_runtime::tls::{self, TlsConfigs};
 
 /// A client that is silent for so long is asked whether it is still there, and has hyper's 20 s to answer.
 const PING: Duration = Duration::from_secs(60);
-/// How long to wait after a connection could not be accepted, and how often that is said.
-const PAUSE: Duration = Duration::from_millis(100);
-const SAY: Duration = Duration::from_secs(60);
 
 /// A socket that is open, but not served yet.
 #[derive(Debug)]
@@ -94,42 +91,17 @@ pub(crate) async fn serve(
     }
 }
 
-/// Passes connections on. What cannot be accepted waits in the kernel, mostly until others have closed their files; who asks
-/// again at once asks all the time.
+/// Passes connections on, and waits for those that cannot be accepted.
 fn patient<C>(incoming: impl Stream<Item = io::Result<C>> + Unpin) -> impl Stream<Item = io::Result<C>> {
-    unfold((incoming, None), |(mut incoming, mut said)| async move {
-        loop {
-            match incoming.next().await? {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    if said.is_none_or(|said: Instant| said.elapsed() >= SAY) {
-                        said = Some(Instant::now());
-                        tracing::error!(%error, "Connections cannot be accepted; they wait");
-                    }
-                    sleep(PAUSE).await;
+    unfold(
+        (incoming, AcceptBackoff::default()),
+        |(mut incoming, mut backoff)| async move {
+            loop {
+                match incoming.next().await? {
+                    Err(error) => backoff.wait(&error).await,
+                    connection => return Some((connection, (incoming, backoff))),
                 }
-                connection => return Some((connection, (incoming, said))),
             }
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use futures::stream::iter;
-
-    #[tokio::test(start_paused = true)]
-    async fn pauses_after_what_cannot_be_accepted_and_not_after_what_is_gone() {
-        let gone = || io::Error::from(io::ErrorKind::ConnectionAborted);
-        let full = || io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
-        let incoming = iter([Ok(1), Err(gone()), Ok(2), Err(full()), Err(full()), Ok(3)]);
-        let begun = Instant::now();
-        let mut incoming = Box::pin(patient(incoming));
-        let mut passed = Vec::new();
-        while let Some(connection) = incoming.next().await {
-            passed.push((connection.unwrap(), begun.elapsed()));
-        }
-        assert_eq!(passed, [(1, Duration::ZERO), (2, Duration::ZERO), (3, PAUSE * 2)]);
-    }
+        },
+    )
 }

@@ -11,6 +11,7 @@
 //! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS, and [`budget`]:
 //! limits on how often strangers may knock.
 
+pub mod accept;
 pub mod budget;
 pub mod crypto;
 pub mod drain;
@@ -20,6 +21,7 @@ pub mod readiness;
 pub mod supervise;
 pub mod tls;
 
+pub use accept::AcceptBackoff;
 pub use crypto::install_crypto;
 pub use drain::{Drain, DrainTrigger};
 pub use logging::init_tracing;

@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use yoke_runtime::Drain;
+use yoke_runtime::{AcceptBackoff, Drain};
 
 use crate::Error;
 use crate::connection::Connection;
@@ -29,8 +29,6 @@ const LOGIN_LIMIT: Duration = Duration::from_secs(30);
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// How long connections have to end when the process does, or when they are too old.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// How long is waited after a failure to accept, such as too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Keys that one may try. Agents offer all that they hold.
 const ATTEMPTS: usize = 20;
 /// Bytes that a client may send ahead on a channel: it has little to say here.
@@ -141,7 +139,7 @@ impl Server {
         }
         let shared = Arc::new(shared);
         let config = Arc::new(build_config(key, idle));
-        let mut connections = JoinSet::new();
+        let (mut connections, mut backoff) = (JoinSet::new(), AcceptBackoff::default());
         while let Some(accepted) = drain.until_started(self.listener.accept()).await {
             while connections.try_join_next().is_some() {}
             match accepted {
@@ -156,10 +154,7 @@ impl Server {
                     }
                     Err(advice) => turn_away(stream, advice).await,
                 },
-                Err(error) => {
-                    tracing::warn!(%error, "connection cannot be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
+                Err(error) => backoff.wait(&error).await,
             }
         }
         drop(self.listener);

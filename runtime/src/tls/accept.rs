@@ -11,17 +11,16 @@ use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::TlsConfigs;
+use crate::AcceptBackoff;
 
 /// Handshakes at a time; whoever has no certificate holds one of them for a limited time.
 const HANDSHAKES: usize = 128;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Out of file descriptors, mostly: others have to close first.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a server takes its connections from.
 pub type Connections = mpsc::Receiver<io::Result<TlsStream<TcpStream>>>;
@@ -71,6 +70,7 @@ async fn run(
         (slot, listener.accept().await)
     };
     let mut stop = pin!(stop);
+    let mut backoff = AcceptBackoff::default();
     loop {
         let (slot, connection) = tokio::select! {
             next = next() => next,
@@ -83,10 +83,7 @@ async fn run(
                 let (configs, admission) = (configs.clone(), admission.clone());
                 handshakes.spawn(admit(slot, connection, configs, admission, accepted.clone()));
             }
-            Err(error) => {
-                tracing::warn!(error = &error as &dyn Error, "A connection could not be accepted");
-                sleep(ACCEPT_PAUSE).await;
-            }
+            Err(error) => backoff.wait(&error).await,
         }
     }
 }
