@@ -7,37 +7,32 @@
 //!                                                                                             log is, waits, reads here
 //! ```
 
+mod reads;
+mod requests;
 mod strict;
 mod succession;
 
 use crate::clock;
 use crate::hub::Hub;
 use crate::metrics::Metrics;
-use crate::peer::{Peers, forward};
+use crate::peer::Peers;
 use crate::proto::etcdserverpb::ResponseHeader;
 use crate::quota::Quota;
-use crate::refusal::Refusal;
-use crate::role::{Leader, Outcome, Queued, Role};
+use crate::role::{Leader, Queued, Role};
 use crate::session::Session;
 use crate::state::State;
-use crate::txn::{Answer, Command};
-use crate::validate::check;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use strict::Strict;
 use succession::Successor;
 use tokio::sync::futures::Notified;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
-use tokio::time::{Instant, timeout, timeout_at};
-use tonic::Code;
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 /// How long a request may wait for the log; etcd's own limit.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
 /// Without a sign of life for this long there is no leader.
 const LEADER_LOST: Duration = Duration::from_secs(3);
-/// How long to wait for another writer before a request is offered again.
-const AGAIN: Duration = Duration::from_millis(50);
 
 /// Bytes of the requests that wait for the writer; more wait with their clients.
 const QUEUE_BYTES: usize = 64 << 20;
@@ -77,15 +72,6 @@ pub(crate) struct Store {
     peers: Option<Arc<dyn Peers>>,
     /// `None` where a lease is enough for a read.
     strict: Option<Strict>,
-}
-
-/// Why what is read is the newest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Assurance {
-    /// This process is the writer, if the lease still holds after the read.
-    Lease,
-    /// The log or its writer was asked after the read came, and this process is there.
-    Asked,
 }
 
 impl Store {
@@ -352,174 +338,6 @@ impl Store {
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
-
-    /// Waits until what this process shows includes all that was acknowledged before the call.
-    pub(crate) async fn linearize(&self) -> Result<(), Refusal> {
-        self.assure().await.map(|_| ())
-    }
-
-    async fn assure(&self) -> Result<Assurance, Refusal> {
-        let assured = self.wait_to_assure().await;
-        match assured {
-            Ok(_) | Err(Refusal::Stopped) => {}
-            Err(Refusal::Timeout) => {
-                self.metrics.slow_reads.inc();
-            }
-            Err(_) => {
-                self.metrics.failed_reads.inc();
-            }
-        }
-        assured
-    }
-
-    async fn wait_to_assure(&self) -> Result<Assurance, Refusal> {
-        let deadline = Instant::now() + REQUEST_LIMIT;
-        let limit = |_| Refusal::Timeout;
-        let (under_way, ticket) = (self.under_way(), self.ask_for_proof());
-        loop {
-            let changed = self.changed.notified();
-            match ticket {
-                Some(ticket) if self.proves(ticket) => return Ok(Assurance::Asked),
-                // A state that was read anew ends what was under way in the old one.
-                None if self.lease_holds() && self.revision() >= under_way.min(self.under_way()) => {
-                    return Ok(Assurance::Lease);
-                }
-                _ => {}
-            }
-            if self.is_stopping() {
-                return Err(Refusal::Stopped);
-            }
-            if self.is_writer() {
-                timeout_at(deadline, changed).await.map_err(limit)?;
-            } else {
-                timeout_at(deadline, self.barrier()).await.map_err(limit)??;
-                return Ok(Assurance::Asked);
-            }
-        }
-    }
-
-    /// The revision that a follower may show by now: it reads from the log what the writer has sent, maybe before the
-    /// acknowledgement is here. Without followers, nobody sees it earlier than this process.
-    fn under_way(&self) -> i64 {
-        match &self.peers {
-            Some(_) => self.read().mvcc.head(),
-            None => 0,
-        }
-    }
-
-    /// Asks the writer how far the log is, and waits until this process is, too.
-    async fn barrier(&self) -> Result<(), Refusal> {
-        let Answer::Barrier { revision, compacted } = self.serve(Command::Barrier).await? else {
-            return Err(Refusal::LeaderChanged);
-        };
-        loop {
-            let changed = self.changed.notified();
-            // A compaction has no revision of its own.
-            if self.revision() >= revision && self.read().mvcc.compacted() >= compacted {
-                return Ok(());
-            }
-            if self.is_stopping() {
-                return Err(Refusal::Stopped);
-            }
-            self.nudged.notify_one();
-            changed.await;
-        }
-    }
-
-    /// Reads the state so that everything acknowledged before the call is seen.
-    pub(crate) async fn read_latest<T>(&self, read: impl Fn(&State) -> T) -> Result<T, Refusal> {
-        loop {
-            let assurance = self.assure().await?;
-            let value = read(&self.read());
-            // The process may have slept in between.
-            if assurance == Assurance::Asked || self.lease_holds() {
-                return Ok(value);
-            }
-        }
-    }
-
-    /// Bytes of the requests that wait for the writer.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
-        QUEUE_BYTES - self.room.available_permits() * UNIT
-    }
-
-    /// Has the writer do a request, wherever it is.
-    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
-        check(&command)?;
-        let proposal = (!command.is_repeatable()).then(|| self.metrics.propose());
-        let limit = timeout(REQUEST_LIMIT, self.serve(command));
-        let result = limit.await.unwrap_or(Err(Refusal::Timeout));
-        if let Some(proposal) = proposal
-            && result
-                .as_ref()
-                .err()
-                .is_none_or(|refusal| refusal.code() != Code::Unavailable)
-        {
-            proposal.answered();
-        }
-        result
-    }
-
-    /// Has the writer of an epoch do a request, if that is this process.
-    pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
-        if let Err(refusal) = check(&command) {
-            return Outcome::Done(Err(refusal));
-        }
-        let queue = match &*self.role.borrow() {
-            Role::Writer { epoch: ours, queue } if *ours == epoch && !self.is_stopping() => queue.clone(),
-            _ => return Outcome::Returned(command),
-        };
-        if matches!(command, Command::Barrier) {
-            let barrier = self.read_latest(|state| Answer::Barrier {
-                revision: state.mvcc.visible(),
-                compacted: state.mvcc.compacted(),
-            });
-            return Outcome::Done(barrier.await);
-        }
-        let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
-        limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))
-    }
-
-    async fn serve(&self, mut command: Command) -> Result<Answer, Refusal> {
-        let mut roles = self.role.subscribe();
-        loop {
-            if self.is_stopping() {
-                return Err(Refusal::Stopped);
-            }
-            let role = roles.borrow_and_update().clone();
-            let outcome = match (&role, &self.peers) {
-                (Role::Writer { queue, .. }, _) => self.enqueue(queue, command).await,
-                (Role::Follower(Some(leader)), Some(peers)) => {
-                    self.metrics.forwarded.inc();
-                    forward(&**peers, self.role.subscribe(), *leader, command).await
-                }
-                (Role::Follower(_), _) => Outcome::Returned(command),
-            };
-            match outcome {
-                Outcome::Done(result) => return result,
-                Outcome::Returned(back) => command = back,
-            }
-            // Another role, or time for another try.
-            let _ = timeout(AGAIN, roles.changed()).await;
-        }
-    }
-
-    async fn enqueue(&self, queue: &mpsc::Sender<Queued>, command: Command) -> Outcome {
-        let Ok(share) = u32::try_from(command.bytes() / UNIT + 1) else {
-            return Outcome::Done(Err(Refusal::TooLarge));
-        };
-        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(share).await else {
-            return Outcome::Returned(command);
-        };
-        let (reply, answer) = oneshot::channel();
-        if let Err(mpsc::error::SendError(queued)) = queue.send(Queued { command, reply, room }).await {
-            return Outcome::Returned(queued.command);
-        }
-        // The writer ended, and nobody knows whether the log holds it.
-        let unknown = |_| Outcome::Done(Err(Refusal::LeaderFailed));
-        answer.await.unwrap_or_else(unknown)
-    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -531,8 +349,10 @@ mod tests {
     use super::*;
     use crate::mvcc::Mvcc;
     use crate::peer::{Member, Unanswered};
+    use crate::refusal::Refusal;
     use bytes::Bytes;
     use futures::future::BoxFuture;
+    use tokio::time::{Instant, timeout};
 
     fn store() -> Store {
         Store::new(State::new(Mvcc::new()), Quota::new(None, None), Metrics::new(), None)

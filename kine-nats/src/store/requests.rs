@@ -1,0 +1,101 @@
+//! The way of a request to the writer, in this process or another.
+
+use super::{REQUEST_LIMIT, Store, UNIT};
+use crate::peer::forward;
+use crate::refusal::Refusal;
+use crate::role::{Outcome, Queued, Role};
+use crate::txn::{Answer, Command};
+use crate::validate::check;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tonic::Code;
+
+/// How long to wait for another writer before a request is offered again.
+const AGAIN: Duration = Duration::from_millis(50);
+
+impl Store {
+    /// Bytes of the requests that wait for the writer.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        super::QUEUE_BYTES - self.room.available_permits() * UNIT
+    }
+
+    /// Has the writer do a request, wherever it is.
+    pub(crate) async fn submit(&self, command: Command) -> Result<Answer, Refusal> {
+        check(&command)?;
+        let proposal = (!command.is_repeatable()).then(|| self.metrics.propose());
+        let limit = timeout(REQUEST_LIMIT, self.serve(command));
+        let result = limit.await.unwrap_or(Err(Refusal::Timeout));
+        if let Some(proposal) = proposal
+            && result
+                .as_ref()
+                .err()
+                .is_none_or(|refusal| refusal.code() != Code::Unavailable)
+        {
+            proposal.answered();
+        }
+        result
+    }
+
+    /// Has the writer of an epoch do a request, if that is this process.
+    pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
+        if let Err(refusal) = check(&command) {
+            return Outcome::Done(Err(refusal));
+        }
+        let queue = match &*self.role.borrow() {
+            Role::Writer { epoch: ours, queue } if *ours == epoch && !self.is_stopping() => queue.clone(),
+            _ => return Outcome::Returned(command),
+        };
+        if matches!(command, Command::Barrier) {
+            let barrier = self.read_latest(|state| Answer::Barrier {
+                revision: state.mvcc.visible(),
+                compacted: state.mvcc.compacted(),
+            });
+            return Outcome::Done(barrier.await);
+        }
+        let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
+        limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))
+    }
+
+    pub(super) async fn serve(&self, mut command: Command) -> Result<Answer, Refusal> {
+        let mut roles = self.role.subscribe();
+        loop {
+            if self.is_stopping() {
+                return Err(Refusal::Stopped);
+            }
+            let role = roles.borrow_and_update().clone();
+            let outcome = match (&role, &self.peers) {
+                (Role::Writer { queue, .. }, _) => self.enqueue(queue, command).await,
+                (Role::Follower(Some(leader)), Some(peers)) => {
+                    self.metrics.forwarded.inc();
+                    forward(&**peers, self.role.subscribe(), *leader, command).await
+                }
+                (Role::Follower(_), _) => Outcome::Returned(command),
+            };
+            match outcome {
+                Outcome::Done(result) => return result,
+                Outcome::Returned(back) => command = back,
+            }
+            // Another role, or time for another try.
+            let _ = timeout(AGAIN, roles.changed()).await;
+        }
+    }
+
+    async fn enqueue(&self, queue: &mpsc::Sender<Queued>, command: Command) -> Outcome {
+        let Ok(share) = u32::try_from(command.bytes() / UNIT + 1) else {
+            return Outcome::Done(Err(Refusal::TooLarge));
+        };
+        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(share).await else {
+            return Outcome::Returned(command);
+        };
+        let (reply, answer) = oneshot::channel();
+        if let Err(mpsc::error::SendError(queued)) = queue.send(Queued { command, reply, room }).await {
+            return Outcome::Returned(queued.command);
+        }
+        // The writer ended, and nobody knows whether the log holds it.
+        let unknown = |_| Outcome::Done(Err(Refusal::LeaderFailed));
+        answer.await.unwrap_or_else(unknown)
+    }
+}
