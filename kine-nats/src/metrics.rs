@@ -283,7 +283,7 @@ impl ReadGauges {
         for (gauge, value) in [
             (&self.revision, visible),
             (&self.compacted, state.mvcc.compacted()),
-            (&self.bytes, state.mvcc.bytes().cast_signed()),
+            (&self.bytes, state.bytes().cast_signed()),
             (&self.quota, store.quota.bytes().cast_signed()),
             (&self.entries, state.mvcc.keys() as i64),
             (&self.keys, state.mvcc.count(&[0], &[0], visible)),
