@@ -53,6 +53,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Stores the newest floor again if it would be dropped with what lies below a message.
     pub(super) async fn lift_floor(&self, below: u64) -> Result<(), SnapshotError> {
+        let _alone = self.floor.lock().await;
         match self.main.stream.last(&self.floors()).await? {
             Some((sequence, message)) if sequence < below => {
                 self.main.stream.store(self.floors(), message).await?;
@@ -64,6 +65,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 
     /// Stores a floor. Older ones go when snapshots are tidied.
     pub(crate) async fn set_floor(&self, floor: &Floor) -> Result<(), SnapshotError> {
+        let _alone = self.floor.lock().await;
         self.main.stream.store(self.floors(), floor.encode()?.into()).await?;
         Ok(())
     }
@@ -73,14 +75,27 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 mod tests {
     use super::*;
     use crate::fuzz::{fuzz_runs, mutate};
+    use crate::log::memory::Memory;
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
+    use std::sync::Arc;
 
     const GOOD: Floor = Floor {
         sequence: 12,
         revision: 34,
         lost: Lost { messages: 5, bytes: 67 },
     };
+
+    #[tokio::test]
+    async fn one_that_is_raised_while_it_is_lifted_stays_raised() {
+        let memory = Memory::new();
+        let snapshots = Snapshots::new(memory.messages(), "kine.a.snap".into(), Arc::new(memory.open().0));
+        snapshots.set_floor(&GOOD).await.unwrap();
+        let higher = Floor { sequence: 13, ..GOOD };
+        let (raised, lifted) = tokio::join!(snapshots.set_floor(&higher), snapshots.lift_floor(u64::MAX));
+        raised.and(lifted).unwrap();
+        assert_eq!(snapshots.floor().await.unwrap(), higher);
+    }
 
     #[test]
     fn finds_every_flipped_bit() {

@@ -7,6 +7,7 @@ use crate::log::{Log, LogError, Passing};
 use crate::session::Session;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
+use tokio::sync::Mutex;
 use xxhash_rust::xxh3::Xxh3;
 
 /// One stream for snapshots.
@@ -30,6 +31,8 @@ pub(crate) struct Snapshots<M, L> {
     pub(super) main: Shelf<M>,
     spare: Option<Shelf<M>>,
     log: Arc<L>,
+    /// Held while a floor is stored: one that is lifted must not come behind a higher one.
+    pub(super) floor: Arc<Mutex<()>>,
 }
 
 impl<M: Clone, L> Clone for Snapshots<M, L> {
@@ -38,6 +41,7 @@ impl<M: Clone, L> Clone for Snapshots<M, L> {
             main: self.main.clone(),
             spare: self.spare.clone(),
             log: Arc::clone(&self.log),
+            floor: Arc::clone(&self.floor),
         }
     }
 }
@@ -173,6 +177,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             main: Shelf { stream, prefix },
             spare: None,
             log,
+            floor: Arc::default(),
         }
     }
 
