@@ -2,6 +2,7 @@
 
 use crate::clock;
 use crate::codec::{self, CodecError, Operation};
+use crate::grace::Grace;
 use crate::log::{Log, LogError, LogInfo, Lost, Passing};
 use crate::mvcc::Mvcc;
 use crate::session::{Session, SessionError, Verdict};
@@ -126,10 +127,8 @@ pub(crate) struct Tail {
     pub(crate) thin: bool,
     /// The end of the log.
     pub(crate) recent: Recent,
-    /// How long what was compacted is kept after that was read; not at all as long as nobody can watch.
-    pub(crate) grace: Duration,
-    /// Until when it is kept.
-    pub(crate) kept_until: Duration,
+    /// What was compacted is kept for a while; not at all as long as nobody can watch.
+    grace: Option<Grace>,
     /// When the newest record was known to be the newest; the lease of its writer ends a lease later at the latest.
     pub(crate) observed: Duration,
 }
@@ -223,8 +222,7 @@ impl Replica {
             floor,
             thin: info.first > 1 && whole < 2,
             recent: Recent::default(),
-            grace: Duration::ZERO,
-            kept_until: Duration::ZERO,
+            grace: None,
             observed: clock::now(),
         };
         Ok((tail, state))
@@ -232,6 +230,12 @@ impl Replica {
 }
 
 impl Tail {
+    /// Keeps for a while what is compacted from here on: somebody may watch.
+    pub(crate) fn graced(self) -> Self {
+        let grace = Some(Grace::default());
+        Self { grace, ..self }
+    }
+
     /// Whether the log goes on where the snapshot ends.
     fn check(&self, state: &State) -> Result<(), BootError> {
         let (known, LogInfo { first, last, .. }) = (self.session.sequence, self.info);
@@ -325,7 +329,7 @@ impl Tail {
     /// Drops what was compacted, once who watches and is up to date can have heard of it. Readers may come in between.
     pub(crate) async fn trim(&self, state: &RwLock<State>) {
         let may_trim = || state.read().unwrap_or_else(PoisonError::into_inner).mvcc.may_trim();
-        if clock::now() < self.kept_until || !may_trim() {
+        if self.grace.is_some_and(|grace| !grace.is_over()) || !may_trim() {
             return;
         }
         while state.write().unwrap_or_else(PoisonError::into_inner).mvcc.trim(2000) {
@@ -356,8 +360,10 @@ impl Tail {
             before
         };
         let is_compaction = |operation: &Operation| matches!(operation, Operation::Compact { .. });
-        if record.operations.iter().any(is_compaction) {
-            self.kept_until = clock::now() + self.grace;
+        if record.operations.iter().any(is_compaction)
+            && let Some(grace) = &mut self.grace
+        {
+            grace.begin();
         }
         if let Some(Operation::Epoch { name, .. }) = record.operations.first() {
             tracing::debug!(epoch = record.header.epoch, name, "A writer began");

@@ -9,7 +9,7 @@ use crate::log::{Ack, Log, LogError, Passing, Rejection};
 use crate::session::{Claim, Session};
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::store::Store;
-use crate::writer::{GRACE, LEASE, Pace, Repair, append_again};
+use crate::writer::{LEASE, Pace, Repair, append_again};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -41,7 +41,7 @@ pub(crate) struct Follower {
 impl Follower {
     /// Begins behind what was loaded into the store.
     pub(crate) fn new(tail: Tail, store: Arc<Store>) -> Self {
-        let tail = Tail { grace: GRACE, ..tail };
+        let tail = tail.graced();
         store.quota.follow(tail.info.limit);
         store.set_stored(tail.session.sequence, store.revision());
         store.follow(&tail.session, tail.observed + lease(&tail.session));
@@ -154,7 +154,7 @@ impl Follower {
                     "The log was shortened; starting again from the newest snapshot"
                 );
                 let tail = adopt(&self.store, Replica::load(log, snapshots).await?)?;
-                self.tail = Tail { grace: GRACE, ..tail };
+                self.tail = tail.graced();
                 let session = &self.tail.session;
                 self.store.follow(session, self.tail.observed + lease(session));
                 Ok(true)

@@ -18,6 +18,7 @@ pub mod codec;
 mod follow;
 #[cfg(test)]
 mod fuzz;
+mod grace;
 mod grpc;
 mod http;
 mod hub;

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
-pub(crate) use upkeep::{GRACE, Pace, Pacing, Unsaved, Upkeep};
+pub(crate) use upkeep::{Pace, Pacing, Unsaved, Upkeep};
 
 /// How long a challenger waits for a sign of life.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);

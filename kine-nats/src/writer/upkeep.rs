@@ -4,6 +4,7 @@
 use super::Batch;
 use super::floor::Rise;
 use crate::clock;
+use crate::grace::Grace;
 use crate::log::{Log, LogInfo};
 use crate::quota::RESERVE;
 use crate::session::Session;
@@ -19,9 +20,6 @@ use tokio::time::timeout;
 
 /// Most bytes that a stream adds to a record: lengths, subject, headers, checksum.
 const MESSAGE: u64 = 256;
-/// How long after a compaction the history is trimmed at the earliest: watches that are up to date hear of what was compacted
-/// at once, as etcd's do.
-pub(crate) const GRACE: Duration = Duration::from_secs(1);
 /// How long after a snapshot the next one begins at the earliest.
 const SPACING: Duration = Duration::from_millis(100);
 /// How long after one that failed: the first time, and at most.
@@ -186,8 +184,8 @@ pub(crate) struct Upkeep<L, M> {
     /// Leases as far as they are stored; the state's are ahead of that, and have no history.
     leases: BTreeMap<i64, i64>,
     space: Space,
-    /// The compact revision, and since when.
-    compacted: (i64, Duration),
+    compacted: i64,
+    grace: Grace,
     /// Bytes of the last snapshot.
     size: u64,
     pace: Pace,
@@ -213,6 +211,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         pacing: Pacing,
         unsaved: Unsaved,
     ) -> Self {
+        let mut grace = Grace::default();
+        grace.begin();
         Self {
             log,
             snapshots,
@@ -226,7 +226,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 seen: (info.bytes, 0),
                 appended: Arc::default(),
             },
-            compacted: (state.mvcc.compacted(), clock::now()),
+            compacted: state.mvcc.compacted(),
+            grace,
             size: 0,
             pace: Pace::default(),
             next_look: clock::now() + LOOK,
@@ -242,8 +243,9 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         self.unsaved.bytes += bytes;
         self.unsaved.records += 1;
         self.unsaved.changed |= changed;
-        if batch.compacted > self.compacted.0 {
-            self.compacted = (batch.compacted, clock::now());
+        if batch.compacted > self.compacted {
+            self.compacted = batch.compacted;
+            self.grace.begin();
         }
         if changed || !batch.replies.is_empty() {
             self.floor.note();
@@ -282,8 +284,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             return;
         }
         let store = Arc::clone(store);
-        let graced = clock::now() >= self.compacted.1 + GRACE;
-        if graced && store.read().mvcc.may_trim() {
+        if self.grace.is_over() && store.read().mvcc.may_trim() {
             self.job = Some(tokio::spawn(async move {
                 while store.write().mvcc.trim(1000) {
                     tokio::task::yield_now().await;
