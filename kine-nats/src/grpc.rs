@@ -11,6 +11,8 @@ mod pages;
 mod watch;
 pub(crate) mod wire;
 
+pub(crate) use maintenance::is_full;
+
 use crate::metrics::Calls;
 use crate::proto::etcdserverpb as pb;
 use crate::refusal::Refusal;

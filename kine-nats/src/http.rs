@@ -1,40 +1,62 @@
-//! The HTTP endpoint for metrics and probes.
+//! What is asked over plain HTTP, of the listener for metrics and of those of the etcd API: metrics and probes. `/health`,
+//! `/version`, `/livez` and `/readyz` are etcd's.
 
+use crate::backup::STORAGE_VERSION;
+use crate::grpc::{VERSION, is_full};
 use crate::metrics::Metrics;
 use crate::store::Store;
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::StatusCode;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Request, Response, StatusCode};
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::convert::Infallible;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use yoke_runtime::AcceptBackoff;
 
 /// Prometheus does not read what says nothing of its form.
-const OPEN_METRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const JSON: &str = "application/json";
+
+#[derive(Debug, Clone)]
+struct Shared {
+    store: watch::Receiver<Option<Arc<Store>>>,
+    metrics: Metrics,
+}
+
+/// All that is answered.
+pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/metrics", get(answer_metrics))
+        .route("/livez", get(async || "ok\n"))
+        .route("/readyz", get(answer_ready))
+        .route("/health", get(answer_health))
+        .route("/version", get(answer_version))
+        .with_state(Shared { store, metrics })
+}
 
 /// Answers until the process ends.
-pub(crate) async fn serve(listener: TcpListener, store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics) {
+pub(crate) async fn serve(listener: TcpListener, routes: Router) {
+    let mut backoff = AcceptBackoff::default();
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                backoff.wait(&error).await;
+                continue;
+            }
         };
-        let (store, metrics) = (store.clone(), metrics.clone());
-        let service = service_fn(move |request| {
-            let answer = answer(&request, store.borrow().as_deref(), &metrics);
-            async move { Ok::<_, Infallible>(answer) }
-        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(Duration::from_secs(10))
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
         tokio::spawn(async move {
             // A probe that hangs up early is no event.
             let _ = connection.await;
@@ -42,31 +64,43 @@ pub(crate) async fn serve(listener: TcpListener, store: watch::Receiver<Option<A
     }
 }
 
-fn answer(request: &Request<Incoming>, store: Option<&Store>, metrics: &Metrics) -> Response<String> {
-    let path = request.uri().path();
-    let (status, text) = match path {
-        "/livez" => (StatusCode::OK, "ok\n".to_owned()),
-        "/readyz" | "/health" => match store {
-            Some(store) if store.is_stopping() => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n".to_owned()),
-            Some(store) if store.has_leader() => (StatusCode::OK, "ok\n".to_owned()),
-            Some(_) => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "no writer is alive, or the log does not answer\n".to_owned(),
-            ),
-            None => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "neither the writer nor a follower yet\n".to_owned(),
-            ),
-        },
-        "/metrics" => (StatusCode::OK, metrics.text(store)),
-        _ => (
-            StatusCode::NOT_FOUND,
-            "there are /metrics, /livez and /readyz\n".to_owned(),
-        ),
+async fn answer_metrics(State(shared): State<Shared>) -> Response {
+    let text = shared.metrics.text(shared.store.borrow().as_deref());
+    ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response()
+}
+
+async fn answer_ready(State(shared): State<Shared>) -> Response {
+    let why = match shared.store.borrow().as_deref() {
+        Some(store) if store.is_stopping() => "stopping\n",
+        Some(store) if store.has_leader() => return "ok\n".into_response(),
+        Some(_) => "no writer is alive, or the log does not answer\n",
+        None => "neither the writer nor a follower yet\n",
     };
-    let mut response = Response::new(text);
-    *response.status_mut() = status;
-    let form = if path == "/metrics" { OPEN_METRICS } else { PLAIN };
-    response.headers_mut().insert(CONTENT_TYPE, form);
-    response
+    (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+}
+
+/// As etcd's: `serializable=true` asks for this process alone, `exclude=NOSPACE` for no word on its space.
+async fn answer_health(State(shared): State<Shared>, Query(wishes): Query<Vec<(String, String)>>) -> Response {
+    let wished = |name: &str, value: &str| wishes.iter().any(|(n, v)| n == name && v == value);
+    let reason = match shared.store.borrow().as_deref() {
+        Some(store) if is_full(store) && !wished("exclude", "NOSPACE") => "ALARM NOSPACE",
+        Some(store) if store.has_leader() || wished("serializable", "true") => "",
+        _ => "RAFT NO LEADER",
+    };
+    let (status, health) = match reason {
+        "" => (StatusCode::OK, "true"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "false"),
+    };
+    told(status, &json!({"health": health, "reason": reason}))
+}
+
+async fn answer_version() -> Response {
+    told(
+        StatusCode::OK,
+        &json!({"etcdserver": VERSION, "etcdcluster": STORAGE_VERSION, "storage": STORAGE_VERSION}),
+    )
+}
+
+fn told(status: StatusCode, what: &Value) -> Response {
+    (status, [(CONTENT_TYPE, JSON)], what.to_string()).into_response()
 }

@@ -60,6 +60,8 @@ pub(crate) async fn serve(
     // Who reaches this by a network may go without a word; a process at the other end of a unix socket cannot.
     let ping = (!matches!(bound, Bound::Unix(..))).then_some(PING);
     let mut server = Server::builder()
+        // Metrics and probes; etcd answers them here, too.
+        .accept_http1(true)
         .http2_keepalive_interval(ping)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)

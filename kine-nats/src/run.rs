@@ -7,13 +7,12 @@ use crate::keep::{Ended, Plan, StoreSender, live, retry};
 use crate::listen;
 use crate::log::jetstream::JetStream;
 use crate::log::stream::{Stream, StreamLimits};
-use crate::metrics::{Calls, Metrics};
+use crate::metrics::Metrics;
 use crate::nats;
 use crate::peer::nats::NatsPeers;
 use crate::quota::{DEFAULT_QUOTA, RESERVE};
 use crate::role;
 use crate::snapshot::Snapshots;
-use crate::store::Store;
 use crate::tls;
 use crate::writer::Pacing;
 use anyhow::{Context, bail};
@@ -26,6 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tonic::service::Routes;
 use tracing_subscriber::EnvFilter;
 use yoke_runtime::tls::Reload;
 
@@ -41,12 +41,19 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (stores, store) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    listen(&args, store.clone(), &metrics.calls, &stopped, &mut tasks).await?;
+    let probes = http::routes(store.clone(), metrics.clone());
+    let node = Node::new(store.clone(), args.progress_interval, args.client_urls());
+    let routes = Routes::from(
+        grpc::routes(&node, &metrics.calls)
+            .into_axum_router()
+            .merge(probes.clone()),
+    );
+    listen(&args, &routes, &stopped, &mut tasks).await?;
     if let Some(address) = args.metrics {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("listen on {address}"))?;
-        tokio::spawn(http::serve(listener, store.clone(), metrics.clone()));
+        tokio::spawn(http::serve(listener, probes));
     }
 
     let mut terminate = signal(SignalKind::terminate())?;
@@ -79,8 +86,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 /// off.
 async fn listen(
     args: &Args,
-    store: watch::Receiver<Option<Arc<Store>>>,
-    calls: &Arc<Calls>,
+    routes: &Routes,
     stop: &watch::Receiver<bool>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
@@ -96,12 +102,11 @@ async fn listen(
         }
         None => None,
     };
-    let node = Node::new(store, args.progress_interval, args.client_urls());
     for address in &args.listen {
         let bound = listen::bind(address, tls.as_ref())
             .await
             .with_context(|| format!("listen on {}", address.url()))?;
-        let (routes, stop) = (grpc::routes(&node, calls), stop.clone());
+        let (routes, stop) = (routes.clone(), stop.clone());
         tasks.spawn(async move { listen::serve(bound, routes, stop).await.context("serve the etcd API") });
     }
     Ok(())

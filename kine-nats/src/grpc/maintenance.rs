@@ -125,16 +125,20 @@ impl Maintenance for Node {
     }
 }
 
-/// What is wrong with the store. Every process says the same: it is the writer that puts nothing more.
-fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
+/// Whether nothing more is put. Every process says the same as the writer.
+pub(crate) fn is_full(store: &Store) -> bool {
     let told = |peers: &dyn Peers| peers.members().iter().any(|member| member.full);
-    let full = store.is_full() || store.read().bytes() >= store.quota.bytes() || store.peers().is_some_and(told);
+    store.is_full() || store.read().bytes() >= store.quota.bytes() || store.peers().is_some_and(told)
+}
+
+/// What is wrong with the store.
+fn alarms(store: &Store) -> impl Iterator<Item = pb::AlarmMember> + use<> {
     let writer = Some(store.leader()).filter(|member| *member != 0);
     let alarm = pb::AlarmMember {
         member_id: writer.unwrap_or_else(|| store.member()),
         alarm: pb::AlarmType::Nospace as i32,
     };
-    full.then_some(alarm).into_iter()
+    is_full(store).then_some(alarm).into_iter()
 }
 
 /// Two stores with the same keys at a revision have the same hash. It is not etcd's number: etcd hashes its pages.

@@ -82,8 +82,12 @@ impl Etcd {
 
     /// What it counts, with the head of the answer.
     pub(crate) async fn scrape(&self) -> String {
-        let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        let stream = tokio::net::TcpStream::connect(self.address()).await.unwrap();
         http_get(stream, "/metrics").await.unwrap()
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     pub(crate) fn url(&self) -> String {

@@ -263,10 +263,12 @@ impl Kine {
     }
 
     /// What it counts, with the head of the answer.
+    pub(crate) fn metrics_address(&self) -> String {
+        format!("127.0.0.1:{}", self.metrics)
+    }
+
     pub(crate) async fn scrape(&self) -> String {
-        let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.metrics))
-            .await
-            .unwrap();
+        let stream = tokio::net::TcpStream::connect(self.metrics_address()).await.unwrap();
         http_get(stream, "/metrics").await.unwrap()
     }
 

@@ -20,6 +20,7 @@ mod loss;
 mod metrics;
 mod oracle;
 mod payload;
+mod probes;
 mod range_stream;
 mod repair;
 mod replicated;

@@ -1,0 +1,60 @@
+//! What kubelets, load balancers and monitoring ask over plain HTTP, of etcd and of kine-nats.
+
+use crate::etcd::Etcd;
+use crate::harness::{Client, Kine, Nats, http_get};
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+const PATHS: [&str; 6] = [
+    "/version",
+    "/health",
+    "/health?serializable=true",
+    "/health?exclude=NOSPACE",
+    "/livez",
+    "/readyz",
+];
+
+/// Status, and what is said.
+async fn ask(address: &str, path: &str) -> (String, Value) {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let answer = http_get(stream, path).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().to_owned();
+    let said = serde_json::from_str(body).unwrap_or_else(|_| body.trim().into());
+    (status, said)
+}
+
+async fn compare(etcd: &Etcd, kine: &Kine) {
+    for path in PATHS {
+        let (status, said) = ask(&etcd.address(), path).await;
+        for address in [kine.address(), kine.metrics_address()] {
+            assert_eq!(ask(&address, path).await, (status.clone(), said.clone()), "{path}");
+        }
+    }
+}
+
+async fn fill(mut client: Client) {
+    let large = vec![7; 100_000];
+    let mut number = 0;
+    while client.put(&format!("/{number}"), &large).await.is_ok() {
+        number += 1;
+        assert!(number < 100, "the quota holds");
+    }
+}
+
+#[tokio::test]
+async fn probes_hear_what_etcd_says() {
+    let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "probes", &["--quota=1000000"]).await;
+    let client = kine.client().await;
+    compare(&etcd, &kine).await;
+    fill(etcd.client()).await;
+    fill(client).await;
+    compare(&etcd, &kine).await;
+    let (status, said) = ask(&kine.address(), "/health").await;
+    assert_eq!(
+        (status.as_str(), said["reason"].as_str()),
+        ("503", Some("ALARM NOSPACE"))
+    );
+}
