@@ -97,14 +97,11 @@ impl Nats {
             .stdout(log.try_clone().unwrap())
             .stderr(log);
         self.child = Some(command.spawn().unwrap());
-        let port = self.port;
-        eventually("nats-server listens", || async move {
-            tokio::net::TcpStream::connect(("127.0.0.1", port))
-                .await
-                .is_ok()
-                .then_some(())
-        })
-        .await;
+        let begun = Instant::now();
+        while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            assert!(begun.elapsed() < WAIT, "nats-server does not listen: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Other lines of configuration, from the next start on.
