@@ -21,7 +21,7 @@ use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
 use envoy_types::pb::envoy::config::core::v3::transport_socket::ConfigType;
 use envoy_types::pb::envoy::config::core::v3::{
     Address, AggregatedConfigSource, ApiVersion, ConfigSource, DataSource, Http1ProtocolOptions, Http2ProtocolOptions,
-    SocketAddress, TcpKeepalive, TransportSocket,
+    HttpProtocolOptions as CommonHttpProtocolOptions, SocketAddress, TcpKeepalive, TransportSocket,
 };
 use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints};
@@ -49,9 +49,15 @@ const CONNECT_TIMEOUT_SECONDS: i64 = 5;
 /// A dead peer is noticed after 60 + 3 · 10 s.
 const KEEPALIVE: (u32, u32, u32) = (60, 10, 3);
 const BUFFER_BYTES: u32 = 32 * 1024;
-/// What one HTTP/2 stream and connection may have on its way to us; less would slow down large lists.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+/// What one HTTP/2 stream may have on its way to us, and so have Envoy hold for a client that does not read. The least that
+/// Envoy takes; a control plane is near enough for it.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+/// Streams on one connection, as many as kube-apiserver allows. Together they never fill its window: clients that do not
+/// read would hold up all others of the cluster.
+const STREAMS: u32 = 100;
+const CONNECTION_WINDOW_BYTES: u32 = STREAMS * STREAM_WINDOW_BYTES;
+/// A connection without a request is closed before kube-apiserver closes it, after 90 s: a request that meets that end fails.
+const IDLE_SECONDS: i64 = 60;
 /// Names of Envoy's extensions.
 const TLS: &str = "envoy.transport_sockets.tls";
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
@@ -192,14 +198,22 @@ fn translate_cluster(name: String, thresholds: Thresholds) -> Cluster {
 
 /// HTTP/1.1 stays HTTP/1.1, because upgrades do not pass to HTTP/2, and HTTP/2 stays HTTP/2.
 fn translate_http_options() -> HttpProtocolOptions {
-    let window = |value| Some(UInt32Value { value });
+    let count = |value| Some(UInt32Value { value });
     HttpProtocolOptions {
+        common_http_protocol_options: Some(CommonHttpProtocolOptions {
+            idle_timeout: Some(Duration {
+                seconds: IDLE_SECONDS,
+                nanos: 0,
+            }),
+            ..Default::default()
+        }),
         upstream_protocol_options: Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
             UseDownstreamHttpConfig {
                 http_protocol_options: Some(Http1ProtocolOptions::default()),
                 http2_protocol_options: Some(Http2ProtocolOptions {
-                    initial_stream_window_size: window(STREAM_WINDOW_BYTES),
-                    initial_connection_window_size: window(CONNECTION_WINDOW_BYTES),
+                    max_concurrent_streams: count(STREAMS),
+                    initial_stream_window_size: count(STREAM_WINDOW_BYTES),
+                    initial_connection_window_size: count(CONNECTION_WINDOW_BYTES),
                     ..Default::default()
                 }),
                 ..Default::default()

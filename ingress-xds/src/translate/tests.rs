@@ -138,6 +138,31 @@ fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
     assert_eq!(thresholds.max_connections.unwrap().value, u32::MAX);
 }
 
+#[test]
+fn connections_for_requests_hold_what_their_streams_may() {
+    let entry = translate_requests(&target(&["10.0.0.1"]), Limits::default());
+    let cluster = Cluster::decode(entry.cluster.body.as_ref()).unwrap();
+    let options = &cluster.typed_extension_protocol_options[HTTP_OPTIONS];
+    let options = HttpProtocolOptions::decode(options.value.as_slice()).unwrap();
+    let idle = options.common_http_protocol_options.unwrap().idle_timeout.unwrap();
+    assert!(
+        idle.seconds < 90,
+        "kube-apiserver does not close one that is about to be used"
+    );
+    let Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(config)) = options.upstream_protocol_options else {
+        panic!("the protocol is the client's");
+    };
+    let http2 = config.http2_protocol_options.unwrap();
+    let [streams, stream, connection] = [
+        http2.max_concurrent_streams,
+        http2.initial_stream_window_size,
+        http2.initial_connection_window_size,
+    ]
+    .map(|value| value.unwrap().value);
+    assert_eq!((streams, stream), (100, 65_536));
+    assert_eq!(connection, streams * stream);
+}
+
 /// A key for tokens is nothing that Envoy is told.
 #[test]
 fn a_new_key_changes_no_resource() {

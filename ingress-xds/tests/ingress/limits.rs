@@ -4,12 +4,13 @@ use std::time::{Duration, Instant};
 
 use http::{Request, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use yoke_runtime::budget::Rate;
 
-use crate::support::api::LARGE;
+use crate::support::api::{ENDLESS, LARGE};
 use crate::support::client::{BOTH, Client, Http, get};
-use crate::support::frames::{Frames, RST_STREAM};
-use crate::support::tenant::open;
+use crate::support::frames::{Frames, RST_STREAM, SETTINGS, WINDOW_UPDATE};
+use crate::support::tenant::{hello, open};
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
 
@@ -20,6 +21,26 @@ const SHORT: Duration = Duration::from_secs(1);
 async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
     let name = stage.clusters[index].public_name();
     Client::connect(stage.envoy.ingress, &name, &stage.root.client(None), Http::Two).await
+}
+
+/// Fields of a request by HTTP/2.
+fn fields<'a>(path: &'a str, bearer: &'a str) -> [(&'a str, &'a str); 5] {
+    [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "10.96.0.1"),
+        (":path", path),
+        ("authorization", bearer),
+    ]
+}
+
+/// A client that asked for what never ends, and reads no more of it than the window that HTTP/2 begins with.
+async fn stalled(stage: &Stage) -> Frames {
+    let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
+    reader.request(1, &fields(ENDLESS, &stage.bearer(0))).await;
+    let heard = reader.listen(SHORT, |frame| frame.kind == RST_STREAM).await;
+    assert_eq!(heard.text(1).len(), 65_535, "what the window allowed had come");
+    reader
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,14 +154,7 @@ async fn slow_clients_are_cut_off() {
     slow.write_all(head.as_bytes()).await.unwrap();
     // A large answer, and a window that stays shut: more is left than the window, and not more than Envoy takes in.
     let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &config).await;
-    let fields = [
-        (":method", "GET"),
-        (":scheme", "https"),
-        (":authority", "10.96.0.1"),
-        (":path", LARGE),
-        ("authorization", bearer.as_str()),
-    ];
-    reader.request(1, &fields).await;
+    reader.request(1, &fields(LARGE, &bearer)).await;
 
     let mut nothing = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, idle.read_to_end(&mut nothing)).await;
@@ -156,6 +170,89 @@ async fn slow_clients_are_cut_off() {
     assert_eq!(heard.text(1).len(), 65_535, "what the window allowed had come");
     println!("cut off after {:?}", start.elapsed());
     assert_alive("a watch stays", &mut stream).await;
+}
+
+/// Streams on which nothing moves end, sooner here than the hours that they have; those on which something does go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_are_not_idle_for_ever() {
+    let stage = Stage::with(&[("idle_timeout: 18000s", "idle_timeout: 3s")], |_| {}).await;
+    let bearer = stage.bearer(0);
+    let (mut pod, mut admin) = (stage.client(Http::Two).await, outside(&stage, 0).await.unwrap());
+    let mut streams = [watch(&mut pod, &bearer).await, watch(&mut admin, &bearer).await];
+    let mut reader = stalled(&stage).await;
+    let name = stage.clusters[0].public_name();
+    let mut silent = open(stage.envoy.ingress, &name, &stage.root.client(None))
+        .await
+        .unwrap();
+
+    let heard = reader.listen(PATIENCE, |frame| frame.kind == RST_STREAM).await;
+    assert_eq!(heard.count(RST_STREAM), 1, "who stopped reading is cut off");
+    let mut nothing = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut nothing)).await;
+    assert!(ended.is_ok() && nothing.is_empty(), "nobody says anything: {nothing:?}");
+    for stream in &mut streams {
+        assert_alive("a watch stays", stream).await;
+    }
+}
+
+/// Who begins a handshake and does not end it.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_handshake_is_cut_off() {
+    let changes = [(
+        "transport_socket_connect_timeout: 10s",
+        "transport_socket_connect_timeout: 1s",
+    )];
+    let stage = Stage::with(&changes, |_| {}).await;
+    let mut begun = TcpStream::connect(stage.envoy.ingress).await.unwrap();
+    begun
+        .write_all(&hello(NAMES[0], &stage.root.client(None)))
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    // A reset is an end, too.
+    let ended = tokio::time::timeout(PATIENCE, begun.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok(), "it ends");
+    assert_eq!(answer.first(), Some(&22), "after the ingress's part of the handshake");
+}
+
+/// What a client sends that nobody reads, and what it is sent and does not read, has a size.
+#[tokio::test(flavor = "multi_thread")]
+async fn windows_have_a_size() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let mut client = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
+    let heard = client.listen(SHORT, |frame| frame.kind == WINDOW_UPDATE).await;
+    let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+    let settings = heard.frames.iter().filter(|frame| frame.kind == SETTINGS);
+    let entries = settings.flat_map(|frame| frame.payload.chunks(6));
+    let window = entries.clone().find(|entry| entry[..2] == [0, 4]);
+    assert_eq!(window.map(|entry| number(&entry[2..])), Some(65_536), "of a stream");
+    let more: u32 = heard
+        .frames
+        .iter()
+        .filter(|frame| (frame.kind, frame.stream) == (WINDOW_UPDATE, 0))
+        .map(|frame| number(&frame.payload))
+        .sum();
+    assert_eq!(65_535 + more, 262_144, "of a connection");
+
+    let _reader = stalled(&stage).await;
+    let taken = stage.apis[0].taken();
+    println!("{taken} bytes of an endless answer left the control plane");
+    assert!(taken < 65_536 + 200_000, "{taken}");
+}
+
+/// The requests of all Pods of a cluster share a connection to its control plane.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_read_holds_up_nobody() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let bearer = stage.bearer(0);
+    assert_eq!(stage.status(&bearer).await, 200);
+    let _readers = futures::future::join_all((0..60).map(|_| stalled(&stage))).await;
+    let mut client = stage.client(Http::Two).await;
+    for _ in 0..20 {
+        let answer = client.ask(get(Some(&bearer))).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+    assert_eq!(stage.apis[0].connections(), 1, "it is one connection");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -26,12 +26,16 @@ pub const WATCH: &str = "/watch";
 /// Path of an answer that is larger than the window that HTTP/2 begins with, and smaller than what Envoy holds beside it.
 pub const LARGE: &str = "/large";
 const LARGE_BYTES: usize = 80_000;
+/// Path of an answer that never ends and comes as fast as it is taken.
+pub const ENDLESS: &str = "/endless";
+const PIECE: [u8; 4096] = [b'a'; 4096];
 const PACE: Duration = Duration::from_millis(20);
 
 pub struct ApiServer {
     pub address: SocketAddr,
     requests: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
+    taken: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -47,10 +51,12 @@ impl ApiServer {
         let count = Arc::clone(&requests);
         let connections = Arc::new(AtomicUsize::new(0));
         let accepted = Arc::clone(&connections);
+        let taken = Arc::new(AtomicUsize::new(0));
+        let gone = Arc::clone(&taken);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 accepted.fetch_add(1, Ordering::Relaxed);
-                let (acceptor, count) = (acceptor.clone(), Arc::clone(&count));
+                let (acceptor, count, gone) = (acceptor.clone(), Arc::clone(&count), Arc::clone(&gone));
                 tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
@@ -58,7 +64,8 @@ impl ApiServer {
                     let shown = stream.get_ref().1.peer_certificates().is_some();
                     let service = service_fn(move |request| {
                         count.fetch_add(1, Ordering::Relaxed);
-                        async move { Ok::<_, Infallible>(answer(name, shown, request).await) }
+                        let gone = Arc::clone(&gone);
+                        async move { Ok::<_, Infallible>(answer(name, shown, request, gone).await) }
                     });
                     // An error is a client that went away.
                     let _ = Builder::new(TokioExecutor::new())
@@ -71,6 +78,7 @@ impl ApiServer {
             address,
             requests,
             connections,
+            taken,
             task,
         }
     }
@@ -78,6 +86,11 @@ impl ApiServer {
     /// Connections that reached it.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were taken of endless answers.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// Requests that reached it.
@@ -92,7 +105,7 @@ impl Drop for ApiServer {
     }
 }
 
-async fn answer(name: &str, certificate: bool, request: Request<Incoming>) -> Response<Body> {
+async fn answer(name: &str, shown: bool, request: Request<Incoming>, taken: Arc<AtomicUsize>) -> Response<Body> {
     let mut request = request.map(Some);
     if let Some(protocol) = request.headers().get(header::UPGRADE).cloned() {
         let upgrade = hyper::upgrade::on(&mut request);
@@ -115,6 +128,13 @@ async fn answer(name: &str, certificate: bool, request: Request<Incoming>) -> Re
         });
         return Response::new(Body::from_stream(lines));
     }
+    if request.uri().path() == ENDLESS {
+        let pieces = stream::repeat_with(move || {
+            taken.fetch_add(PIECE.len(), Ordering::Relaxed);
+            Ok::<_, Infallible>(&PIECE[..])
+        });
+        return Response::new(Body::from_stream(pieces));
+    }
     if request.method() == Method::POST {
         // Half a body is no request; an error is a client that went away.
         let body = Body::new(request.body_mut().take().unwrap());
@@ -132,7 +152,7 @@ async fn answer(name: &str, certificate: bool, request: Request<Incoming>) -> Re
     });
     let told = json!({
         "cluster": name,
-        "certificate": certificate,
+        "certificate": shown,
         "version": format!("{:?}", request.version()),
         "method": request.method().as_str(),
         "uri": request.uri().to_string(),

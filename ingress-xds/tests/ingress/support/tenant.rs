@@ -122,6 +122,15 @@ pub async fn open_over(
     tokio::time::timeout(LIMIT, connect).await?
 }
 
+/// The first bytes of a handshake.
+pub fn hello(sni: &str, config: &ClientConfig) -> Vec<u8> {
+    let name = ServerName::try_from(sni.to_owned()).unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config.clone()), name).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
 /// A connection from another address of this machine.
 pub async fn connect_from(source: IpAddr, ingress: SocketAddr) -> Result<TcpStream, std::io::Error> {
     let socket = TcpSocket::new_v4()?;
