@@ -1,7 +1,7 @@
 //! Whether a new connection may go on, decided before anything upstream is touched, and how many requests a cluster may have
 //! in a second. Pure: time comes in as an argument.
 //!
-//! Refuses by default. A source's budget is asked first, so that one source cannot spend a name's budget: a name is public
+//! Refuses by default. A source has one budget, whether its connections have a cluster's name or are pods'. It is asked first, so that one source cannot spend a name's budget: a name is public
 //! knowledge, and whoever knows it could otherwise lock its owner out.
 //!
 //! Nothing is kept for a name that does not exist, and what is kept for sources has a fixed size ([`Budgets`]): a spray of
@@ -98,6 +98,15 @@ impl Gate {
             sources: Budgets::new(limits.source, now),
             names: Budgets::new(limits.name, now),
             requests: Budgets::new(limits.requests, now),
+        }
+    }
+
+    /// Decides about a connection whose requests are decided one by one: only its source counts.
+    pub fn check_source(&mut self, now: Instant, source: Option<IpAddr>) -> Verdict {
+        if self.sources.take(source_key(source), now) {
+            Verdict::Allow
+        } else {
+            Verdict::Refuse(Refusal::SourceRate)
         }
     }
 

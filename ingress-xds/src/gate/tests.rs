@@ -101,6 +101,23 @@ fn a_source_has_a_budget_that_fills_again() {
 }
 
 #[test]
+fn both_ways_spend_a_sources_budget() {
+    let now = Instant::now();
+    let snapshot = served();
+    let mut gate = Gate::new(LIMITS, now);
+    let source = ip("192.0.2.1");
+    for _ in 0..10 {
+        assert_eq!(refusal(&gate.check_source(now, source)), None);
+        assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), None);
+    }
+    let terminated = gate.check_source(now, source);
+    assert_eq!(refusal(&terminated), Some(Refusal::SourceRate));
+    let named = gate.check(now, Some(&snapshot), "a.yoke.test", source);
+    assert_eq!(refusal(&named), Some(Refusal::SourceRate));
+    assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
+}
+
+#[test]
 fn addresses_of_one_site_share_a_budget() {
     let now = Instant::now();
     let snapshot = served();

@@ -34,6 +34,11 @@ const VERDICT: &str = "verdict";
 const TENANT: &str = "tenant";
 const CLUSTER: &str = "cluster";
 const ALLOWED: &str = "allowed";
+/// The same of the chain that a connection came by, for the listener's own access log, which knows only terminated ones.
+const CHAIN: &str = "chain";
+/// Metadata of a question, by which Envoy's configuration says that the connection's requests are decided one by one.
+const CHAIN_METADATA: &str = "yoke-chain";
+const TERMINATED: &str = "terminated";
 /// The header by which Envoy's route finds the cluster. What a client sends under this name is removed before.
 const ROUTE_HEADER: &str = "x-yoke-cluster";
 const AUTHORIZATION: &str = "authorization";
@@ -61,17 +66,46 @@ impl Gatekeeper {
 #[tonic::async_trait]
 impl Authorization for Gatekeeper {
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        let terminated = request
+            .metadata()
+            .get(CHAIN_METADATA)
+            .is_some_and(|chain| chain == TERMINATED);
         let mut attributes = request.into_inner().attributes.unwrap_or_default();
         let http = attributes.request.take().and_then(|request| request.http);
         // Only Envoy's HTTP filter says anything of a request.
         Ok(Response::new(match http {
             Some(http) => self.check_request(&attributes, &http),
+            None if terminated => self.check_source(&attributes),
             None => self.check_connection(&attributes),
         }))
     }
 }
 
 impl Gatekeeper {
+    /// A connection on which each request is decided by itself.
+    fn check_source(&self, attributes: &AttributeContext) -> CheckResponse {
+        let source = attributes.source.as_ref().and_then(to_ip);
+        let verdict = {
+            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            gate.check_source(Instant::now(), source)
+        };
+        let (code, word) = self.count(&verdict);
+        let mut response = to_response(code, word, None);
+        if let Some(metadata) = &mut response.dynamic_metadata {
+            metadata.fields.insert(CHAIN.to_owned(), to_value(TERMINATED));
+        }
+        response
+    }
+
+    fn count(&self, verdict: &Verdict) -> (Code, &'static str) {
+        let (code, word) = match verdict {
+            Verdict::Allow => (Code::Ok, ALLOWED),
+            Verdict::Refuse(refusal) => (to_code(*refusal), refusal.as_str()),
+        };
+        self.metrics.count_verdict(word);
+        (code, word)
+    }
+
     fn check_connection(&self, attributes: &AttributeContext) -> CheckResponse {
         let name = attributes.tls_session.as_ref().map(|session| session.sni.as_str());
         let name = name.unwrap_or_default();
@@ -81,11 +115,7 @@ impl Gatekeeper {
             let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
             gate.check(Instant::now(), snapshot.as_deref(), name, source)
         };
-        let (code, word) = match &verdict {
-            Verdict::Allow => (Code::Ok, ALLOWED),
-            Verdict::Refuse(refusal) => (to_code(*refusal), refusal.as_str()),
-        };
-        self.metrics.count_verdict(word);
+        let (code, word) = self.count(&verdict);
         let entry = snapshot
             .as_ref()
             .and_then(|snapshot| snapshot.get(&connection_name(name)));

@@ -1,8 +1,10 @@
-//! From where a cluster may be reached, where TLS ends in its API server and where it ends at the ingress.
+//! From where a cluster may be reached, and what one source may take of the ingress, where TLS ends in the cluster's API server
+//! and where it ends at the ingress.
 
 use std::net::IpAddr;
 
 use tokio::net::TcpStream;
+use yoke_runtime::budget::Rate;
 
 use crate::PROMISE;
 use crate::support::client::{BOTH, Client, Http, get};
@@ -37,6 +39,28 @@ impl Source<'_> {
         Client::over(self.connect().await, NAMES[0], &config, http)
             .await
             .unwrap()
+    }
+
+    /// A pod's connection, with the status of its first request.
+    async fn try_pod(&self) -> Option<(u16, Client)> {
+        let config = self.stage.root.client(None);
+        let stream = self.connect().await;
+        let mut client = Client::over(stream, NAMES[0], &config, Http::Two).await.ok()?;
+        let answer = client.ask(get(Some(&self.stage.bearer(0)))).await.ok()?;
+        Some((answer.status.as_u16(), client))
+    }
+
+    /// Waits for a line of the access log about the address, whichever way it came.
+    async fn wait_logged(&self, verdict: &str, named: bool) {
+        let address = self.address.to_string();
+        let logged = async || {
+            let lines = self.stage.envoy.access_log();
+            let mut of_it = lines.iter().filter(|line| line["source"] == address.as_str());
+            of_it
+                .any(|line| line["verdict"] == verdict && line["sni"].is_string() == named)
+                .then_some(())
+        };
+        eventually("the access log says why", PATIENCE, logged).await;
     }
 
     async fn status(&self, index: usize) -> u16 {
@@ -142,4 +166,31 @@ async fn ranges_that_are_none_let_nobody_in() {
     assert_eq!(office.status(0).await, 401, "and its tokens are nobody's");
     assert_eq!(stage.xds().metric("yoke_ingress_xds_problems"), 1);
     assert!(office.by_name(1).await.is_ok());
+}
+
+/// One source does not take what all share, whichever way it comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_one_source_are_paced() {
+    let rate = Rate {
+        per_second: 1,
+        burst: 10,
+    };
+    let stage = Stage::with(&[], |site| site.gate.source = rate).await;
+    let [office, elsewhere] = sources(&stage);
+    let (mut named, mut pods) = (0, 0);
+    for _ in 0..15 {
+        named += u32::from(office.by_name(0).await.is_err());
+        pods += u32::from(office.try_pod().await.is_none());
+    }
+    assert!((10..=20).contains(&(named + pods)), "{named} {pods}");
+    assert!(named >= 5 && pods >= 5, "{named} {pods}");
+    let counted = "yoke_ingress_xds_gate_verdicts_total{verdict=\"source_rate\"}";
+    assert_eq!(stage.xds().metric(counted), u64::from(named + pods));
+    for named in [true, false] {
+        office.wait_logged("source_rate", named).await;
+    }
+    assert!(elsewhere.by_name(0).await.is_ok(), "another has its own");
+    assert_eq!(elsewhere.try_pod().await.map(|(status, _)| status), Some(200));
+    let again = async || office.try_pod().await;
+    eventually("in time it may again", PATIENCE, again).await;
 }
