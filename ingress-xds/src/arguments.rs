@@ -42,6 +42,9 @@ pub struct Arguments {
     /// New connections at once from one source address
     #[arg(long, default_value_t = 1000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_burst: u32,
+    /// Connections that one source address has open
+    #[arg(long, default_value_t = 8192, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub source_connections: u32,
     /// New connections a second to one name
     #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub name_rate: u32,
@@ -70,6 +73,7 @@ impl Arguments {
                 per_second: self.source_rate,
                 burst: self.source_burst,
             },
+            source_connections: self.source_connections,
             name: Rate {
                 per_second: self.name_rate,
                 burst: self.name_burst,

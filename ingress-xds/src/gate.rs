@@ -1,15 +1,17 @@
 //! Whether a new connection may go on, decided before anything upstream is touched, and how many requests a cluster may have
 //! in a second. Pure: time comes in as an argument.
 //!
-//! Refuses by default. A source has one budget, whether its connections have a cluster's name or are pods'. It is asked first, so that one source cannot spend a name's budget: a name is public
-//! knowledge, and whoever knows it could otherwise lock its owner out.
+//! Refuses by default. A source has one budget, whether its connections have a cluster's name or are pods'. It is asked first,
+//! so that one source cannot spend a name's budget: a name is public knowledge, and whoever knows it could otherwise lock its
+//! owner out.
 //!
-//! Nothing is kept for a name that does not exist, and what is kept for sources has a fixed size ([`Budgets`]): a spray of
-//! names or addresses grows nothing.
+//! Nothing is kept for a name that does not exist, and what is kept for sources has a fixed size ([`Budgets`], [`held`]): a
+//! spray of names or addresses grows nothing.
 
+pub mod held;
 pub mod request;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,12 +19,15 @@ use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
 use crate::snapshot::{Snapshot, connection_name};
+use held::Held;
 
 /// What is let through, by this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// New connections from one source address (IPv6: from one /64).
     pub source: Rate,
+    /// Connections that one such source has open.
+    pub source_connections: u32,
     /// New connections to one name.
     pub name: Rate,
     /// Requests to one cluster whose TLS ended at Envoy.
@@ -53,19 +58,22 @@ pub enum Refusal {
     NoEndpoints,
     /// The source opens connections too fast.
     SourceRate,
+    /// The source has too many connections open.
+    SourceConnections,
     /// The name is connected to too fast.
     NameRate,
 }
 
 impl Refusal {
     /// Every reason.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::NotSynced,
         Self::NoName,
         Self::Unknown,
         Self::SourceNotAllowed,
         Self::NoEndpoints,
         Self::SourceRate,
+        Self::SourceConnections,
         Self::NameRate,
     ];
 
@@ -78,6 +86,7 @@ impl Refusal {
             Self::SourceNotAllowed => "source_not_allowed",
             Self::NoEndpoints => "no_endpoints",
             Self::SourceRate => "source_rate",
+            Self::SourceConnections => "source_connections",
             Self::NameRate => "name_rate",
         }
     }
@@ -87,6 +96,7 @@ impl Refusal {
 #[derive(Debug)]
 pub struct Gate {
     sources: Budgets<IpAddr>,
+    held: Held,
     names: Budgets<Arc<str>>,
     requests: Budgets<ClusterId>,
 }
@@ -96,27 +106,33 @@ impl Gate {
     pub fn new(limits: Limits, now: Instant) -> Self {
         Self {
             sources: Budgets::new(limits.source, now),
+            held: Held::new(limits.source_connections),
             names: Budgets::new(limits.name, now),
             requests: Budgets::new(limits.requests, now),
         }
     }
 
     /// Decides about a connection whose requests are decided one by one: only its source counts.
-    pub fn check_source(&mut self, now: Instant, source: Option<IpAddr>) -> Verdict {
-        if self.sources.take(source_key(source), now) {
-            Verdict::Allow
-        } else {
-            Verdict::Refuse(Refusal::SourceRate)
+    pub fn check_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
+        if let Err(refusal) = self.take_source(now, source) {
+            return Verdict::Refuse(refusal);
         }
+        self.begin(now, source)
     }
 
     /// Decides about one connection. A source that is not known to Envoy shares one budget with all such.
-    pub fn check(&mut self, now: Instant, snapshot: Option<&Snapshot>, name: &str, source: Option<IpAddr>) -> Verdict {
+    pub fn check(
+        &mut self,
+        now: Instant,
+        snapshot: Option<&Snapshot>,
+        name: &str,
+        source: Option<SocketAddr>,
+    ) -> Verdict {
         let Some(snapshot) = snapshot else {
             return Verdict::Refuse(Refusal::NotSynced);
         };
-        if !self.sources.take(source_key(source), now) {
-            return Verdict::Refuse(Refusal::SourceRate);
+        if let Err(refusal) = self.take_source(now, source) {
+            return Verdict::Refuse(refusal);
         }
         if name.is_empty() {
             return Verdict::Refuse(Refusal::NoName);
@@ -124,7 +140,7 @@ impl Gate {
         let Some(entry) = snapshot.get(&connection_name(name)) else {
             return Verdict::Refuse(Refusal::Unknown);
         };
-        if !entry.route.allows(source) {
+        if !entry.route.allows(source.map(|source| source.ip())) {
             return Verdict::Refuse(Refusal::SourceNotAllowed);
         }
         if !entry.reachable {
@@ -133,7 +149,29 @@ impl Gate {
         if !self.names.take(Arc::from(name), now) {
             return Verdict::Refuse(Refusal::NameRate);
         }
+        self.begin(now, source)
+    }
+
+    fn take_source(&mut self, now: Instant, source: Option<SocketAddr>) -> Result<(), Refusal> {
+        if !self.sources.take(source_key(source.map(|source| source.ip())), now) {
+            return Err(Refusal::SourceRate);
+        }
+        if source.is_some_and(|source| !self.held.has_room(source, now)) {
+            return Err(Refusal::SourceConnections);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, now: Instant, source: Option<SocketAddr>) -> Verdict {
+        if let Some(source) = source {
+            self.held.begin(source, now);
+        }
         Verdict::Allow
+    }
+
+    /// Connections that are open, as far as is known. Who learns of ends tells it.
+    pub fn held(&mut self) -> &mut Held {
+        &mut self.held
     }
 
     /// Spends one request of a cluster's, whose token was believed: nobody else can spend it.

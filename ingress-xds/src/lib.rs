@@ -5,6 +5,7 @@
 //! ```text
 //!  host API ─▶ watch ─▶ routing: model (validate) ─▶ translate ─▶ snapshot ─┬▶ ads ─────────▶ server ─▶ Envoy: CDS, EDS, SDS
 //!                                                                           └▶ gate (token) ▶ server ◀▶ Envoy: ext_authz
+//!                                                                                ▲ server ◀─ Envoy: connections that ended
 //! ```
 //!
 //! Pure: [`validate`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`]. The rest are adapters. The answer is a

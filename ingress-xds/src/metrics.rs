@@ -40,6 +40,7 @@ pub struct Metrics {
     responses: Family<TypeLabel, Counter>,
     refused: Family<TypeLabel, Counter>,
     bytes: Family<TypeLabel, Counter>,
+    held: Gauge,
     verdicts: Family<VerdictLabel, Counter>,
     requests: Family<VerdictLabel, Counter>,
     handshakes: Family<ResultLabel, Counter>,
@@ -65,6 +66,11 @@ impl Metrics {
             registry.register("responses", "xDS responses sent", m.responses);
             registry.register("refused_responses", "xDS responses that Envoy refused", m.refused);
             registry.register("response_bytes", "Bytes of resources in xDS responses", m.bytes);
+            registry.register(
+                "held_connections",
+                "Connections of clients that are known to be open",
+                m.held,
+            );
             registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
             registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
             registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
@@ -97,6 +103,10 @@ impl Metrics {
 
     pub(crate) fn count_refusal(&self, kind: Kind) {
         self.refused.get_or_create(&TypeLabel { r#type: to_word(kind) }).inc();
+    }
+
+    pub(crate) fn set_held(&self, connections: usize) {
+        self.held.set(to_gauge(connections));
     }
 
     pub(crate) fn count_verdict(&self, verdict: &'static str) {

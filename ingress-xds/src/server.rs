@@ -1,13 +1,19 @@
-//! The gRPC endpoint for Envoy: ADS and `ext_authz` on one address, over mutual TLS. An adapter: it accepts, converts and
-//! calls [`crate::ads`] and [`crate::gate`].
+//! The gRPC endpoint for Envoy: ADS, `ext_authz` and the access log of connections on one address, over mutual TLS. An adapter:
+//! it accepts, converts and calls [`crate::ads`] and [`crate::gate`].
 
 mod authorization;
 mod discovery;
+mod ends;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use envoy_types::pb::envoy::config::core::v3::Address;
+use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
+use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::AuthorizationServer;
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
 use rustls::pki_types::CertificateDer;
@@ -85,10 +91,12 @@ impl Server {
 
     /// Serves until the drain starts, then ends the streams, so that each Envoy connects to another replica.
     pub async fn serve(self, context: Context) -> Result<(), ServerError> {
-        let gate = Gate::new(context.limits, Instant::now());
+        // Held for one decision, never while waiting.
+        let gate = Arc::new(Mutex::new(Gate::new(context.limits, Instant::now())));
         let discovery = AggregatedDiscoveryServiceServer::new(discovery::Discovery::new(&context))
             .max_decoding_message_size(MAX_REQUEST_BYTES);
-        let authorization = AuthorizationServer::new(authorization::Gatekeeper::new(&context, gate));
+        let authorization = AuthorizationServer::new(authorization::Gatekeeper::new(&context, Arc::clone(&gate)));
+        let ends = AccessLogServiceServer::new(ends::Ends::new(&context, gate));
         let drain = context.drain.clone();
         let started = |drain: Drain| async move { drain.started().await };
         let (incoming, accepting) = accept(self.listener, context.tls.clone(), context, started(drain.clone()));
@@ -97,10 +105,22 @@ impl Server {
             .http2_keepalive_timeout(Some(PING_TIMEOUT))
             .add_service(discovery)
             .add_service(authorization)
+            .add_service(ends)
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), started(drain));
         let (served, ()) = tokio::join!(serving, accepting);
         served.map_err(ServerError::Serve)
     }
+}
+
+fn to_socket(address: &Address) -> Option<SocketAddr> {
+    let AddressKind::SocketAddress(socket) = address.address.as_ref()? else {
+        return None;
+    };
+    let port = match socket.port_specifier {
+        Some(PortSpecifier::PortValue(port)) => u16::try_from(port).ok()?,
+        _ => 0,
+    };
+    Some(SocketAddr::new(socket.address.parse().ok()?, port))
 }
 
 impl Admission for Context {

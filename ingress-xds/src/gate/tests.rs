@@ -10,6 +10,7 @@ const LIMITS: Limits = Limits {
         per_second: 10,
         burst: 20,
     },
+    source_connections: 1000,
     name: Rate {
         per_second: 100,
         burst: 50,
@@ -29,8 +30,8 @@ fn served() -> Snapshot {
     snapshot
 }
 
-fn ip(text: &str) -> Option<IpAddr> {
-    Some(text.parse().unwrap())
+fn ip(text: &str) -> Option<SocketAddr> {
+    Some(SocketAddr::new(text.parse().unwrap(), 40000))
 }
 
 fn refusal(verdict: &Verdict) -> Option<Refusal> {
@@ -118,6 +119,33 @@ fn both_ways_spend_a_sources_budget() {
 }
 
 #[test]
+fn a_source_holds_so_many_connections() {
+    let now = Instant::now();
+    let snapshot = served();
+    let limits = Limits {
+        source_connections: 4,
+        ..LIMITS
+    };
+    let mut gate = Gate::new(limits, now);
+    let source = ip("192.0.2.1");
+    for _ in 0..5 {
+        gate.check(now, Some(&snapshot), "c.yoke.test", source);
+    }
+    assert_eq!(gate.held().total(), 0, "who is refused holds nothing");
+    for _ in 0..2 {
+        assert_eq!(refusal(&gate.check_source(now, source)), None);
+        assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), None);
+    }
+    let full = Some(Refusal::SourceConnections);
+    assert_eq!(refusal(&gate.check_source(now, source)), full);
+    assert_eq!(refusal(&gate.check(now, Some(&snapshot), "a.yoke.test", source)), full);
+    assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
+    assert_eq!(refusal(&gate.check_source(now, None)), None, "nobody's is not counted");
+    gate.held().end(source.unwrap());
+    assert_eq!(refusal(&gate.check_source(now, source)), None);
+}
+
+#[test]
 fn addresses_of_one_site_share_a_budget() {
     let now = Instant::now();
     let snapshot = served();
@@ -156,7 +184,7 @@ fn a_spray_grows_nothing() {
     let snapshot = served();
     let mut gate = Gate::new(LIMITS, start);
     for number in 0..200_000_u32 {
-        let source = Some(IpAddr::V4(number.into()));
+        let source = Some(SocketAddr::from((number.to_be_bytes(), 40000)));
         gate.check(start, Some(&snapshot), &format!("{number}.yoke.test"), source);
     }
     assert!(gate.sources.kept() <= CAPACITY);

@@ -2,14 +2,13 @@
 //! answers.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use envoy_types::pb::envoy::config::core::v3::address::Address;
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
-use envoy_types::pb::envoy::service::auth::v3::attribute_context::{HttpRequest, Peer};
+use envoy_types::pb::envoy::service::auth::v3::attribute_context::HttpRequest;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::Authorization;
 use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
 use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest, CheckResponse};
@@ -26,7 +25,7 @@ use crate::gate::{Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
 use crate::model::Route;
 use crate::routing::Snapshots;
-use crate::server::Context;
+use crate::server::{Context, to_socket};
 use crate::snapshot::{connection_name, request_name};
 
 /// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
@@ -34,7 +33,7 @@ const VERDICT: &str = "verdict";
 const TENANT: &str = "tenant";
 const CLUSTER: &str = "cluster";
 const ALLOWED: &str = "allowed";
-/// The same of the chain that a connection came by, for the listener's own access log, which knows only terminated ones.
+/// Key of the chain that a connection came by, if its TLS ends at Envoy: the listener's access log has refused ones of those.
 const CHAIN: &str = "chain";
 /// Metadata of a question, by which Envoy's configuration says that the connection's requests are decided one by one.
 const CHAIN_METADATA: &str = "yoke-chain";
@@ -48,16 +47,15 @@ const JSON: &str = "application/json";
 #[derive(Debug)]
 pub(super) struct Gatekeeper {
     snapshots: Snapshots,
-    // Held for one decision, never while waiting.
-    gate: Mutex<Gate>,
+    gate: Arc<Mutex<Gate>>,
     metrics: Metrics,
 }
 
 impl Gatekeeper {
-    pub(super) fn new(context: &Context, gate: Gate) -> Self {
+    pub(super) fn new(context: &Context, gate: Arc<Mutex<Gate>>) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
-            gate: Mutex::new(gate),
+            gate,
             metrics: context.metrics.clone(),
         }
     }
@@ -84,17 +82,20 @@ impl Authorization for Gatekeeper {
 impl Gatekeeper {
     /// A connection on which each request is decided by itself.
     fn check_source(&self, attributes: &AttributeContext) -> CheckResponse {
-        let source = attributes.source.as_ref().and_then(to_ip);
-        let verdict = {
-            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-            gate.check_source(Instant::now(), source)
-        };
+        let verdict = self.decide(|gate| gate.check_source(Instant::now(), find_source(attributes)));
         let (code, word) = self.count(&verdict);
         let mut response = to_response(code, word, None);
         if let Some(metadata) = &mut response.dynamic_metadata {
             metadata.fields.insert(CHAIN.to_owned(), to_value(TERMINATED));
         }
         response
+    }
+
+    fn decide(&self, decide: impl FnOnce(&mut Gate) -> Verdict) -> Verdict {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let verdict = decide(&mut gate);
+        self.metrics.set_held(gate.held().total());
+        verdict
     }
 
     fn count(&self, verdict: &Verdict) -> (Code, &'static str) {
@@ -109,12 +110,9 @@ impl Gatekeeper {
     fn check_connection(&self, attributes: &AttributeContext) -> CheckResponse {
         let name = attributes.tls_session.as_ref().map(|session| session.sni.as_str());
         let name = name.unwrap_or_default();
-        let source = attributes.source.as_ref().and_then(to_ip);
+        let source = find_source(attributes);
         let snapshot = self.snapshots.borrow().clone();
-        let verdict = {
-            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-            gate.check(Instant::now(), snapshot.as_deref(), name, source)
-        };
+        let verdict = self.decide(|gate| gate.check(Instant::now(), snapshot.as_deref(), name, source));
         let (code, word) = self.count(&verdict);
         let entry = snapshot
             .as_ref()
@@ -127,7 +125,7 @@ impl Gatekeeper {
         let facts = request::Request {
             authorization: http.headers.get(AUTHORIZATION).map(String::as_str),
             authority: &http.host,
-            source: attributes.source.as_ref().and_then(to_ip),
+            source: find_source(attributes).map(|source| source.ip()),
         };
         // The signature is verified outside of the lock.
         let checked = request::check(snapshot.as_deref(), facts, Timestamp::now()).and_then(|entry| {
@@ -208,15 +206,12 @@ fn to_code(refusal: Refusal) -> Code {
     match refusal {
         Refusal::NoName | Refusal::Unknown | Refusal::SourceNotAllowed => Code::PermissionDenied,
         Refusal::NotSynced | Refusal::NoEndpoints => Code::Unavailable,
-        Refusal::SourceRate | Refusal::NameRate => Code::ResourceExhausted,
+        Refusal::SourceRate | Refusal::SourceConnections | Refusal::NameRate => Code::ResourceExhausted,
     }
 }
 
-fn to_ip(peer: &Peer) -> Option<IpAddr> {
-    match peer.address.as_ref()?.address.as_ref()? {
-        Address::SocketAddress(socket) => socket.address.parse().ok(),
-        _ => None,
-    }
+fn find_source(attributes: &AttributeContext) -> Option<SocketAddr> {
+    to_socket(attributes.source.as_ref()?.address.as_ref()?)
 }
 
 fn to_value(text: &str) -> Value {

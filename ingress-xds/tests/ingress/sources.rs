@@ -194,3 +194,60 @@ async fn connections_of_one_source_are_paced() {
     let again = async || office.try_pod().await;
     eventually("in time it may again", PATIENCE, again).await;
 }
+
+/// What one source has open is counted, whichever way it came, until it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_one_source_are_counted() {
+    let stage = Stage::with(&[], |site| site.gate.source_connections = 4).await;
+    let [office, elsewhere] = sources(&stage);
+    let (mut named, mut pods) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        named.push(office.by_name(0).await.unwrap());
+        pods.push(office.try_pod().await.unwrap().1);
+    }
+    assert!(office.by_name(0).await.is_err(), "a fifth is closed");
+    assert!(office.try_pod().await.is_none(), "and so is a pod's");
+    let counted = "yoke_ingress_xds_gate_verdicts_total{verdict=\"source_connections\"}";
+    assert_eq!(stage.xds().metric(counted), 2);
+    for named in [true, false] {
+        office.wait_logged("source_connections", named).await;
+    }
+    assert!(elsewhere.by_name(0).await.is_ok(), "another has its own");
+    assert_eq!(elsewhere.try_pod().await.map(|(status, _)| status), Some(200));
+    let bearer = stage.bearer(0);
+    for client in named.iter_mut().chain(&mut pods) {
+        assert_eq!(
+            client.ask(get(Some(&bearer))).await.unwrap().status,
+            200,
+            "the others live"
+        );
+    }
+    named.pop();
+    let again = async || office.try_pod().await;
+    let ((_, pod), _) = eventually("one that ended leaves room", PATIENCE, again).await;
+    assert!(office.by_name(0).await.is_err(), "for one");
+
+    let held = "yoke_ingress_xds_held_connections";
+    let known = async |count| (stage.xds().metric(held) == count).then_some(());
+    eventually("all are known", PATIENCE, async || known(4).await).await;
+    pods.clear();
+    eventually("those are left that did not end", PATIENCE, async || known(2).await).await;
+    drop((named, pod));
+    eventually("none is left", PATIENCE, async || known(0).await).await;
+}
+
+/// An Envoy that is gone says nothing of its connections any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_envoy_held_ends_with_it() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let [office, _] = sources(&stage);
+    drop(office.by_name(0).await.unwrap());
+    let _held = (office.by_name(0).await.unwrap(), office.try_pod().await.unwrap());
+    let held = "yoke_ingress_xds_held_connections";
+    let two = async || (stage.xds().metric(held) == 2).then_some(());
+    eventually("two are known", PATIENCE, two).await;
+    let Stage { xds, envoy, .. } = stage;
+    drop(envoy);
+    let none = async || (xds.as_ref().unwrap().metric(held) == 0).then_some(());
+    eventually("none is left", PATIENCE, none).await;
+}

@@ -71,6 +71,7 @@ impl Site {
             limits: translate::Limits::default(),
             gate: gate::Limits {
                 source: rate,
+                source_connections: u32::MAX,
                 name: rate,
                 requests: rate,
             },

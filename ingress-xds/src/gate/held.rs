@@ -1,0 +1,204 @@
+//! Which connections each source has open. Pure: time comes in as an argument.
+//!
+//! The gate learns of a connection when it lets it through, and from Envoy's access log that it has ended. Word of an end may
+//! be lost. So a connection counts for [`COUNTED`] at most, and whoever hears of ends has all forgotten ([`Held::forget`])
+//! when he may have missed some: a source may then have more for a while, and none is shut out for what it has no more.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use yoke_runtime::budget::source_key;
+
+/// For how long a connection counts. Most streams end within an hour: see `stream_idle_timeout` of Envoy's bootstrap.
+pub const COUNTED: Duration = Duration::from_secs(3600);
+/// Connections that are known at most, of all sources; others pass and are not counted.
+pub const CAPACITY: usize = 262_144;
+
+/// Open connections of each source.
+#[derive(Debug)]
+pub struct Held {
+    limit: usize,
+    sources: HashMap<IpAddr, Source>,
+    total: usize,
+}
+
+/// Those of one source, by the client's end.
+#[derive(Debug, Default)]
+struct Source {
+    open: HashMap<SocketAddr, Open>,
+    count: usize,
+}
+
+/// Those of one end: a new one may begin before word comes that the last one has ended.
+#[derive(Debug)]
+struct Open {
+    count: usize,
+    newest: Instant,
+}
+
+impl Held {
+    /// Nobody has a connection.
+    pub fn new(limit: u32) -> Self {
+        Self {
+            limit: usize::try_from(limit).unwrap_or(usize::MAX),
+            sources: HashMap::new(),
+            total: 0,
+        }
+    }
+
+    /// Whether the source may have another connection.
+    pub fn has_room(&mut self, peer: SocketAddr, now: Instant) -> bool {
+        let Some(source) = self.sources.get_mut(&source_key(Some(peer.ip()))) else {
+            return self.limit > 0;
+        };
+        if source.count >= self.limit {
+            self.total -= source.count;
+            source
+                .open
+                .retain(|_, open| now.saturating_duration_since(open.newest) < COUNTED);
+            source.count = source.open.values().map(|open| open.count).sum();
+            self.total += source.count;
+        }
+        source.count < self.limit
+    }
+
+    /// A connection has begun.
+    pub fn begin(&mut self, peer: SocketAddr, now: Instant) {
+        if self.total >= CAPACITY {
+            return;
+        }
+        let source = self.sources.entry(source_key(Some(peer.ip()))).or_default();
+        let open = source.open.entry(peer).or_insert(Open { count: 0, newest: now });
+        open.newest = now;
+        open.count += 1;
+        source.count += 1;
+        self.total += 1;
+    }
+
+    /// A connection has ended, if it was known.
+    pub fn end(&mut self, peer: SocketAddr) {
+        let Entry::Occupied(mut source) = self.sources.entry(source_key(Some(peer.ip()))) else {
+            return;
+        };
+        let Entry::Occupied(mut open) = source.get_mut().open.entry(peer) else {
+            return;
+        };
+        open.get_mut().count -= 1;
+        if open.get().count == 0 {
+            open.remove();
+        }
+        source.get_mut().count -= 1;
+        if source.get().count == 0 {
+            source.remove();
+        }
+        self.total -= 1;
+    }
+
+    /// Nobody has a connection, as far as is known.
+    pub fn forget(&mut self) {
+        self.sources.clear();
+        self.total = 0;
+    }
+
+    /// Connections that are known.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn take(held: &mut Held, text: &str, now: Instant) -> bool {
+        let room = held.has_room(peer(text), now);
+        if room {
+            held.begin(peer(text), now);
+        }
+        room
+    }
+
+    #[test]
+    fn a_source_has_room_for_so_many() {
+        let now = Instant::now();
+        let mut held = Held::new(2);
+        for (rule, text, expected) in [
+            ("first", "192.0.2.1:1", true),
+            ("second", "192.0.2.1:2", true),
+            ("third", "192.0.2.1:3", false),
+            ("another's", "192.0.2.2:1", true),
+            ("mapped", "[::ffff:192.0.2.1]:4", false),
+            ("of a site", "[2001:db8::1]:1", true),
+            ("of the same", "[2001:db8::2]:1", true),
+            ("and again", "[2001:db8::3]:1", false),
+            ("of the next", "[2001:db8:0:1::1]:1", true),
+        ] {
+            assert_eq!(take(&mut held, text, now), expected, "{rule}");
+        }
+        assert_eq!(held.total(), 6);
+    }
+
+    #[test]
+    fn what_ended_leaves_room() {
+        let now = Instant::now();
+        let mut held = Held::new(1);
+        assert!(take(&mut held, "192.0.2.1:1", now));
+        held.end(peer("192.0.2.1:2"));
+        held.end(peer("192.0.2.2:1"));
+        assert!(!take(&mut held, "192.0.2.1:2", now), "another one ended");
+        held.end(peer("192.0.2.1:1"));
+        assert!(take(&mut held, "192.0.2.1:2", now));
+        held.forget();
+        assert_eq!(held.total(), 0);
+        assert!(take(&mut held, "192.0.2.1:3", now));
+        held.end(peer("192.0.2.1:2"));
+        assert_eq!(held.total(), 1, "one that was forgotten ends");
+        held.end(peer("192.0.2.1:3"));
+        assert!(held.sources.is_empty(), "nothing stays of a source");
+    }
+
+    #[test]
+    fn word_of_an_end_may_come_late() {
+        let now = Instant::now();
+        let mut held = Held::new(2);
+        assert!(take(&mut held, "192.0.2.1:1", now));
+        assert!(take(&mut held, "192.0.2.1:1", now), "the next one from there");
+        assert!(!take(&mut held, "192.0.2.1:2", now));
+        held.end(peer("192.0.2.1:1"));
+        assert_eq!(held.total(), 1, "it is the first that ended");
+    }
+
+    #[test]
+    fn word_of_an_end_may_be_lost() {
+        let start = Instant::now();
+        let mut held = Held::new(2);
+        assert!(take(&mut held, "192.0.2.1:1", start));
+        assert!(take(&mut held, "192.0.2.1:2", start + Duration::from_secs(60)));
+        assert!(!take(
+            &mut held,
+            "192.0.2.1:3",
+            start + COUNTED - Duration::from_secs(1)
+        ));
+        assert!(
+            take(&mut held, "192.0.2.1:3", start + COUNTED),
+            "the older counts no more"
+        );
+        assert!(!take(&mut held, "192.0.2.1:4", start + COUNTED), "the newer does");
+    }
+
+    #[test]
+    fn what_is_known_has_a_size() {
+        let now = Instant::now();
+        let mut held = Held::new(1);
+        for number in 0..u32::try_from(CAPACITY).unwrap() + 1000 {
+            held.begin(SocketAddr::from((number.to_be_bytes(), 1)), now);
+        }
+        assert_eq!(held.total(), CAPACITY);
+    }
+}
