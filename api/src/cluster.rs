@@ -83,6 +83,12 @@ pub struct ClusterSpec {
     #[serde(default)]
     pub network: NetworkSpec,
 
+    /// Whether the control plane reaches kubelets (`kubectl logs`, `exec`, `port-forward`), and Pods that serve webhooks and
+    /// aggregated APIs, through agents that connect to it from the workers, which may be behind NAT. It reaches them in no
+    /// other way.
+    #[serde(default)]
+    pub konnectivity: Konnectivity,
+
     /// The store.
     #[serde(default)]
     pub storage: StorageSpec,
@@ -108,6 +114,23 @@ pub enum DesiredState {
     Running,
     /// No control plane runs; all state is kept.
     Asleep,
+}
+
+/// Whether the control plane reaches workers through agents.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Konnectivity {
+    /// There are no agents.
+    #[default]
+    Disabled,
+    /// The control plane has a konnectivity-server, and a DaemonSet in `kube-system` brings an agent to each worker.
+    Enabled,
+}
+
+impl Konnectivity {
+    /// Whether there are agents.
+    pub fn is_enabled(self) -> bool {
+        self == Self::Enabled
+    }
 }
 
 /// What becomes of the stored data when the Cluster is deleted.

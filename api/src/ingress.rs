@@ -25,6 +25,9 @@ pub struct IngressConfig {
     /// Further names that clients may send as SNI (`spec.endpoint.extraSANs`), sorted.
     #[serde(default)]
     pub extra_names: Vec<String>,
+    /// Whether konnectivity agents are let in, by [`PublicName::konnectivity`] at [`crate::names::KONNECTIVITY_PORT`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub konnectivity: bool,
     /// From where the cluster may be reached (`spec.endpoint.allowedCIDRs`); from everywhere if absent, from nowhere if empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_sources: Option<Vec<Cidr>>,
@@ -65,6 +68,7 @@ mod tests {
             tenant: "t".into(),
             cluster: "a".into(),
             extra_names: vec![],
+            konnectivity: false,
             allowed_sources: None,
             issuer: "https://a-bcdfghjk.yoke.test".into(),
             audiences: vec!["https://a-bcdfghjk.yoke.test".into()],
@@ -87,6 +91,13 @@ mod tests {
         assert_eq!(sources("\"192.0.2.0/24\"").unwrap(), Some(vec![range]));
         assert_eq!(sources("").unwrap(), Some(vec![]));
         assert!(sources("\"192.0.2.1/24\"").is_err());
+        let with_agents = IngressConfig {
+            konnectivity: true,
+            ..config
+        };
+        let wire = wire.replace("\"issuer\"", "\"konnectivity\":true,\"issuer\"");
+        assert_eq!(serde_json::to_string(&with_agents).unwrap(), wire);
+        assert_eq!(serde_json::from_str::<IngressConfig>(&wire).unwrap(), with_agents);
     }
 
     #[test]

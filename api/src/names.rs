@@ -15,10 +15,14 @@ pub const PKI_NAMESPACE: &str = "yoke-pki";
 pub const SSH_SERVICE_ACCOUNT: &str = "yoke-ssh";
 /// Prefix of every hosted namespace.
 pub const HOSTED_NAMESPACE_PREFIX: &str = "yoke-";
-/// Name of the one port of a control plane's Service.
+/// Name of the port of a control plane's Service for the API.
 pub const API_PORT_NAME: &str = "https";
 /// Port on which a tenant's kube-apiserver listens, in the pod and on the Service.
 pub const API_PORT: u16 = 6443;
+/// Name of the port of a control plane's Service for konnectivity agents.
+pub const KONNECTIVITY_PORT_NAME: &str = "konnectivity";
+/// Port on which a tenant's konnectivity-server waits for agents, in the pod and on the Service.
+pub const KONNECTIVITY_PORT: u16 = 8132;
 /// Key of the kubeconfig in its Secret: the contract of Cluster API, which other tools read.
 pub const KUBECONFIG_KEY: &str = "value";
 /// Longest name that a Cluster is accepted with: with `-`, eight characters of identity it stays one DNS label with room to
@@ -187,6 +191,12 @@ impl PublicName {
     /// Issuer of the cluster's service-account tokens and its unique audience: `https://<public name>`.
     pub fn issuer(&self) -> String {
         format!("https://{}", self.0)
+    }
+
+    /// The name that konnectivity agents send as SNI: `konnectivity.<public name>`. No other cluster can have it: a public
+    /// name is one label under the base domain, and an extra name is never under it.
+    pub fn konnectivity(&self) -> String {
+        format!("konnectivity.{}", self.0)
     }
 }
 

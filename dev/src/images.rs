@@ -26,6 +26,10 @@ pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
 pub const CERT_MANAGER: &str = "quay.io/jetstack/cert-manager-controller:v1.21.2";
 /// Envoy.
 pub const ENVOY: &str = "docker.io/envoyproxy/envoy:v1.40.0";
+/// What konnectivity agents connect to, in a control plane.
+pub const KONNECTIVITY_SERVER: &str = "registry.k8s.io/kas-network-proxy/proxy-server:v0.34.0";
+/// konnectivity's agent, for workers of tenants.
+pub const KONNECTIVITY_AGENT: &str = "registry.k8s.io/kas-network-proxy/proxy-agent:v0.34.0";
 /// A server for tests.
 pub const ECHO: &str = "docker.io/yoke/echo:dev";
 /// The folder of the binary in every image.
@@ -37,6 +41,8 @@ const RELEASED: &[(&str, &str)] = &[
     (crate::host_cluster::PAUSE_IMAGE, "pause"),
     (COREDNS, "coredns"),
     (CERT_MANAGER, "cert-manager-controller"),
+    (KONNECTIVITY_SERVER, "proxy-server"),
+    (KONNECTIVITY_AGENT, "proxy-agent"),
     (ECHO, "echo"),
     (ENVOY, "envoy"),
 ];

@@ -216,6 +216,8 @@ fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>, release
             "sshUi": image("yoke-ssh-ui"),
             "kineNats": image("kine-nats"),
             "envoy": images::ENVOY,
+            "konnectivityServer": images::KONNECTIVITY_SERVER,
+            "konnectivityAgent": images::KONNECTIVITY_AGENT,
             "pullPolicy": "IfNotPresent",
         },
         "versions": releases.all().map(build_version).collect::<Vec<_>>(),

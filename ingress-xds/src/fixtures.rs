@@ -53,6 +53,7 @@ pub fn cluster(name: &str, id: &str) -> ClusterFixture {
             tenant: "tenant".into(),
             cluster: name.into(),
             extra_names: vec![],
+            konnectivity: false,
             allowed_sources: None,
             issuer: public_name.issuer(),
             audiences: vec![public_name.issuer()],
@@ -76,6 +77,12 @@ impl ClusterFixture {
     /// With further names.
     pub fn with_extra_names(mut self, names: &[&str]) -> Self {
         self.config.extra_names = names.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// With a konnectivity-server.
+    pub fn with_konnectivity(mut self) -> Self {
+        self.config.konnectivity = true;
         self
     }
 
@@ -107,6 +114,11 @@ impl ClusterFixture {
     /// The SNI name under the base domain.
     pub fn public_name(&self) -> String {
         self.config.public_name.as_str().to_owned()
+    }
+
+    /// The SNI name of its konnectivity agents.
+    pub fn konnectivity_name(&self) -> String {
+        self.config.public_name.konnectivity()
     }
 
     /// What the operator writes.

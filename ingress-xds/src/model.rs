@@ -41,6 +41,8 @@ pub struct Route {
     pub public_name: String,
     /// Its further names, sorted. Another cluster may have been first with one.
     pub extra_names: Vec<String>,
+    /// The name by which its konnectivity agents come, if it has any.
+    pub konnectivity_name: Option<String>,
     /// From where it may be reached; from everywhere if `None`.
     pub sources: Option<Vec<Cidr>>,
     /// The Service whose addresses are its control plane.
@@ -65,7 +67,13 @@ impl Route {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.public_name)
             .chain(&self.extra_names)
+            .chain(&self.konnectivity_name)
             .map(String::as_str)
+    }
+
+    /// Whether a name is the one by which its konnectivity agents come.
+    pub fn is_konnectivity(&self, name: &str) -> bool {
+        self.konnectivity_name.as_deref() == Some(name)
     }
 
     /// Whether it may be reached from this address. One that is not known is nobody's.
@@ -385,7 +393,10 @@ impl Table {
         let target = route.map(|route| Target {
             route: Arc::clone(route),
             addresses: self.addresses(route),
-            port: self.rules.port,
+            port: match route.is_konnectivity(name) {
+                true => self.rules.konnectivity_port,
+                false => self.rules.port,
+            },
         });
         if self.targets.get(name) == target.as_ref() {
             return;

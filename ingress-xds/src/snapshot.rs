@@ -193,6 +193,7 @@ pub(crate) mod entries {
                 cluster: owner.to_owned(),
                 public_name: names.next().unwrap_or_default(),
                 extra_names: names.collect(),
+                konnectivity_name: None,
                 sources: None,
                 service: owner.to_owned(),
                 upstream: UpstreamTrust::default(),

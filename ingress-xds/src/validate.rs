@@ -14,7 +14,9 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::labels;
-use yoke_api::names::{API_PORT, HOSTED_NAMESPACE_PREFIX, INGRESS_CONFIG_MAP, is_domain, is_label, is_within};
+use yoke_api::names::{
+    API_PORT, HOSTED_NAMESPACE_PREFIX, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, is_domain, is_label, is_within,
+};
 use yoke_pki::bundle::{Bundle, BundleError, Trust};
 
 use crate::model::{Route, UpstreamTrust};
@@ -42,6 +44,8 @@ pub struct Rules {
     pub base_domain: String,
     /// Port on which every control plane listens.
     pub port: u16,
+    /// Port on which every control plane waits for konnectivity agents, if it does.
+    pub konnectivity_port: u16,
     /// Whether a loopback address may be an endpoint. Only where control planes are processes beside Envoy.
     pub loopback: bool,
 }
@@ -52,6 +56,7 @@ impl Rules {
         Self {
             base_domain: base_domain.to_owned(),
             port: API_PORT,
+            konnectivity_port: KONNECTIVITY_PORT,
             loopback: false,
         }
     }
@@ -188,6 +193,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
             id: config.id,
             tenant: config.tenant,
             cluster: config.cluster,
+            konnectivity_name: config.konnectivity.then(|| config.public_name.konnectivity()),
             public_name: config.public_name.as_str().to_owned(),
             extra_names,
             sources,

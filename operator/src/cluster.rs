@@ -92,10 +92,11 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let told = Asked {
         names: names.map(|names| names.told).unwrap_or_default(),
         // Without what was told, what is asked for: not everybody.
-        sources: told.map_or_else(
-            || Asked::of(&cluster.spec.endpoint).sources,
-            |told| told.allowed_sources,
-        ),
+        sources: told.map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
+        konnectivity: observed
+            .stateful_set
+            .as_deref()
+            .is_some_and(build::stateful_set::has_konnectivity),
     };
     let outcome = match &verdict {
         verdict if cluster.spec.paused && observed.is_kept() => {

@@ -65,6 +65,10 @@ pub struct Config {
     pub metrics_from: Vec<NetworkPolicyPeer>,
     /// Image of kine-nats.
     pub kine_nats_image: String,
+    /// Image of konnectivity-server.
+    pub konnectivity_server_image: String,
+    /// Image of konnectivity-agent, which workers pull.
+    pub konnectivity_agent_image: String,
     /// Pull policy of every image in a control plane.
     #[serde(default = "default_pull_policy")]
     pub image_pull_policy: String,
@@ -221,6 +225,9 @@ pub struct ClassResources {
     /// kine-nats.
     #[serde(default)]
     pub store: Option<ResourceRequirements>,
+    /// konnectivity-server.
+    #[serde(default)]
+    pub konnectivity: Option<ResourceRequirements>,
 }
 
 fn default_namespace() -> String {

@@ -3,6 +3,7 @@
 //! It dials the control plane's Service by ClusterIP and verifies the name in the certificate, so it needs no DNS; and,
 //! for the proof that a kubeconfig works, the ingress by its address with the public name as TLS server name.
 
+pub mod agent;
 mod base;
 mod connection;
 
@@ -19,6 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::ClusterId;
 
+pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE, is_so};
 
@@ -207,6 +209,19 @@ impl TenantApi {
             tokio::try_join!(ensure(&slices, slice, params), ensure(&all, endpoints, params)).map(|_| ())
         };
         tokio::try_join!(futures::future::try_join_all(bindings), endpoints).map(|_| ())
+    }
+
+    /// Brings about what a cluster with konnectivity agents has beside the base.
+    pub async fn apply_agent(&self, objects: &AgentObjects, params: &PatchParams) -> Result<(), TenantApiError> {
+        let bindings = Api::all(self.client.clone());
+        let accounts = Api::namespaced(self.client.clone(), agent::NAMESPACE);
+        let agents = Api::namespaced(self.client.clone(), agent::NAMESPACE);
+        tokio::try_join!(
+            ensure(&bindings, &objects.binding, params),
+            ensure(&accounts, &objects.account, params),
+            ensure(&agents, &objects.agents, params),
+        )
+        .map(|_| ())
     }
 
     /// Ends when the addresses of `default/kubernetes` are not as they should be, which may be at once; or when they cannot

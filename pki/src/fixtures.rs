@@ -44,6 +44,7 @@ pub(crate) fn facts(id: &str) -> ClusterFacts {
         public_name: id.public_name("demo", "yoke.test"),
         extra_sans: vec!["api.clusters.example.com".into()],
         allowed_domains: vec![TENANT_DOMAIN.into()],
+        konnectivity: true,
         lifetimes: Lifetimes {
             ca: Duration::from_hours(8760),
             overlap: Duration::from_hours(2880),

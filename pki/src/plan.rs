@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  yoke-root (R) ──▶ <id>-ca-g<N> (I) ──┬──▶ apiserver, apiserver-kubelet-client,
-//!                                       │    kube-controller-manager, kube-scheduler   → hosted namespace
+//!                                       │    kube-controller-manager, kube-scheduler,
+//!                                       │    konnectivity-server if there is one       → hosted namespace
 //!                                       ├──▶ operator                                  → operator only
 //!                                       └──▶ admin                                     → tenant's kubeconfig
 //!  yoke-selfsigned ─┬▶ <id>-front-proxy-ca-g<N> (FP) ──▶ front-proxy-client            → hosted namespace
@@ -59,6 +60,8 @@ pub const KUBELET_CLIENT_GROUP: &str = "yoke:kubelet-api-admins";
 pub const FRONT_PROXY_USER: &str = "front-proxy-client";
 /// Lifetime of the certificate in a tenant's kubeconfig, if the overlap is not shorter.
 pub const KUBECONFIG_LIFETIME: Duration = Duration::from_hours(90 * 24);
+/// User of the konnectivity-server, which asks the API server whose an agent's token is.
+pub const KONNECTIVITY_USER: &str = "yoke:konnectivity-server";
 /// The shortest lifetime that cert-manager issues.
 pub const SHORTEST_LIFETIME: Duration = Duration::from_hours(1);
 
@@ -77,6 +80,8 @@ pub struct ClusterFacts {
     pub extra_sans: Vec<String>,
     /// The Tenant's own domains.
     pub allowed_domains: Vec<String>,
+    /// Whether there is a konnectivity-server, which shows the API server's certificate by a name of its own.
+    pub konnectivity: bool,
     /// Lifetimes.
     pub lifetimes: Lifetimes,
     /// Generations of the cluster's CAs.
@@ -149,6 +154,8 @@ pub enum LeafRole {
     ControllerManager,
     /// Client certificate of the kube-scheduler.
     Scheduler,
+    /// Client certificate of the konnectivity-server.
+    Konnectivity,
     /// Client certificate of the operator.
     Operator,
     /// Client certificate in the tenant's kubeconfig.
@@ -344,12 +351,13 @@ impl AuthorityRole {
 
 impl LeafRole {
     /// All roles.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ApiServer,
         Self::ApiServerKubeletClient,
         Self::FrontProxyClient,
         Self::ControllerManager,
         Self::Scheduler,
+        Self::Konnectivity,
         Self::Operator,
         Self::Admin,
     ];
@@ -362,6 +370,7 @@ impl LeafRole {
             Self::FrontProxyClient => "front-proxy-client",
             Self::ControllerManager => "kube-controller-manager",
             Self::Scheduler => "kube-scheduler",
+            Self::Konnectivity => "konnectivity-server",
             Self::Operator => "operator",
             Self::Admin => "admin",
         }
@@ -379,7 +388,8 @@ impl LeafRole {
             | Self::ApiServerKubeletClient
             | Self::FrontProxyClient
             | Self::ControllerManager
-            | Self::Scheduler => Destination::Hosted,
+            | Self::Scheduler
+            | Self::Konnectivity => Destination::Hosted,
             Self::Operator => Destination::Operator,
             Self::Admin => Destination::TenantKubeconfig,
         }

@@ -105,10 +105,12 @@ securityContext:
   {{- end }}
 {{- end }}
 
-{{/* The pods of all control planes: they are alone in the namespaces that carry an identity. */}}
+{{/* Ports of the pods of all control planes: they are alone in the namespaces that carry an identity. */}}
 {{- define "yoke.hostedEgress" -}}
 - ports:
-    - {port: 6443, protocol: TCP}
+    {{- range . }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
   to:
     - namespaceSelector:
         matchExpressions:

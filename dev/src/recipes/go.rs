@@ -50,6 +50,14 @@ pub const RECIPES: &[Recipe] = &[
         kubernetes: None,
     },
     Recipe {
+        module: "konnectivity",
+        binaries: &[
+            ("sigs.k8s.io/apiserver-network-proxy/cmd/server", "proxy-server"),
+            ("sigs.k8s.io/apiserver-network-proxy/cmd/agent", "proxy-agent"),
+        ],
+        kubernetes: None,
+    },
+    Recipe {
         module: "cni-plugins",
         binaries: &[
             ("github.com/containernetworking/plugins/plugins/main/bridge", "bridge"),

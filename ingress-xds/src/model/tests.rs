@@ -155,6 +155,36 @@ fn objects_make_routes() {
 }
 
 #[test]
+fn agents_are_led_to_the_second_port() {
+    let ports = |events: Vec<Event>| {
+        let mut table = table();
+        events.into_iter().for_each(|event| {
+            table.apply(event);
+        });
+        let changes = table.take_changes().into_iter();
+        let ports = changes.filter_map(|(name, target)| Some((name, target?.port)));
+        ports.collect::<Vec<_>>()
+    };
+    let (a, with_agents) = (a(), a().with_konnectivity());
+    let own = (A.to_owned(), 6443);
+    let agents = ("konnectivity.a-bcdfghjk.yoke.test".to_owned(), 8132);
+    assert_eq!(
+        ports(vec![slice(&a), config(&with_agents)]),
+        [own.clone(), agents.clone()]
+    );
+    assert_eq!(
+        ports(vec![slice(&a), config(&with_agents), config(&a)]),
+        std::slice::from_ref(&own)
+    );
+    let thief = b().with_extra_names(&[&agents.0]);
+    assert_eq!(
+        ports(vec![config(&thief), config(&a)]),
+        [own, (B.to_owned(), 6443)],
+        "nobody else can have the name"
+    );
+}
+
+#[test]
 fn equal_age_is_settled_by_namespace() {
     let shared = ["api.example.org"];
     let (a, b) = (

@@ -9,6 +9,7 @@
 )]
 
 mod attacks;
+mod konnectivity;
 mod limits;
 mod proxied;
 mod sources;

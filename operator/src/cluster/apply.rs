@@ -1,13 +1,21 @@
 //! Writes what was built, in the order that gets an API soonest: whatever waits for nothing goes out at once.
 
+use std::fmt::Debug;
+
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, ResourceExt as _};
+use kube::runtime::reflector::{ObjectRef, Store as Cache};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use yoke_api::cluster::DeletionPolicy;
+use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, Reason};
+use yoke_pki::plan::LeafRole;
 
+use super::build::doors::{self, Open};
 use super::build::hosted::{self, Asked};
-use super::build::{Blueprint, Materials, doors, stateful_set};
+use super::build::{Blueprint, Materials, secrets, stateful_set};
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
@@ -85,7 +93,7 @@ pub(super) async fn apply(
     let plan = &blueprint.accepted.plan;
     let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
         Ok(materials) => {
-            let asked = Asked::of(&blueprint.spec.endpoint);
+            let asked = Asked::of(blueprint.spec);
             copies::apply(context, identity, asked, &materials, &mut applied).await??;
             Some(materials)
         }
@@ -107,18 +115,18 @@ async fn apply_surroundings(
     ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
     let files = hosted::build_api_server_files(blueprint);
     tokio::try_join!(
-        apply_doors(context, blueprint.identity, blueprint.has_provider()),
+        apply_doors(context, blueprint.identity, blueprint.open()),
         context.clusters.apply(&context.caches.config_maps, &files),
     )?;
     Ok(())
 }
 
 /// The way to the control plane, who may go it, and where the control plane itself may go.
-pub(super) async fn apply_doors(context: &Context, identity: &Identity, has_provider: bool) -> Result<(), ApplyError> {
+pub(super) async fn apply_doors(context: &Context, identity: &Identity, open: Open) -> Result<(), ApplyError> {
     let caches = &context.caches;
     let (service, policy) = (
-        hosted::build_service(identity),
-        doors::build_network_policy(identity, &context.config, has_provider),
+        hosted::build_service(identity, open.konnectivity),
+        doors::build_network_policy(identity, &context.config, open),
     );
     tokio::try_join!(
         context.clusters.apply(&caches.services, &service),
@@ -197,7 +205,39 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
         futures::future::try_join_all(issuers),
         futures::future::try_join_all(certificates)
     )?;
+    if !blueprint.spec.konnectivity.is_enabled() {
+        remove_konnectivity(context, blueprint.identity).await?;
+    }
     Ok(())
+}
+
+/// Removes what a konnectivity-server was given that is not asked for any more; its Secrets after its Certificate, or
+/// cert-manager would issue it again.
+async fn remove_konnectivity(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
+    let caches = &context.caches;
+    let leaf = LeafRole::Konnectivity.object_name(&identity.id);
+    if remove(context, &caches.certificates, &leaf, PKI_NAMESPACE).await? {
+        return Ok(());
+    }
+    remove(context, &caches.secrets, &leaf, PKI_NAMESPACE).await?;
+    let hosted = identity.hosted();
+    remove(context, &caches.secrets, secrets::KONNECTIVITY, hosted.as_str()).await?;
+    Ok(())
+}
+
+/// Deletes one object, if it is there; says whether it was.
+async fn remove<K>(context: &Context, cache: &Cache<K>, name: &str, namespace: &str) -> Result<bool, ApplyError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + 'static,
+{
+    let Some(found) = cache.get(&ObjectRef::new(name).within(namespace)) else {
+        return Ok(false);
+    };
+    if found.meta().deletion_timestamp.is_none() {
+        let api = Api::namespaced(context.client.clone(), namespace);
+        context.clusters.delete(&api, found.as_ref()).await?;
+    }
+    Ok(true)
 }
 
 /// Brings the control plane to what its spec asks for. Without materials, while a certificate is issued again, one that is
@@ -221,8 +261,13 @@ async fn apply_control_plane(
     // What NATS could not be given yet, a control plane that runs without it goes on without.
     let has_spare = streams::has_spare(blueprint.accepted.class.store_replicas)
         && (store_ready || present.is_some_and(stateful_set::uses_spare));
+    // It reads the serving certificate once: it is not started with one that lacks its name.
+    let has_konnectivity = blueprint.spec.konnectivity.is_enabled()
+        && (present.is_some_and(stateful_set::has_konnectivity)
+            || materials.is_some_and(|materials| materials.serves(&blueprint.identity.public_name.konnectivity())));
     let present = present.and_then(stateful_set::read_digest);
-    let Some(digest) = materials.map(Materials::restart_digest).or_else(|| present.cloned()) else {
+    let digest = materials.map(|materials| materials.restart_digest(has_konnectivity));
+    let Some(digest) = digest.or_else(|| present.cloned()) else {
         return Ok(());
     };
     let mut start = stateful_set::Start {
@@ -230,6 +275,7 @@ async fn apply_control_plane(
         digest,
         replicas: i32::from(!asleep),
         has_spare,
+        has_konnectivity,
     };
     let template = stateful_set::template_digest(blueprint, &start);
     start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
@@ -238,7 +284,7 @@ async fn apply_control_plane(
     copies::replace_stuck(context, observed).await?;
     applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods);
     if let Some(materials) = materials.filter(|_| !asleep) {
-        let asked = Asked::of(&blueprint.spec.endpoint);
+        let asked = Asked::of(blueprint.spec);
         probe::look_at_api(context, blueprint.identity, observed, materials, &asked, applied).await;
     }
     Ok(())

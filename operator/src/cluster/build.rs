@@ -11,6 +11,7 @@ pub mod arguments;
 pub mod authentication;
 pub mod doors;
 pub mod hosted;
+mod konnectivity;
 pub mod secrets;
 pub mod stateful_set;
 
@@ -38,6 +39,14 @@ impl Blueprint<'_> {
     /// Whether the API server asks an OIDC provider for its keys.
     pub fn has_provider(&self) -> bool {
         authentication::has_provider(&self.spec.extra_args.api_server)
+    }
+
+    /// The doors that it has beside those that every Cluster has.
+    pub fn open(&self) -> doors::Open {
+        doors::Open {
+            provider: self.has_provider(),
+            konnectivity: self.spec.konnectivity.is_enabled(),
+        }
     }
 }
 

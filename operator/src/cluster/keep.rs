@@ -7,6 +7,7 @@ use kube::api::Patch;
 use yoke_api::{Cluster, Reason};
 
 use super::apply::{Applied, apply_doors, ensure_namespace};
+use super::build::doors::Open;
 use super::build::hosted::Asked;
 use super::build::{Materials, stateful_set};
 use super::identity::Identity;
@@ -26,14 +27,17 @@ pub(super) async fn keep(
     asked: Asked,
 ) -> Result<Applied, ReconcileError> {
     ensure_namespace(context, identity, cluster.spec.deletion_policy, observed).await?;
-    let has_provider = observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns);
-    apply_doors(context, identity, has_provider).await?;
+    let open = Open {
+        provider: observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns),
+        konnectivity: asked.konnectivity,
+    };
+    apply_doors(context, identity, open).await?;
     let (service_account, (account, credentials)) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),
         kept::ensure_account(context, cluster, identity, kept::size_of(context, cluster)),
     )?;
     let mut applied = Applied::new(store::look(context, cluster, identity, &account).await?, observed);
-    let plan = validate::plan_names(identity);
+    let plan = validate::plan_names(identity, asked.konnectivity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => {
             let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
@@ -64,7 +68,7 @@ pub(super) async fn copy(
         );
         return Ok(applied);
     };
-    let plan = validate::plan_names(identity);
+    let plan = validate::plan_names(identity, asked.konnectivity);
     match copies::read(context, identity, &plan, &service_account, &credentials).await? {
         Ok(materials) => copies::apply(context, identity, asked, &materials, &mut applied).await??,
         Err(missing) => applied.wait_for(&missing),
@@ -89,10 +93,10 @@ async fn restart(
     observed: &Observed,
     materials: &Materials,
 ) -> Result<(), ReconcileError> {
-    let digest = materials.restart_digest();
     let Some(set) = observed.stateful_set.as_deref() else {
         return Ok(());
     };
+    let digest = materials.restart_digest(stateful_set::has_konnectivity(set));
     if stateful_set::read_digest(set) == Some(&digest) {
         return Ok(());
     }

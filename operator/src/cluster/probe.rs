@@ -15,7 +15,7 @@ use super::identity::Identity;
 use super::observe::Observed;
 use super::status::Lack;
 use crate::context::Context;
-use crate::tenant_api::{Access, Secret, TenantApi, TenantApiError, Way};
+use crate::tenant_api::{Access, AgentObjects, Secret, TenantApi, TenantApiError, Way, build_agent};
 
 /// Base objects are looked at again this often: a tenant may have removed them, and of them only addresses are watched.
 const BASE_EVERY: Duration = Duration::from_secs(600);
@@ -57,7 +57,10 @@ pub(super) async fn look_at_api(
     // Where not everybody is let in the operator may be one who is not.
     let outside = context.config.ingress.probe && asked.sources.is_none();
     let ingress = outside.then(|| through_ingress(context, identity, &inside));
-    let answer = look_in_turn(context, identity, pod, &inside, ingress.as_ref()).await;
+    let agent = asked
+        .konnectivity
+        .then(|| build_agent(&identity.public_name, &context.config));
+    let answer = look_in_turn(context, identity, pod, &inside, ingress.as_ref(), agent.as_ref()).await;
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let mut began = Instant::now();
     let mut answered = works;
@@ -122,6 +125,7 @@ async fn look_in_turn(
     pod: &str,
     inside: &Access,
     ingress: Option<&Access>,
+    agent: Option<&AgentObjects>,
 ) -> Answer {
     let before = context.seen(&identity.id).slow;
     if let Some((_, due, answer)) = &before
@@ -130,7 +134,7 @@ async fn look_in_turn(
         return answer.clone();
     }
     let began = Instant::now();
-    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, identity, pod, inside, ingress)).await {
+    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, identity, pod, inside, ingress, agent)).await {
         Ok(answer) => answer,
         Err(_) => {
             let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
@@ -155,7 +159,14 @@ fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duratio
 }
 
 /// Asks the API, and gives it what every cluster must have.
-async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access, ingress: Option<&Access>) -> Answer {
+async fn look(
+    context: &Context,
+    identity: &Identity,
+    pod: &str,
+    inside: &Access,
+    ingress: Option<&Access>,
+    agent: Option<&AgentObjects>,
+) -> Answer {
     let id = &identity.id;
     let api = match ask(context, id, Way::Inside, inside).await {
         Ok(api) => api,
@@ -178,7 +189,7 @@ async fn look(context: &Context, identity: &Identity, pod: &str, inside: &Access
         })
     };
     let base = async {
-        let applied = apply_base(context, id, pod, &api).await;
+        let applied = apply_base(context, id, pod, &api, agent).await;
         applied.map_err(|error| Lack::from(crate::chain(&error)))?;
         context.guard.keep(identity, &api, &context.base);
         Ok(())
@@ -223,14 +234,27 @@ async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Re
     ready.map(|()| api)
 }
 
-async fn apply_base(context: &Context, id: &ClusterId, pod: &str, api: &TenantApi) -> Result<(), TenantApiError> {
+async fn apply_base(
+    context: &Context,
+    id: &ClusterId,
+    pod: &str,
+    api: &TenantApi,
+    agent: Option<&AgentObjects>,
+) -> Result<(), TenantApiError> {
     if let Some((known, since)) = context.seen(id).base
         && known == pod
         && since.elapsed() < BASE_EVERY
     {
         return Ok(());
     }
-    api.apply_base(&context.base, context.clusters.params()).await?;
+    let params = context.clusters.params();
+    let agent = async {
+        match agent {
+            Some(agent) => api.apply_agent(agent, params).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(api.apply_base(&context.base, params), agent)?;
     context.note(id, |seen| seen.base = Some((pod.to_owned(), Instant::now())));
     Ok(())
 }

@@ -350,13 +350,15 @@ fn build_facts(cluster: &Cluster, identity: &Identity, tenant: &Tenant) -> Resul
         public_name: identity.public_name.clone(),
         extra_sans: cluster.spec.endpoint.extra_sans.clone(),
         allowed_domains: tenant.spec.allowed_domains.clone(),
+        konnectivity: cluster.spec.konnectivity.is_enabled(),
         lifetimes: Lifetimes::from_spec(&cluster.spec.pki).map_err(|error| refuse_plan(&error))?,
         generations: Generations::first(),
     })
 }
 
-/// The plan of a Cluster whose spec is not to be looked at: good for the names of what was issued, and for nothing else.
-pub(super) fn plan_names(identity: &Identity) -> Plan {
+/// The plan of a Cluster whose spec is not to be looked at, with a konnectivity-server or without: good for the names of what
+/// was issued, and for nothing else.
+pub(super) fn plan_names(identity: &Identity, konnectivity: bool) -> Plan {
     let facts = ClusterFacts {
         id: identity.id.clone(),
         tenant: identity.tenant.clone(),
@@ -364,6 +366,7 @@ pub(super) fn plan_names(identity: &Identity) -> Plan {
         public_name: identity.public_name.clone(),
         extra_sans: Vec::new(),
         allowed_domains: Vec::new(),
+        konnectivity,
         lifetimes: Lifetimes::from_spec(&PkiSpec::default()).expect("the defaults are numbers of hours"),
         generations: Generations::first(),
     };

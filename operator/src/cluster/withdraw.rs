@@ -84,7 +84,11 @@ fn without_dns_names(
     identity: &Identity,
     may_have: impl Fn(&String) -> bool,
 ) -> Option<Certificate> {
-    let own = [identity.upstream_name(), identity.public_name.to_string()];
+    let own = [
+        identity.upstream_name(),
+        identity.public_name.to_string(),
+        identity.public_name.konnectivity(),
+    ];
     let mut spec = certificate.spec.clone();
     spec.dns_names.retain(|name| own.contains(name) || may_have(name));
     (spec != certificate.spec).then(|| Certificate {

@@ -22,6 +22,8 @@ impl Config {
             })?;
         }
         check_filled("kineNatsImage", &self.kine_nats_image)?;
+        check_filled("konnectivityServerImage", &self.konnectivity_server_image)?;
+        check_filled("konnectivityAgentImage", &self.konnectivity_agent_image)?;
         check(
             ["Always", "IfNotPresent", "Never"].contains(&self.image_pull_policy.as_str()),
             "imagePullPolicy",

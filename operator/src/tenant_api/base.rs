@@ -28,10 +28,10 @@ pub struct BaseObjects {
 pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
     BaseObjects {
         bindings: vec![
-            build_binding("yoke:cluster-admins", ADMIN_GROUP, "cluster-admin"),
+            build_binding("yoke:cluster-admins", to_group(ADMIN_GROUP), "cluster-admin"),
             build_binding(
                 "yoke:kubelet-api-admins",
-                KUBELET_CLIENT_GROUP,
+                to_group(KUBELET_CLIENT_GROUP),
                 "system:kubelet-api-admin",
             ),
         ],
@@ -43,7 +43,24 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
     }
 }
 
-fn build_binding(name: &str, group: &str, role: &str) -> ClusterRoleBinding {
+fn to_group(name: &str) -> Subject {
+    to_subject("Group", name)
+}
+
+pub(super) fn to_user(name: &str) -> Subject {
+    to_subject("User", name)
+}
+
+fn to_subject(kind: &str, name: &str) -> Subject {
+    Subject {
+        api_group: Some("rbac.authorization.k8s.io".into()),
+        kind: kind.into(),
+        name: name.into(),
+        namespace: None,
+    }
+}
+
+pub(super) fn build_binding(name: &str, subject: Subject, role: &str) -> ClusterRoleBinding {
     ClusterRoleBinding {
         metadata: ObjectMeta {
             name: Some(name.into()),
@@ -54,12 +71,7 @@ fn build_binding(name: &str, group: &str, role: &str) -> ClusterRoleBinding {
             kind: "ClusterRole".into(),
             name: role.into(),
         },
-        subjects: Some(vec![Subject {
-            api_group: Some("rbac.authorization.k8s.io".into()),
-            kind: "Group".into(),
-            name: group.into(),
-            namespace: None,
-        }]),
+        subjects: Some(vec![subject]),
     }
 }
 
@@ -136,7 +148,7 @@ mod tests {
 
     #[test]
     fn base_objects_are_recognised_among_what_a_server_adds() {
-        let wanted = serde_json::to_value(build_binding("a", "group", "role")).expect("keys are strings");
+        let wanted = serde_json::to_value(build_binding("a", to_group("group"), "role")).expect("keys are strings");
         let mut found = wanted.clone();
         found["metadata"]["uid"] = "1".into();
         assert!(is_part(&wanted, &found));

@@ -10,6 +10,7 @@ mod doors;
 mod fields;
 mod harness;
 mod issuer;
+mod konnectivity;
 mod lost;
 mod paused;
 mod refused;

@@ -131,12 +131,17 @@ fn planned_leaves_verify_where_they_are_used_and_nowhere_else() {
     let cluster = parse(&host.authority(&facts, AuthorityRole::Cluster).chain);
     let kubelet = parse(&host.authority(&facts, AuthorityRole::KubeletServing).chain);
     let front_proxy = parse(&host.authority(&facts, AuthorityRole::FrontProxy).chain);
-    let serving = |names: [&'static str; 3]| names.map(Purpose::Server).to_vec();
+    let serving = |names: [&'static str; 4]| names.map(Purpose::Server).to_vec();
     for role in LeafRole::ALL {
         let chain = parse(&host.leaf(&facts, role).chain);
         let (purposes, wrong) = match role {
             LeafRole::ApiServer => (
-                serving([UPSTREAM_A, PUBLIC_A, "api.clusters.example.com"]),
+                serving([
+                    UPSTREAM_A,
+                    PUBLIC_A,
+                    "konnectivity.demo-bcdfghjk.yoke.test",
+                    "api.clusters.example.com",
+                ]),
                 Purpose::Client,
             ),
             _ => (vec![Purpose::Client], Purpose::Server(PUBLIC_A)),
@@ -261,7 +266,10 @@ fn validity_of_leaf_and_anchor_counts() {
 
 #[test]
 fn server_name_is_verified() {
-    let facts = facts(A);
+    let facts = ClusterFacts {
+        konnectivity: false,
+        ..facts(A)
+    };
     let host = Host::new(now()).with(&facts);
     let chain = parse(&host.leaf(&facts, LeafRole::ApiServer).chain);
     let root = parse(&host.root().chain);

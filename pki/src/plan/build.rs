@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube::api::ObjectMeta;
 
 use super::{
-    ADMIN_GROUP, ADMIN_USER, Authority, AuthorityRole, ClusterFacts, FRONT_PROXY_USER, Generation,
+    ADMIN_GROUP, ADMIN_USER, Authority, AuthorityRole, ClusterFacts, FRONT_PROXY_USER, Generation, KONNECTIVITY_USER,
     KUBELET_CLIENT_GROUP, KUBELET_CLIENT_USER, Leaf, LeafRole, OPERATOR_USER, PKI_NAMESPACE, Plan, ROOT,
     SELF_SIGNED_ISSUER,
 };
@@ -40,6 +40,7 @@ pub(super) fn build_plan(facts: &ClusterFacts) -> Plan {
         .collect();
     let leaves: Vec<_> = LeafRole::ALL
         .into_iter()
+        .filter(|role| facts.konnectivity || *role != LeafRole::Konnectivity)
         .map(|role| Leaf {
             role,
             name: role.object_name(&facts.id),
@@ -127,15 +128,17 @@ fn identity_of(facts: &ClusterFacts, role: LeafRole) -> Identity {
         LeafRole::FrontProxyClient => client(FRONT_PROXY_USER, None),
         LeafRole::ControllerManager => client("system:kube-controller-manager", None),
         LeafRole::Scheduler => client("system:kube-scheduler", None),
+        LeafRole::Konnectivity => client(KONNECTIVITY_USER, None),
         LeafRole::Operator => client(OPERATOR_USER, Some("system:masters")),
         LeafRole::Admin => client(ADMIN_USER, Some(ADMIN_GROUP)),
     }
 }
 
-/// The name inside the host, the public name, then the extra names in order, each once.
+/// The name inside the host, the public name, that of the konnectivity-server, then the extra names in order, each once.
 fn serving_names(facts: &ClusterFacts) -> Vec<String> {
     let extra: BTreeSet<_> = facts.extra_sans.iter().cloned().collect();
     let mut names = vec![facts.upstream_name(), facts.public_name.as_str().to_owned()];
+    names.extend(facts.konnectivity.then(|| facts.public_name.konnectivity()));
     names.extend(extra);
     names
 }

@@ -45,6 +45,7 @@ fn leaves_go_where_they_belong() {
             "bcdfghjk24-front-proxy-client",
             "bcdfghjk24-kube-controller-manager",
             "bcdfghjk24-kube-scheduler",
+            "bcdfghjk24-konnectivity-server",
         ]
     );
     assert_eq!(names(Destination::Operator), ["bcdfghjk24-operator"]);
@@ -98,7 +99,19 @@ fn secrets_are_those_of_the_certificates() {
     let secrets: Vec<_> = plan.secrets().collect();
     let certificates: Vec<_> = plan.certificates.iter().map(|c| c.spec.secret_name.as_str()).collect();
     assert_eq!(secrets, certificates);
-    assert_eq!(secrets.len(), 10);
+    assert_eq!(secrets.len(), 11);
+}
+
+#[test]
+fn a_cluster_without_agents_has_nothing_for_them() {
+    let plan = Plan::new(&ClusterFacts {
+        konnectivity: false,
+        ..facts(ID)
+    })
+    .unwrap();
+    assert_eq!(plan.leaves.len(), 7);
+    let text = serde_saphyr::to_string(&plan.certificates).unwrap();
+    assert!(!text.contains("konnectivity"), "{text}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use yoke_api::names::KONNECTIVITY_PORT;
 use yoke_ingress_xds::gate;
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
@@ -35,6 +36,7 @@ pub struct Site {
     pub ca: Ca,
     pub address: SocketAddr,
     pub api_port: u16,
+    pub konnectivity_port: u16,
     pub limits: translate::Limits,
     pub gate: gate::Limits,
     /// What clients are shown whose TLS ends at the ingress.
@@ -68,6 +70,7 @@ impl Site {
             ca,
             address: super::loopback(free_port()),
             api_port,
+            konnectivity_port: KONNECTIVITY_PORT,
             limits: translate::Limits::default(),
             gate: gate::Limits {
                 source: rate,
@@ -95,6 +98,7 @@ impl Site {
     pub async fn start(&self) -> Xds {
         let rules = Rules {
             port: self.api_port,
+            konnectivity_port: self.konnectivity_port,
             loopback: true,
             ..Rules::new(BASE_DOMAIN)
         };

@@ -5,6 +5,7 @@ use yoke_api::names::API_PORT;
 use yoke_pki::plan::FRONT_PROXY_USER;
 
 use super::Blueprint;
+use super::konnectivity::EGRESS_FILE;
 use super::stateful_set::Start;
 use crate::cluster::identity::Identity;
 
@@ -16,6 +17,8 @@ pub(super) const PKI: &str = "/etc/kubernetes/pki";
 pub(super) const CONFIG: &str = "/etc/kubernetes/config";
 /// Where kine-nats finds its Secret.
 pub(super) const STORE: &str = "/etc/kine-nats";
+/// Name of the file there that says who is authenticated how.
+pub(super) const AUTHENTICATION_FILE: &str = "authentication.yaml";
 /// Folder of the store's socket.
 pub(super) const SOCKET_DIR: &str = "/run/kine";
 /// Port of the store's metrics and probes.
@@ -32,7 +35,7 @@ pub fn audiences(identity: &Identity) -> Vec<String> {
     vec![identity.public_name.issuer(), COMMON_AUDIENCE.to_owned()]
 }
 
-pub(super) fn api_server(blueprint: &Blueprint<'_>) -> Vec<String> {
+pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String> {
     let name = &blueprint.identity.public_name;
     let issuer = name.issuer();
     let network = &blueprint.spec.network;
@@ -40,7 +43,7 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>) -> Vec<String> {
         "kube-apiserver".to_owned(),
         "--allow-privileged=true".into(),
         format!("--api-audiences={}", audiences(blueprint.identity).join(",")),
-        format!("--authentication-config={CONFIG}/authentication.yaml"),
+        format!("--authentication-config={CONFIG}/{AUTHENTICATION_FILE}"),
         "--authorization-mode=Node,RBAC".into(),
         format!("--client-ca-file={PKI}/client-ca.crt"),
         "--enable-admission-plugins=NodeRestriction".into(),
@@ -70,6 +73,9 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>) -> Vec<String> {
         format!("--tls-cert-file={PKI}/tls.crt"),
         format!("--tls-private-key-file={PKI}/tls.key"),
     ];
+    if start.has_konnectivity {
+        arguments.push(format!("--egress-selector-config-file={CONFIG}/{EGRESS_FILE}"));
+    }
     // OIDC arguments and a file of authentication exclude each other: they become a part of the file.
     let others = blueprint.spec.extra_args.api_server.iter();
     arguments.extend(

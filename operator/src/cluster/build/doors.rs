@@ -2,7 +2,7 @@
 //! NATS, and to an OIDC provider if the Cluster has one.
 //!
 //! An API server opens connections to addresses that its users choose. So it may reach no network of the host, and no DNS,
-//! but for the provider's name.
+//! but for the provider's name. What it sends to a worker goes back on the connections by which konnectivity agents came in.
 
 use k8s_openapi::api::networking::v1::{
     IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use yoke_api::Cidr;
 use yoke_api::labels::component;
-use yoke_api::names::API_PORT;
+use yoke_api::names::{API_PORT, KONNECTIVITY_PORT};
 
 use super::arguments::STORE_PORT;
 use crate::cluster::identity::Identity;
@@ -23,8 +23,17 @@ use crate::network::PRIVATE;
 const PROVIDER_PORT: u16 = 443;
 const DNS_PORT: u16 = 53;
 
-/// The NetworkPolicy. `has_provider`: the way to an OIDC provider is open.
-pub fn build_network_policy(identity: &Identity, config: &Config, has_provider: bool) -> NetworkPolicy {
+/// Doors that not every Cluster has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Open {
+    /// The way out to an OIDC provider.
+    pub provider: bool,
+    /// The way in for konnectivity agents.
+    pub konnectivity: bool,
+}
+
+/// The NetworkPolicy.
+pub fn build_network_policy(identity: &Identity, config: &Config, open: Open) -> NetworkPolicy {
     let from = config
         .ingress
         .pods
@@ -34,13 +43,15 @@ pub fn build_network_policy(identity: &Identity, config: &Config, has_provider: 
         to: Some(config.nats.cidrs.iter().map(|cidr| build_block(cidr, &[])).collect()),
         ports: Some(vec![build_port("TCP", config.nats.port)]),
     }];
-    if has_provider {
+    if open.provider {
         egress.push(build_provider(&config.oidc));
         egress.push(build_dns(&config.oidc));
     }
+    let mut ports = vec![build_port("TCP", API_PORT)];
+    ports.extend(open.konnectivity.then(|| build_port("TCP", KONNECTIVITY_PORT)));
     let mut ingress = vec![NetworkPolicyIngressRule {
         from: Some(from.collect()),
-        ports: Some(vec![build_port("TCP", API_PORT)]),
+        ports: Some(ports),
     }];
     if !config.metrics_from.is_empty() {
         let from = config.metrics_from.iter();
@@ -151,7 +162,7 @@ mod tests {
     fn nobody_reads_what_a_store_counts_unless_it_is_allowed() {
         let identity = fixtures::identity(&fixtures::cluster("demo"));
         let open = |config: &Config| {
-            let spec = build_network_policy(&identity, config, false).spec.unwrap();
+            let spec = build_network_policy(&identity, config, Open::default()).spec.unwrap();
             let ports = spec.ingress.unwrap().into_iter().flat_map(|rule| rule.ports.unwrap());
             ports.map(|port| port.port.unwrap()).collect::<Vec<_>>()
         };
@@ -159,6 +170,24 @@ mod tests {
         assert_eq!(open(&config), [6443, 2381].map(IntOrString::Int));
         config.metrics_from.clear();
         assert_eq!(open(&config), [IntOrString::Int(6443)]);
+    }
+
+    #[test]
+    fn agents_come_in_where_the_ingress_does() {
+        let identity = fixtures::identity(&fixtures::cluster("demo"));
+        let open = Open {
+            konnectivity: true,
+            ..Open::default()
+        };
+        let with = build_network_policy(&identity, &fixtures::config(), open).spec.unwrap();
+        let without = build_network_policy(&identity, &fixtures::config(), Open::default())
+            .spec
+            .unwrap();
+        assert_eq!(with.egress, without.egress, "nothing is let out");
+        let (with, without) = (with.ingress.unwrap(), without.ingress.unwrap());
+        assert_eq!(with[0].from, without[0].from);
+        assert_eq!(with[0].ports.as_ref().unwrap()[1], build_port("TCP", 8132));
+        assert_eq!(with[1..], without[1..]);
     }
 
     fn ranges(rule: NetworkPolicyEgressRule) -> Vec<(String, Vec<String>)> {

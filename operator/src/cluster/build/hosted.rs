@@ -1,15 +1,17 @@
 //! What surrounds a control plane in its namespace: the namespace itself, the way in, the words for the ingress.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::Cidr;
-use yoke_api::cluster::{DeletionPolicy, EndpointSpec};
+use yoke_api::cluster::{ClusterSpec, DeletionPolicy};
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
-use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP};
+use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
-use super::{Blueprint, Materials, arguments, authentication};
+use super::{Blueprint, Materials, arguments, authentication, konnectivity};
 use crate::cluster::identity::Identity;
 
 /// Name of the ConfigMap with kube-apiserver's files.
@@ -37,22 +39,18 @@ pub fn build_namespace(identity: &Identity, policy: DeletionPolicy) -> Namespace
     }
 }
 
-/// The Service by which the ingress and the operator reach the API server.
+/// The Service by which the ingress and the operator reach the API server, and agents the konnectivity-server if there is one.
 ///
 /// Its addresses are published before they are ready, so that everything on the way is set up while the API server starts;
 /// there is one pod, and who finds it not listening tries again either way.
-pub fn build_service(identity: &Identity) -> Service {
+pub fn build_service(identity: &Identity, konnectivity: bool) -> Service {
+    let mut ports = vec![build_port(API_PORT_NAME, API_PORT)];
+    ports.extend(konnectivity.then(|| build_port(KONNECTIVITY_PORT_NAME, KONNECTIVITY_PORT)));
     Service {
         metadata: identity.hosted_meta(&identity.cluster, component::CONTROL_PLANE),
         spec: Some(ServiceSpec {
             selector: Some(selector(identity)),
-            ports: Some(vec![ServicePort {
-                name: Some(API_PORT_NAME.into()),
-                port: API_PORT.into(),
-                target_port: Some(IntOrString::Int(API_PORT.into())),
-                protocol: Some("TCP".into()),
-                ..ServicePort::default()
-            }]),
+            ports: Some(ports),
             publish_not_ready_addresses: Some(true),
             type_: Some("ClusterIP".into()),
             ..ServiceSpec::default()
@@ -61,8 +59,18 @@ pub fn build_service(identity: &Identity) -> Service {
     }
 }
 
+fn build_port(name: &str, port: u16) -> ServicePort {
+    ServicePort {
+        name: Some(name.into()),
+        port: port.into(),
+        target_port: Some(IntOrString::Int(port.into())),
+        protocol: Some("TCP".into()),
+        ..ServicePort::default()
+    }
+}
+
 /// Labels by which the control plane's pod is found.
-pub(super) fn selector(identity: &Identity) -> std::collections::BTreeMap<String, String> {
+pub(super) fn selector(identity: &Identity) -> BTreeMap<String, String> {
     [
         (labels::ID.to_owned(), identity.id.to_string()),
         (labels::COMPONENT.to_owned(), component::CONTROL_PLANE.to_owned()),
@@ -73,11 +81,15 @@ pub(super) fn selector(identity: &Identity) -> std::collections::BTreeMap<String
 /// Files of kube-apiserver that are no secret.
 pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
     let authentication = authentication::to_file(&blueprint.spec.extra_args.api_server);
+    let mut files = BTreeMap::from([(arguments::AUTHENTICATION_FILE.to_owned(), authentication)]);
+    if blueprint.spec.konnectivity.is_enabled() {
+        files.insert(konnectivity::EGRESS_FILE.to_owned(), konnectivity::to_egress_file());
+    }
     ConfigMap {
         metadata: blueprint
             .identity
             .hosted_meta(API_SERVER_FILES, component::CONTROL_PLANE),
-        data: Some([("authentication.yaml".to_owned(), authentication)].into()),
+        data: Some(files),
         ..ConfigMap::default()
     }
 }
@@ -89,15 +101,20 @@ pub struct Asked {
     pub names: Vec<String>,
     /// From where the cluster may be reached; from everywhere if `None`.
     pub sources: Option<Vec<Cidr>>,
+    /// Whether konnectivity agents are let in.
+    pub konnectivity: bool,
 }
 
 impl Asked {
     /// What a spec asks for. A range that is none allows nobody.
-    pub fn of(spec: &EndpointSpec) -> Self {
-        let ranges = spec.allowed_cidrs.iter();
+    pub fn of(spec: &ClusterSpec) -> Self {
+        let endpoint = &spec.endpoint;
+        let ranges = endpoint.allowed_cidrs.iter();
         Self {
-            names: spec.extra_sans.clone(),
-            sources: (!spec.allowed_cidrs.is_empty()).then(|| ranges.filter_map(|text| text.parse().ok()).collect()),
+            names: endpoint.extra_sans.clone(),
+            sources: (!endpoint.allowed_cidrs.is_empty())
+                .then(|| ranges.filter_map(|text| text.parse().ok()).collect()),
+            konnectivity: spec.konnectivity.is_enabled(),
         }
     }
 }
@@ -112,6 +129,7 @@ pub fn build_ingress(identity: &Identity, asked: Asked, materials: &Materials) -
         cluster: identity.cluster.clone(),
         public_name: identity.public_name.clone(),
         extra_names,
+        konnectivity: asked.konnectivity,
         allowed_sources: asked.sources,
         issuer: identity.public_name.issuer(),
         audiences: arguments::audiences(identity),

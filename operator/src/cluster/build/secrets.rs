@@ -26,11 +26,16 @@ pub(in crate::cluster) const API_SERVER: &str = "kube-apiserver";
 pub(super) const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 /// Secret of kube-scheduler.
 pub(super) const SCHEDULER: &str = "kube-scheduler";
+/// Secret of konnectivity-server.
+pub(in crate::cluster) const KONNECTIVITY: &str = "konnectivity-server";
 /// Secret of kine-nats.
 pub(in crate::cluster) const STORE: &str = "kine-nats";
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
+/// What konnectivity-server shows to agents.
+pub(super) const SERVING_CERTIFICATE: &str = "serving.crt";
+pub(super) const SERVING_KEY: &str = "serving.key";
 const CLIENT_CA: &str = "client-ca.crt";
 const FRONT_PROXY_CA: &str = "front-proxy-ca.crt";
 
@@ -196,17 +201,27 @@ impl Materials {
             .expect("`read` gives all leaves of the plan or none")
     }
 
+    /// Whether the API server's certificate carries a name.
+    pub fn serves(&self, name: &str) -> bool {
+        let chain = ParsedCertificate::from_pem(&self.leaf(LeafRole::ApiServer).certificate);
+        let leaf = chain.ok().and_then(|chain| chain.into_iter().next());
+        leaf.is_some_and(|leaf| leaf.dns_names.iter().any(|own| own == name))
+    }
+
     /// Digest of what a running control plane reads once: it must start again when this changes. Certificates are not in
-    /// it, nor the bundles that kube-apiserver reads again by itself.
-    pub fn restart_digest(&self) -> String {
+    /// it, nor the bundles that kube-apiserver reads again by itself, but for what a konnectivity-server shows: that loads
+    /// its certificate when it starts, and never again (as of v0.34.0).
+    pub fn restart_digest(&self, konnectivity: bool) -> String {
         let mut hasher = Sha256::new();
-        for part in [
+        let shown = konnectivity.then(|| self.leaf(LeafRole::ApiServer).certificate.as_str());
+        let parts = [
             self.service_account.private_pem(),
             &self.root_ca,
             &self.kubelet_ca,
             &self.store_credentials,
             &self.nats_ca,
-        ] {
+        ];
+        for part in parts.into_iter().chain(shown) {
             hasher.update(part.len().to_be_bytes());
             hasher.update(part);
         }
@@ -299,7 +314,22 @@ pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Re
     let scheduler = leaf(LeafRole::Scheduler);
     let kubeconfig = build_component_kubeconfig(identity)?;
     let private = materials.service_account.private_pem();
-    Ok(vec![
+    let konnectivity = materials.leaves.get(&LeafRole::Konnectivity).map(|own| {
+        build_hosted(
+            identity,
+            KONNECTIVITY,
+            component::PKI,
+            &[
+                (CERTIFICATE, &own.certificate),
+                (KEY, &own.key),
+                (SERVING_CERTIFICATE, &serving.certificate),
+                (SERVING_KEY, &serving.key),
+                ("root-ca.crt", &materials.root_ca),
+                ("kubeconfig", &kubeconfig),
+            ],
+        )
+    });
+    let all = vec![
         build_hosted(
             identity,
             API_SERVER,
@@ -350,7 +380,8 @@ pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Re
                 ("ca.crt", &materials.nats_ca),
             ],
         ),
-    ])
+    ];
+    Ok(all.into_iter().chain(konnectivity).collect())
 }
 
 /// The kubeconfig of a component: its own files, which client-go reads again when they change, and the API server beside it.

@@ -1,4 +1,4 @@
-//! The control plane: one pod of four containers, with no volume that outlives it.
+//! The control plane: one pod of four containers, or five with a konnectivity-server, with no volume that outlives it.
 
 use data_encoding::HEXLOWER;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
@@ -17,7 +17,7 @@ use yoke_api::names::{API_PORT, API_PORT_NAME};
 
 use super::arguments::{self, CONFIG, PKI, SOCKET_DIR, STORE_PORT};
 use super::hosted::{API_SERVER_FILES, selector};
-use super::{Blueprint, secrets};
+use super::{Blueprint, konnectivity, secrets};
 use crate::quantity;
 
 /// Name of the StatefulSet; its pod is `control-plane-0`.
@@ -30,7 +30,7 @@ const SCHEDULER_PORT: u16 = 10259;
 /// The store writes a resign record after the API server has ended, well within this.
 const GRACE_SECONDS: i64 = 20;
 /// Files that a group may read: the pod's own.
-const SECRET_MODE: i32 = 0o440;
+pub(super) const SECRET_MODE: i32 = 0o440;
 const SOCKET: &str = "socket";
 /// Where there is no way to a DNS server, so that a name that is asked for fails at once.
 const NO_DNS: &str = "127.0.0.1";
@@ -48,6 +48,8 @@ pub struct Start {
     pub replicas: i32,
     /// Whether NATS has the store's stream for every other snapshot: one that is not there would be waited for.
     pub has_spare: bool,
+    /// Whether there is a konnectivity-server: without its Secret it would be waited for.
+    pub has_konnectivity: bool,
 }
 
 /// The StatefulSet.
@@ -135,6 +137,13 @@ pub fn uses_spare(set: &StatefulSet) -> bool {
     })
 }
 
+/// Whether there is a konnectivity-server.
+pub fn has_konnectivity(set: &StatefulSet) -> bool {
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let mut containers = pod.into_iter().flat_map(|pod| &pod.containers);
+    containers.any(|container| container.name == konnectivity::NAME)
+}
+
 /// Digest of the pod's template but for the number of its start.
 pub fn template_digest(blueprint: &Blueprint<'_>, start: &Start) -> String {
     let start = Start {
@@ -168,6 +177,16 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
         hostnames: Some(vec![name.clone()]),
     };
     let (dns_policy, dns_config) = build_dns(blueprint);
+    let mut containers = vec![
+        build_api_server(blueprint, start),
+        build_controller_manager(blueprint),
+        build_scheduler(blueprint),
+    ];
+    let mut volumes = build_volumes();
+    if start.has_konnectivity {
+        containers.push(konnectivity::build_server(blueprint));
+        volumes.extend(konnectivity::build_volumes());
+    }
     let aliases: Vec<_> = config.nats.host_aliases.iter().map(alias).collect();
     PodSpec {
         automount_service_account_token: Some(false),
@@ -191,12 +210,8 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
             ..PodSecurityContext::default()
         }),
         init_containers: Some(vec![build_store(blueprint, start)]),
-        containers: vec![
-            build_api_server(blueprint),
-            build_controller_manager(blueprint),
-            build_scheduler(blueprint),
-        ],
-        volumes: Some(build_volumes()),
+        containers,
+        volumes: Some(volumes),
         ..PodSpec::default()
     }
 }
@@ -257,13 +272,21 @@ fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
     }
 }
 
-fn build_api_server(blueprint: &Blueprint<'_>) -> Container {
+fn build_api_server(blueprint: &Blueprint<'_>, start: &Start) -> Container {
     let probe = |path| build_probe(path, API_PORT, "HTTPS");
     let base = build_container(blueprint, blueprint.accepted.class.resources.api_server.clone());
+    let mut mounts = vec![
+        build_mount(secrets::API_SERVER, PKI, true),
+        build_mount("files", CONFIG, true),
+        build_mount(SOCKET, SOCKET_DIR, false),
+    ];
+    if start.has_konnectivity {
+        mounts.push(build_mount(konnectivity::SOCKET, konnectivity::SOCKET_DIR, false));
+    }
     Container {
         name: "kube-apiserver".into(),
         image: Some(blueprint.accepted.catalogue.images.api_server.clone()),
-        command: Some(arguments::api_server(blueprint)),
+        command: Some(arguments::api_server(blueprint, start)),
         ports: Some(vec![ContainerPort {
             name: Some(API_PORT_NAME.into()),
             container_port: API_PORT.into(),
@@ -293,11 +316,7 @@ fn build_api_server(blueprint: &Blueprint<'_>) -> Container {
             }),
             ..build_security()
         }),
-        volume_mounts: Some(vec![
-            build_mount(secrets::API_SERVER, PKI, true),
-            build_mount("files", CONFIG, true),
-            build_mount(SOCKET, SOCKET_DIR, false),
-        ]),
+        volume_mounts: Some(mounts),
         ..base
     }
 }
@@ -326,7 +345,7 @@ fn build_scheduler(blueprint: &Blueprint<'_>) -> Container {
     }
 }
 
-fn build_container(blueprint: &Blueprint<'_>, resources: Option<ResourceRequirements>) -> Container {
+pub(super) fn build_container(blueprint: &Blueprint<'_>, resources: Option<ResourceRequirements>) -> Container {
     let memory = resources
         .as_ref()
         .and_then(|resources| resources.limits.as_ref()?.get("memory"))
@@ -363,7 +382,7 @@ fn build_security() -> SecurityContext {
     }
 }
 
-fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
+pub(super) fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.into()),
@@ -388,7 +407,7 @@ fn build_client_probe(port: u16) -> Probe {
     }
 }
 
-fn build_mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+pub(super) fn build_mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {
         name: name.into(),
         mount_path: path.into(),

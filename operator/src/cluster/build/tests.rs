@@ -57,6 +57,7 @@ fn objects_are_those_of_the_golden_files() {
             digest: "0123456789abcdef".into(),
             replicas: i32::from(cluster.spec.state == yoke_api::cluster::DesiredState::Running),
             has_spare: crate::nats::streams::has_spare(accepted.class.store_replicas),
+            has_konnectivity: cluster.spec.konnectivity.is_enabled(),
         };
         let set = stateful_set::build_stateful_set(&blueprint, &start);
         let later = stateful_set::Start {
@@ -72,6 +73,7 @@ fn objects_are_those_of_the_golden_files() {
         assert_eq!(stateful_set::read_digest(&set), Some(&start.digest));
         assert_eq!(stateful_set::has_dns(&set), blueprint.has_provider());
         assert_eq!(stateful_set::uses_spare(&set), start.has_spare);
+        assert_eq!(stateful_set::has_konnectivity(&set), start.has_konnectivity);
         compare(
             &case,
             "statefulset",
@@ -80,9 +82,13 @@ fn objects_are_those_of_the_golden_files() {
         compare(
             &case,
             "networkpolicy",
-            &doors::build_network_policy(&identity, &config, blueprint.has_provider()),
+            &doors::build_network_policy(&identity, &config, blueprint.open()),
         );
-        compare(&case, "service", &hosted::build_service(&identity));
+        compare(
+            &case,
+            "service",
+            &hosted::build_service(&identity, blueprint.open().konnectivity),
+        );
         compare(
             &case,
             "namespace",
@@ -222,10 +228,8 @@ fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
 #[test]
 fn a_range_that_is_none_lets_nobody_in() {
     let sources = |ranges: &[&str]| {
-        let spec = yoke_api::cluster::EndpointSpec {
-            allowed_cidrs: ranges.iter().map(ToString::to_string).collect(),
-            ..Default::default()
-        };
+        let mut spec = yoke_api::ClusterSpec::default();
+        spec.endpoint.allowed_cidrs = ranges.iter().map(ToString::to_string).collect();
         hosted::Asked::of(&spec).sources
     };
     let range: yoke_api::Cidr = "192.0.2.0/24".parse().unwrap();

@@ -1,0 +1,157 @@
+//! konnectivity-server: the container to which agents on the workers connect, and by which kube-apiserver sends what is for
+//! the cluster's own network: requests to kubelets, to webhooks and to aggregated APIs.
+//!
+//! ```text
+//!  kube-apiserver ──gRPC, unix socket──▶ konnectivity-server ◀──TLS, token── konnectivity-agent ──▶ kubelet, Pods, Services
+//! ```
+//!
+//! kube-apiserver has no other way there, whether or not an agent is connected. Agents prove by a token of their
+//! ServiceAccount who they are; nobody is asked for a client certificate.
+
+use k8s_openapi::api::core::v1::{Container, ContainerPort, EmptyDirVolumeSource, SecretVolumeSource, Volume};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::Serialize;
+use yoke_api::names::{KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
+
+use super::arguments::PKI;
+use super::stateful_set::{SECRET_MODE, build_container, build_mount, build_probe};
+use super::{Blueprint, secrets};
+use crate::tenant_api::agent;
+
+/// Name of the container.
+pub(super) const NAME: &str = "konnectivity-server";
+/// Name of the file, among those of kube-apiserver, that sends it to the socket.
+pub(super) const EGRESS_FILE: &str = "egress-selector.yaml";
+/// Name of the volume with the socket.
+pub(super) const SOCKET: &str = "konnectivity";
+/// Folder of the socket.
+pub(super) const SOCKET_DIR: &str = "/run/konnectivity";
+
+const ADMIN_PORT: u16 = 8133;
+const HEALTH_PORT: u16 = 8134;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EgressSelectorConfiguration {
+    api_version: &'static str,
+    kind: &'static str,
+    egress_selections: [EgressSelection; 1],
+}
+
+#[derive(Serialize)]
+struct EgressSelection {
+    name: &'static str,
+    connection: Connection,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Connection {
+    proxy_protocol: &'static str,
+    transport: Transport,
+}
+
+#[derive(Serialize)]
+struct Transport {
+    uds: Uds,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Uds {
+    uds_name: String,
+}
+
+/// The text of [`EGRESS_FILE`], as JSON, which is YAML too. What is not for the cluster's network, such as questions to an OIDC
+/// provider, goes out directly.
+///
+/// Format: <https://kubernetes.io/docs/tasks/extend-kubernetes/setup-konnectivity/>.
+pub(super) fn to_egress_file() -> String {
+    let configuration = EgressSelectorConfiguration {
+        api_version: "apiserver.k8s.io/v1beta1",
+        kind: "EgressSelectorConfiguration",
+        egress_selections: [EgressSelection {
+            name: "cluster",
+            connection: Connection {
+                proxy_protocol: "GRPC",
+                transport: Transport {
+                    uds: Uds { uds_name: to_socket() },
+                },
+            },
+        }],
+    };
+    serde_json::to_string_pretty(&configuration).expect("fields are strings and lists")
+}
+
+fn to_socket() -> String {
+    format!("{SOCKET_DIR}/server.sock")
+}
+
+/// The container. It has no readiness of its own: without an agent it calls itself not ready, and the API must be there for
+/// the first one to come.
+pub(super) fn build_server(blueprint: &Blueprint<'_>) -> Container {
+    Container {
+        name: NAME.into(),
+        image: Some(blueprint.config.konnectivity_server_image.clone()),
+        // Without a command: where the binary is in it, the image knows.
+        args: Some(to_arguments()),
+        ports: Some(vec![ContainerPort {
+            name: Some(KONNECTIVITY_PORT_NAME.into()),
+            container_port: KONNECTIVITY_PORT.into(),
+            protocol: Some("TCP".into()),
+            ..ContainerPort::default()
+        }]),
+        liveness_probe: Some(build_probe("/healthz", HEALTH_PORT, "HTTP")),
+        volume_mounts: Some(vec![
+            build_mount(secrets::KONNECTIVITY, PKI, true),
+            build_mount(SOCKET, SOCKET_DIR, false),
+        ]),
+        ..build_container(blueprint, blueprint.accepted.class.resources.konnectivity.clone())
+    }
+}
+
+fn to_arguments() -> Vec<String> {
+    vec![
+        "--mode=grpc".into(),
+        format!("--uds-name={}", to_socket()),
+        // Of a server that was killed.
+        "--delete-existing-uds-file=true".into(),
+        "--server-port=0".into(),
+        format!("--agent-port={KONNECTIVITY_PORT}"),
+        format!("--admin-port={ADMIN_PORT}"),
+        format!("--health-port={HEALTH_PORT}"),
+        format!("--cluster-cert={PKI}/{}", secrets::SERVING_CERTIFICATE),
+        format!("--cluster-key={PKI}/{}", secrets::SERVING_KEY),
+        format!("--kubeconfig={PKI}/kubeconfig"),
+        format!("--authentication-audience={}", agent::AUDIENCE),
+        format!("--agent-namespace={}", agent::NAMESPACE),
+        format!("--agent-service-account={}", agent::NAME),
+        // A node is reached by the agent on it: of workers behind different NATs no other could.
+        "--proxy-strategies=destHost,default".into(),
+        // Finds agents whose machine is gone.
+        "--keepalive-time=1m".into(),
+    ]
+}
+
+/// The volumes beside those that every control plane has.
+pub(super) fn build_volumes() -> [Volume; 2] {
+    [
+        Volume {
+            name: secrets::KONNECTIVITY.into(),
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(secrets::KONNECTIVITY.into()),
+                default_mode: Some(SECRET_MODE),
+                ..SecretVolumeSource::default()
+            }),
+            ..Volume::default()
+        },
+        Volume {
+            name: SOCKET.into(),
+            empty_dir: Some(EmptyDirVolumeSource {
+                medium: Some("Memory".into()),
+                size_limit: Some(Quantity("1Mi".into())),
+            }),
+            ..Volume::default()
+        },
+    ]
+}

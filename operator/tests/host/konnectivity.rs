@@ -1,0 +1,181 @@
+//! A Cluster that reaches its workers through konnectivity agents.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use kube::api::PostParams;
+use yoke_api::Cluster;
+use yoke_api::cluster::Konnectivity;
+use yoke_pki::cert_manager::Certificate;
+
+use crate::answers::{ready, run_pod};
+use crate::harness::{Host, PKI, condition};
+use crate::tenant_api::TenantServer;
+
+const SERVER: &str = "konnectivity-server";
+
+/// The control plane's containers, and the digest of what they read once.
+async fn template(host: &Host, hosted: &str) -> (Vec<String>, String) {
+    let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
+    let names = template
+        .spec
+        .unwrap()
+        .containers
+        .into_iter()
+        .map(|container| container.name);
+    let annotations = template.metadata.unwrap().annotations.unwrap();
+    (names.collect(), annotations["yoke.drzzl.io/config-digest"].clone())
+}
+
+async fn has_server(host: &Host, hosted: &str) -> bool {
+    template(host, hosted).await.0.iter().any(|name| name == SERVER)
+}
+
+/// What ingress-xds is told, as text.
+async fn told(host: &Host, hosted: &str) -> String {
+    let map = host.api::<ConfigMap>(hosted).get("yoke-ingress").await.unwrap();
+    map.data.unwrap().remove("ingress.json").unwrap()
+}
+
+async fn ports(host: &Host, hosted: &str) -> Vec<i32> {
+    let service = host.api::<Service>(hosted).get("a").await.unwrap();
+    let ports = service.spec.unwrap().ports.unwrap();
+    ports.into_iter().map(|port| port.port).collect()
+}
+
+/// Makes the Cluster `a` with agents, and brings it so far that its control plane is asked for.
+async fn bring_up(host: &Host) -> (String, String) {
+    let mut cluster = Cluster::new("a", Default::default());
+    cluster.spec.konnectivity = Konnectivity::Enabled;
+    host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
+    host.bring("a", "a control plane is asked for", async || {
+        host.stateful_set(&host.hosted("a").await).await.is_some()
+    })
+    .await;
+    let id = host.cluster("a").await.id().unwrap();
+    (id.to_string(), id.hosted_namespace().to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_comes_with_a_certificate_of_its_name_and_goes_with_all_it_had() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    let before = host.stateful_set(&hosted).await.unwrap().spec;
+    let (serving, own) = (format!("{id}-apiserver"), format!("{id}-{SERVER}"));
+    assert_eq!(host.secret(PKI, &own).await, None);
+    assert_eq!(ports(&host, &hosted).await, [6443]);
+
+    host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Enabled"}}))
+        .await;
+    host.bring("a", "its own certificate is copied", async || {
+        host.secret(&hosted, SERVER).await.is_some()
+    })
+    .await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
+    assert!(
+        asked.iter().any(|name| name.starts_with("konnectivity.a-")),
+        "{asked:?}"
+    );
+    assert_eq!(
+        host.stateful_set(&hosted).await.unwrap().spec,
+        before,
+        "the API server's certificate is not issued again yet, and lacks the name"
+    );
+
+    host.lose_secret(PKI, &serving).await;
+    host.bring("a", "the server is there", async || has_server(&host, &hosted).await)
+        .await;
+    assert_eq!(
+        host.text(&hosted, SERVER, "serving.crt").await,
+        host.text(PKI, &serving, "tls.crt").await
+    );
+    assert!(told(&host, &hosted).await.contains("\"konnectivity\":true"));
+    assert_eq!(ports(&host, &hosted).await, [6443, 8132]);
+
+    host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Disabled"}}))
+        .await;
+    host.bring("a", "what it had is gone", async || {
+        let certificate = host.api::<Certificate>(PKI).get_opt(&own).await.unwrap();
+        certificate.is_none() && host.secret(PKI, &own).await.is_none() && host.secret(&hosted, SERVER).await.is_none()
+    })
+    .await;
+    assert!(!has_server(&host, &hosted).await);
+    assert!(!told(&host, &hosted).await.contains("konnectivity"));
+    assert_eq!(ports(&host, &hosted).await, [6443]);
+    let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap().spec.dns_names;
+    assert!(!asked.iter().any(|name| name.contains("konnectivity")), "{asked:?}");
+}
+
+/// It loads its certificate once; and a Cluster that is refused has workers all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn server_is_started_again_for_a_renewed_certificate() {
+    let host = Host::start().await;
+    let (id, hosted) = bring_up(&host).await;
+    let serving = format!("{id}-apiserver");
+    for (rule, change, accepted) in [
+        ("accepted", serde_json::json!({}), "True/Valid"),
+        (
+            "refused",
+            serde_json::json!({"spec": {"class": "none"}}),
+            "False/UnknownClass",
+        ),
+    ] {
+        host.patch_cluster("a", change).await;
+        host.bring("a", rule, async || {
+            condition(&host.cluster("a").await, "Accepted") == accepted
+        })
+        .await;
+        let before = template(&host, &hosted).await;
+        host.reconcile("a").await.unwrap();
+        assert_eq!(template(&host, &hosted).await, before, "{rule}: nothing changed");
+        host.lose_secret(PKI, &serving).await;
+        host.bring("a", "it is started again", async || {
+            template(&host, &hosted).await.1 != before.1
+        })
+        .await;
+        let (containers, _) = template(&host, &hosted).await;
+        assert_eq!(containers, before.0, "{rule}");
+        assert_eq!(
+            host.text(&hosted, SERVER, "serving.crt").await,
+            host.text(PKI, &serving, "tls.crt").await,
+            "{rule}"
+        );
+        assert!(told(&host, &hosted).await.contains("\"konnectivity\":true"), "{rule}");
+        assert_eq!(ports(&host, &hosted).await, [6443, 8132], "{rule}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_are_kept_in_the_tenants_cluster() {
+    const AGENTS: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/konnectivity-agent";
+    let mut host = Host::start().await;
+    bring_up(&host).await;
+    let server = TenantServer::start(&host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    let written = || {
+        let behaviour = server.behaviour.lock().unwrap();
+        let objects = behaviour.objects.keys().cloned();
+        let own = objects.filter(|path| path.contains("konnectivity"));
+        (own.collect::<Vec<_>>(), behaviour.writes)
+    };
+    let (own, writes) = written();
+    assert_eq!(
+        own,
+        [
+            "/api/v1/namespaces/kube-system/serviceaccounts/konnectivity-agent",
+            AGENTS,
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/yoke:konnectivity-server",
+        ]
+    );
+    // What was removed comes back, and nothing else is written.
+    server.behaviour.lock().unwrap().objects.remove(AGENTS);
+    host.restart_operator().await;
+    host.bring("a", "the agents are back", async || written().0.len() == 3)
+        .await;
+    assert_eq!(written().1, writes + 1);
+}
