@@ -18,9 +18,11 @@ pub mod readme;
 pub mod stack;
 pub mod tenant;
 pub mod wait;
+pub mod worker;
 
 pub use command::{Output, run};
 pub use logs::Expected;
 pub use stack::Stack;
 pub use tenant::TenantFixture;
 pub use wait::{wait_for, wait_until, watch_for};
+pub use worker::Worker;

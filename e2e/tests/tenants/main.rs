@@ -5,6 +5,7 @@ mod fence;
 mod in_cluster;
 mod install;
 mod isolation;
+mod konnectivity;
 mod lifecycle;
 mod neighbours;
 mod pki;
