@@ -77,6 +77,11 @@ impl Nats {
     }
 
     pub(crate) async fn restart(&mut self) {
+        assert!(self.try_restart().await, "nats-server ended: {}", self.log());
+    }
+
+    /// Answers whether it listens; otherwise it has ended.
+    pub(crate) async fn try_restart(&mut self) -> bool {
         let store = self.store();
         let config = format!(
             "listen: 127.0.0.1:{}\nmax_payload: 8MB\njetstream {{ store_dir: {:?}, max_file_store: 100GB, sync_interval: always }}\n{}",
@@ -99,9 +104,17 @@ impl Nats {
         self.child = Some(command.spawn().unwrap());
         let begun = Instant::now();
         while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            if self
+                .child
+                .as_mut()
+                .is_some_and(|child| child.try_wait().unwrap().is_some())
+            {
+                return false;
+            }
             assert!(begun.elapsed() < WAIT, "nats-server does not listen: {}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        true
     }
 
     /// Other lines of configuration, from the next start on.
