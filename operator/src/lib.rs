@@ -22,6 +22,7 @@ pub mod nats;
 pub mod network;
 pub mod quantity;
 pub mod run;
+mod security;
 pub mod tenant;
 pub mod tenant_api;
 mod triggers;

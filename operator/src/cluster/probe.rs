@@ -15,7 +15,7 @@ use super::identity::Identity;
 use super::observe::Observed;
 use super::status::Lack;
 use crate::context::Context;
-use crate::tenant_api::{Access, AgentObjects, Secret, TenantApi, TenantApiError, Way, build_agent};
+use crate::tenant_api::{Access, Secret, TenantApi, TenantApiError, Way, build_agent};
 
 /// Base objects are looked at again this often: a tenant may have removed them, and of them only addresses are watched.
 const BASE_EVERY: Duration = Duration::from_secs(600);
@@ -57,10 +57,14 @@ pub(super) async fn look_at_api(
     // Where not everybody is let in the operator may be one who is not.
     let outside = context.config.ingress.probe && asked.sources.is_none();
     let ingress = outside.then(|| through_ingress(context, identity, &inside));
-    let agent = asked
-        .konnectivity
-        .then(|| build_agent(&identity.public_name, &context.config));
-    let answer = look_in_turn(context, identity, pod, &inside, ingress.as_ref(), agent.as_ref()).await;
+    let target = Target {
+        identity,
+        pod,
+        inside: &inside,
+        ingress,
+        konnectivity: asked.konnectivity,
+    };
+    let answer = look_in_turn(context, &target).await;
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let mut began = Instant::now();
     let mut answered = works;
@@ -117,16 +121,22 @@ fn through_ingress(context: &Context, identity: &Identity, inside: &Access) -> A
     }
 }
 
+/// An API that is looked at.
+struct Target<'a> {
+    identity: &'a Identity,
+    /// The pod that serves it.
+    pod: &'a str,
+    inside: &'a Access,
+    /// The way through the ingress, if that is looked at too.
+    ingress: Option<Access>,
+    /// Whether it has konnectivity agents.
+    konnectivity: bool,
+}
+
 /// Looks, unless this API has kept the operator waiting: then what was found holds for a while. Who hangs, by its own
 /// webhooks or otherwise, must not take the time of the others.
-async fn look_in_turn(
-    context: &Context,
-    identity: &Identity,
-    pod: &str,
-    inside: &Access,
-    ingress: Option<&Access>,
-    agent: Option<&AgentObjects>,
-) -> Answer {
+async fn look_in_turn(context: &Context, target: &Target<'_>) -> Answer {
+    let identity = target.identity;
     let before = context.seen(&identity.id).slow;
     if let Some((_, due, answer)) = &before
         && Instant::now() < *due
@@ -134,7 +144,7 @@ async fn look_in_turn(
         return answer.clone();
     }
     let began = Instant::now();
-    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, identity, pod, inside, ingress, agent)).await {
+    let answer = match tokio::time::timeout(LOOK_LIMIT, look(context, target)).await {
         Ok(answer) => answer,
         Err(_) => {
             let why = format!("the API did not take what every cluster must have within {LOOK_LIMIT:?}");
@@ -159,16 +169,10 @@ fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duratio
 }
 
 /// Asks the API, and gives it what every cluster must have.
-async fn look(
-    context: &Context,
-    identity: &Identity,
-    pod: &str,
-    inside: &Access,
-    ingress: Option<&Access>,
-    agent: Option<&AgentObjects>,
-) -> Answer {
+async fn look(context: &Context, target: &Target<'_>) -> Answer {
+    let Target { identity, pod, .. } = *target;
     let id = &identity.id;
-    let api = match ask(context, id, Way::Inside, inside).await {
+    let api = match ask(context, id, Way::Inside, target.inside).await {
         Ok(api) => api,
         Err(error) => {
             let why = crate::chain(&error);
@@ -179,7 +183,7 @@ async fn look(
         }
     };
     let outside = async {
-        let Some(ingress) = ingress else {
+        let Some(ingress) = &target.ingress else {
             return Ok(());
         };
         let asked = ask(context, id, Way::Ingress, ingress).await;
@@ -189,7 +193,7 @@ async fn look(
         })
     };
     let base = async {
-        let applied = apply_base(context, id, pod, &api, agent).await;
+        let applied = apply_base(context, target, &api).await;
         applied.map_err(|error| Lack::from(crate::chain(&error)))?;
         context.guard.keep(identity, &api, &context.base);
         Ok(())
@@ -234,14 +238,9 @@ async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Re
     ready.map(|()| api)
 }
 
-async fn apply_base(
-    context: &Context,
-    id: &ClusterId,
-    pod: &str,
-    api: &TenantApi,
-    agent: Option<&AgentObjects>,
-) -> Result<(), TenantApiError> {
-    if let Some((known, since)) = context.seen(id).base
+async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> Result<(), TenantApiError> {
+    let Target { identity, pod, .. } = *target;
+    if let Some((known, since)) = context.seen(&identity.id).base
         && known == pod
         && since.elapsed() < BASE_EVERY
     {
@@ -249,13 +248,14 @@ async fn apply_base(
     }
     let params = context.clusters.params();
     let agent = async {
-        match agent {
-            Some(agent) => api.apply_agent(agent, params).await,
-            None => Ok(()),
+        if !target.konnectivity {
+            return Ok(());
         }
+        let agent = build_agent(&identity.public_name, &context.config);
+        api.apply_agent(&agent, params).await
     };
     tokio::try_join!(api.apply_base(&context.base, params), agent)?;
-    context.note(id, |seen| seen.base = Some((pod.to_owned(), Instant::now())));
+    context.note(&identity.id, |seen| seen.base = Some((pod.to_owned(), Instant::now())));
     Ok(())
 }
 

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapProjection, Container, EnvVar, EnvVarSource, HTTPGetAction, HostAlias, KeyToPath,
-    ObjectFieldSelector, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource, SeccompProfile,
-    SecurityContext, ServiceAccount, ServiceAccountTokenProjection, Toleration, Volume, VolumeMount, VolumeProjection,
+    ConfigMapProjection, Container, EnvVar, EnvVarSource, HTTPGetAction, HostAlias, KeyToPath, ObjectFieldSelector,
+    PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource, SeccompProfile, ServiceAccount,
+    ServiceAccountTokenProjection, Toleration, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -21,6 +21,7 @@ use yoke_pki::plan::KONNECTIVITY_USER;
 
 use super::base::{build_binding, to_user};
 use crate::config::Config;
+use crate::security::build_security;
 
 /// Namespace of the agents.
 pub const NAMESPACE: &str = "kube-system";
@@ -179,15 +180,7 @@ fn build_container(public_name: &PublicName, config: &Config) -> Container {
             timeout_seconds: Some(15),
             ..Probe::default()
         }),
-        security_context: Some(SecurityContext {
-            allow_privilege_escalation: Some(false),
-            read_only_root_filesystem: Some(true),
-            capabilities: Some(Capabilities {
-                drop: Some(vec!["ALL".into()]),
-                add: None,
-            }),
-            ..SecurityContext::default()
-        }),
+        security_context: Some(build_security()),
         volume_mounts: Some(vec![VolumeMount {
             name: "files".into(),
             mount_path: FILES.into(),

@@ -19,6 +19,7 @@ use super::arguments::{self, CONFIG, PKI, SOCKET_DIR, STORE_PORT};
 use super::hosted::{API_SERVER_FILES, selector};
 use super::{Blueprint, konnectivity, secrets};
 use crate::quantity;
+use crate::security::build_security;
 
 /// Name of the StatefulSet; its pod is `control-plane-0`.
 pub const NAME: &str = "control-plane";
@@ -367,18 +368,6 @@ fn build_variable(name: &str, value: String) -> EnvVar {
         name: name.into(),
         value: Some(value),
         value_from: None,
-    }
-}
-
-fn build_security() -> SecurityContext {
-    SecurityContext {
-        allow_privilege_escalation: Some(false),
-        read_only_root_filesystem: Some(true),
-        capabilities: Some(Capabilities {
-            drop: Some(vec!["ALL".into()]),
-            add: None,
-        }),
-        ..SecurityContext::default()
     }
 }
 
