@@ -14,6 +14,7 @@ pub mod fixtures;
 pub mod frames;
 pub mod pki;
 pub mod tenant;
+pub mod wire;
 pub mod xds;
 
 use std::net::SocketAddr;

@@ -251,40 +251,6 @@ async fn requests_on_one_connection_are_decided_one_by_one() {
     assert_eq!(answers, expected, "at once");
 }
 
-/// The median and the shortest time of a request.
-async fn measure(client: &mut Client, bearer: &str) -> (Duration, Duration) {
-    let mut times = Vec::new();
-    for _ in 0..300 {
-        let start = Instant::now();
-        assert_eq!(client.ask(get(Some(bearer))).await.unwrap().status, StatusCode::OK);
-        times.push(start.elapsed());
-    }
-    times.sort_unstable();
-    (times[times.len() / 2], times[0])
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_way_through_the_ingress_is_short() {
-    let stage = Stage::new().await;
-    for (index, kind) in ["RS256", "ES256"].into_iter().enumerate() {
-        let bearer = stage.bearer(index);
-        let (api, name) = (
-            stage.apis[index].address,
-            &stage.clusters[index].config.upstream.server_name,
-        );
-        let config = stage.root.client(None);
-        let mut direct = Client::connect(api, name, &config, Http::Two).await.unwrap();
-        let mut through = stage.client(Http::Two).await;
-        let ((direct, least), (through, shortest)) = (
-            measure(&mut direct, &bearer).await,
-            measure(&mut through, &bearer).await,
-        );
-        println!("{kind}: {through:?} through the ingress, {direct:?} without; at best {shortest:?} and {least:?}");
-        // The machine may be busy; what the fastest took is what it costs.
-        assert!(shortest < least + Duration::from_millis(3), "{shortest:?} {least:?}");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn upgrades_pass() {
     let stage = Stage::new().await;

@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::at_once;
+use crate::support::PATIENCE;
 use crate::support::client::{Client, Http, get};
 use crate::support::tenant::open;
 use crate::terminated::{NAMES, Stage};
@@ -227,7 +228,7 @@ async fn pieces_are_joined(stage: &Stage) -> usize {
         stream.write_all(&[*byte]).await.unwrap();
     }
     let mut head = [0; 1];
-    tokio::time::timeout(QUIET * 10, stream.read_exact(&mut head))
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut head))
         .await
         .unwrap()
         .unwrap();

@@ -1,15 +1,12 @@
 //! Requests of HTTP/1.1 in bytes: where two readers of one text could read two things.
 
-use std::time::Duration;
-
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 
 use super::at_once;
 use crate::support::PATIENCE;
 use crate::support::tenant::open;
+use crate::support::wire::{QUIET, read_answer};
 use crate::terminated::{NAMES, Stage};
-
-const QUIET: Duration = Duration::from_millis(200);
 
 /// What comes of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,18 +20,6 @@ enum Answer {
 }
 use Answer::{Own, Refused, Silent};
 
-/// All that comes until it is quiet; what comes first may take its time.
-async fn read_some(stream: &mut (impl AsyncRead + Unpin), first: Duration) -> String {
-    let mut bytes = Vec::new();
-    loop {
-        let limit = if bytes.is_empty() { first } else { QUIET };
-        let read = tokio::time::timeout(limit, stream.read_buf(&mut bytes)).await;
-        if !matches!(read, Ok(Ok(count)) if count > 0) {
-            return String::from_utf8_lossy(&bytes).into_owned();
-        }
-    }
-}
-
 /// Each has its answer, and only the token's own cluster ever hears of it. Returns the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let rows = rows(stage);
@@ -45,7 +30,7 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
         // Who is cut off in the middle learns of it by reading.
         let _ = stream.write_all(text).await;
         let first = if *expected == Silent { QUIET } else { PATIENCE };
-        let heard = read_some(&mut stream, first).await;
+        let heard = read_answer(&mut stream, first).await;
         let code = heard.split(' ').nth(1).unwrap_or_default();
         let own = heard.contains("\"cluster\":\"a\"");
         let good = match expected {
