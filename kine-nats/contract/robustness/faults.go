@@ -12,8 +12,6 @@ type fault struct {
 	do   func(*store) error
 	// Whether every nats-server needs a small disk for it.
 	small bool
-	// Whether nobody may be answered for seconds.
-	long bool
 }
 
 // lease is how long a writer may believe that it is the only one (LEASE in kine-nats).
@@ -41,14 +39,14 @@ var faults = []fault{
 	}},
 	// Shorter than the lease, and longer: in a store of two the other one writes then, and both do when it goes on.
 	{name: "stop-writer-shortly", do: func(s *store) error { return stop(s.writer().process, 0, lease/2) }},
-	{name: "stop-writer-long", long: true, do: func(s *store) error { return stop(s.writer().process, lease, 3*lease) }},
+	{name: "stop-writer-long", do: func(s *store) error { return stop(s.writer().process, lease, 3*lease) }},
 	{name: "kill-leader", do: func(s *store) error {
 		server := s.nats[s.leader()]
 		server.kill()
 		pause(0, time.Second)
 		return server.start()
 	}},
-	{name: "stop-leader", long: true, do: func(s *store) error { return stop(s.nats[s.leader()], 0, 2*lease) }},
+	{name: "stop-leader", do: func(s *store) error { return stop(s.nats[s.leader()], 0, 2*lease) }},
 	{name: "cut-clients", do: func(s *store) error {
 		for range 5 {
 			pick(s.members).clients.cut()
@@ -64,7 +62,7 @@ var faults = []fault{
 		return nil
 	}},
 	// A partition: the process runs and serves clients, and hears nothing of the log.
-	{name: "hold-nats", long: true, do: func(s *store) error {
+	{name: "hold-nats", do: func(s *store) error {
 		member := s.writer()
 		for _, proxy := range member.nats {
 			proxy.hold()
@@ -102,7 +100,7 @@ var faults = []fault{
 		return m.start()
 	}},
 	// The server gives JetStream up when it cannot write, and has it again after a restart on a disk with room.
-	{name: "full-disk", small: true, long: true, do: func(s *store) error {
+	{name: "full-disk", small: true, do: func(s *store) error {
 		number := s.leader()
 		if err := s.disks[number].fill(); err != nil {
 			return err

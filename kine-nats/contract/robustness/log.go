@@ -41,9 +41,11 @@ const (
 // history is what a log says.
 type history struct {
 	requests []model.EtcdRequest
-	records  int
-	epochs   int
-	revision int64
+	// The revision after each of the requests.
+	revisions []int64
+	records   int
+	epochs    int
+	revision  int64
 	// The newest record and its writer.
 	hash, epoch, writer uint64
 	// Records that count for nothing: of replaced writers, and those that stood on what such a one displaced.
@@ -223,10 +225,10 @@ func (h *history) operation(kind byte, data []byte) error {
 	case opGrant:
 		h.push(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{LeaseID: number(0)}})
 	case opRevoke:
-		h.push(model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: number(0)}})
 		if revision := number(8); revision != 0 {
 			h.revision = revision
 		}
+		h.push(model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: number(0)}})
 	case opCompact:
 		h.push(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{Revision: number(0)}})
 	case opEpoch:
@@ -266,14 +268,25 @@ func (h *history) change(pair *mvccpb.KeyValue) error {
 
 func (h *history) push(request model.EtcdRequest) {
 	h.requests = append(h.requests, request)
+	h.revisions = append(h.revisions, h.revision)
 }
 
-// withoutOne is what the log would say had it lost the write in its middle.
-func (h *history) withoutOne() []model.EtcdRequest {
+// withoutOne is what the log would say had it lost a write that a client was told of, in its middle.
+func (h *history) withoutOne(answered map[int]bool) []model.EtcdRequest {
 	for at := len(h.requests) / 2; at < len(h.requests); at++ {
-		if h.requests[at].Type == model.Txn {
+		if h.requests[at].Type == model.Txn && answered[at] {
 			return slices.Delete(slices.Clone(h.requests), at, at+1)
 		}
 	}
-	return nil
+	panic("no client was told of a write in the second half of the log")
+}
+
+// withOneMore is what the log would say had it made up a write, at its end.
+func (h *history) withOneMore() *history {
+	put := model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{Key: "made up"}}
+	txn := model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: []model.EtcdOperation{put}}}
+	return &history{
+		requests:  append(slices.Clone(h.requests), txn),
+		revisions: append(slices.Clone(h.revisions), h.revision+1),
+	}
 }
