@@ -155,7 +155,8 @@ pub struct EndpointSpec {
 
     /// Address ranges, such as `192.0.2.0/24`, from which the API may be reached; from everywhere if there are none. Those of the
     /// cluster's own workers and Pods are wanted, as the ingress sees them. A change holds for new connections, and for
-    /// new requests of Pods; a connection that is open goes on.
+    /// new requests of Pods; a connection that is open goes on. While the Cluster is refused (`Accepted`), what a change
+    /// takes away is taken away, and what it adds is not added yet.
     #[serde(default, rename = "allowedCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set"), inner(length(max = 43), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")))]
     #[x_kube(validation = Rule::new("self.all(range, isCIDR(range) && cidr(range).masked() == cidr(range))")

@@ -82,17 +82,24 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
     let refusal = verdict.as_ref().err();
-    let names = find_names(context, &cluster, &identity, &observed, refusal);
-    if let Some(names) = &names
-        && let Err(error) = withdraw::apply(context, &identity, names).await
+    let left = plan_withdrawal(context, &cluster, &identity, &observed, refusal);
+    if let Some(left) = &left
+        && let Err(error) = withdraw::apply(context, &identity, left).await
     {
         return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
     }
-    let told = withdraw::find_told(context, &identity);
-    let told = Asked {
-        names: names.map(|names| names.told).unwrap_or_default(),
+    let (names, sources) = match left.and_then(|left| left.told) {
+        Some(left) => (left.extra_names, left.allowed_sources),
         // Without what was told, what is asked for: not everybody.
-        sources: told.map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
+        None => (
+            vec![],
+            withdraw::find_told(context, &identity)
+                .map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
+        ),
+    };
+    let told = Asked {
+        names,
+        sources,
         konnectivity: observed
             .stateful_set
             .as_deref()
@@ -174,25 +181,26 @@ fn look_around<'c, T>(
     })
 }
 
-/// The host names that a Cluster has and may have; `None` if it has none beside its public one, or if what has its identity
-/// is not known to be its own.
-fn find_names(
+/// What is left of a Cluster's host names and sources; `None` if nothing can be taken back, or if what has its identity is not
+/// known to be its own.
+fn plan_withdrawal(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     refusal: Option<&Refusal>,
-) -> Option<withdraw::Names> {
+) -> Option<withdraw::Left> {
     let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
     if observed.namespace.is_none() || observed.is_foreign || is_anothers {
         return None;
     }
-    let had = withdraw::find(context, identity)?;
-    // Names do not hang on what is reserved.
-    let names = look_around(context, cluster, identity, HashMap::new(), |around| {
+    let held = refusal.is_some() && !cluster.spec.paused;
+    let had = withdraw::find(context, identity, held)?;
+    // Neither names nor sources hang on what is reserved.
+    let left = look_around(context, cluster, identity, HashMap::new(), |around| {
         withdraw::plan(had, cluster, identity, around)
     });
-    Some(names)
+    Some(left)
 }
 
 fn judge<'a>(

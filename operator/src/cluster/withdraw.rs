@@ -1,5 +1,5 @@
 //! Takes back the host names that a Cluster may not have any more: from what the ingress is told, and from the serving
-//! certificate, before it is renewed.
+//! certificate, before it is renewed. Of a Cluster that is refused also the sources that its spec allows no more.
 //!
 //! It waits for nothing else, neither for certificates nor for the end of a pause: the name may be another Cluster's by now.
 
@@ -8,10 +8,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
-use yoke_api::Cluster;
+use yoke_api::cluster::EndpointSpec;
 use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::labels::component;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
+use yoke_api::{Cidr, Cluster};
 use yoke_pki::cert_manager::Certificate;
 use yoke_pki::plan::LeafRole;
 
@@ -21,20 +22,22 @@ use super::validate::{self, Surroundings};
 use crate::apply::ApplyError;
 use crate::context::Context;
 
-/// What is left when the names are taken back that a Cluster may not have.
+/// What is left when that is taken back which a Cluster may not have.
 #[derive(Clone, Debug)]
-pub(super) struct Names {
-    /// What the ingress was told beside the public name, and may be told on.
-    pub(super) told: Vec<String>,
+pub(super) struct Left {
+    /// What the ingress may be told on, of what it was told.
+    pub(super) told: Option<IngressConfig>,
     ingress: Option<ConfigMap>,
     certificate: Option<Certificate>,
 }
 
-/// Where a Cluster has host names beside its public one.
+/// Where a Cluster has what may have to be taken back.
 #[derive(Debug)]
 pub(super) struct Had {
     config: Option<IngressConfig>,
     certificate: Option<Arc<Certificate>>,
+    /// Whether its spec is not carried out otherwise.
+    held: bool,
 }
 
 /// What the ingress was told.
@@ -45,38 +48,68 @@ pub(super) fn find_told(context: &Context, identity: &Identity) -> Option<Ingres
     serde_json::from_str(text).ok()
 }
 
-/// Where a Cluster has such names; `None` if nowhere, which is so of most.
-pub(super) fn find(context: &Context, identity: &Identity) -> Option<Had> {
+/// Where a Cluster has something that may have to be taken back; `None` if nowhere, which is so of most.
+pub(super) fn find(context: &Context, identity: &Identity, held: bool) -> Option<Had> {
     let config = find_told(context, identity);
     let leaf = LeafRole::ApiServer.object_name(&identity.id);
     let leaf = ObjectRef::<Certificate>::new(&leaf).within(PKI_NAMESPACE);
     let had = Had {
-        config: config.filter(|config| !config.extra_names.is_empty()),
+        config: config.filter(|config| held || !config.extra_names.is_empty()),
         certificate: context
             .caches
             .certificates
             .get(&leaf)
             .filter(|certificate| without_dns_names(certificate, identity, |_| false).is_some()),
+        held,
     };
     (had.config.is_some() || had.certificate.is_some()).then_some(had)
 }
 
-/// Compares the names that a Cluster has with those that it may have.
-pub(super) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Names {
+/// Compares what a Cluster has with what it may have.
+pub(super) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Left {
     let may_have = |name: &String| validate::may_have(cluster, name, around);
-    let left = had.config.as_ref().and_then(|config| without_names(config, may_have));
+    let left = had.config.as_ref().map(|config| {
+        let mut left = config.clone();
+        left.extra_names.retain(may_have);
+        if had.held {
+            left.allowed_sources = narrow(left.allowed_sources, &cluster.spec.endpoint);
+        }
+        left
+    });
     let certificate = had.certificate.as_deref();
-    Names {
+    Left {
         certificate: certificate.and_then(|certificate| without_dns_names(certificate, identity, may_have)),
-        ingress: left.as_ref().map(|left| hosted::build_ingress_map(identity, left)),
-        told: left.or(had.config).map(|config| config.extra_names).unwrap_or_default(),
+        ingress: left
+            .as_ref()
+            .filter(|left| had.config.as_ref() != Some(left))
+            .map(|left| hosted::build_ingress_map(identity, left)),
+        told: left,
     }
 }
 
-fn without_names(config: &IngressConfig, may_have: impl Fn(&String) -> bool) -> Option<IngressConfig> {
-    let mut left = config.clone();
-    left.extra_names.retain(may_have);
-    (left != *config).then_some(left)
+/// Of the sources that were allowed those that the spec allows, too; all of them if it is not understood.
+fn narrow(told: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
+    let asked: Result<Vec<Cidr>, _> = spec.allowed_cidrs.iter().map(|text| text.parse()).collect();
+    let Ok(asked) = asked else {
+        return told;
+    };
+    if asked.is_empty() {
+        return told;
+    }
+    let Some(told) = told else {
+        return Some(asked);
+    };
+    let mut left = Vec::new();
+    for range in told {
+        for other in asked.iter().filter(|other| range.overlaps(**other)) {
+            // Of two ranges that share an address one is a part of the other.
+            let common = if other.is_part_of(range) { *other } else { range };
+            if !left.contains(&common) {
+                left.push(common);
+            }
+        }
+    }
+    Some(left)
 }
 
 fn without_dns_names(
@@ -99,12 +132,12 @@ fn without_dns_names(
 }
 
 /// Writes what is left, if anything was taken back.
-pub(super) async fn apply(context: &Context, identity: &Identity, names: &Names) -> Result<(), ApplyError> {
-    if let Some(map) = &names.ingress {
-        tracing::info!(cluster = %identity.id, "host names are taken back from the ingress");
+pub(super) async fn apply(context: &Context, identity: &Identity, left: &Left) -> Result<(), ApplyError> {
+    if let Some(map) = &left.ingress {
+        tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
         context.clusters.apply(&context.caches.config_maps, map).await?;
     }
-    if let Some(certificate) = &names.certificate {
+    if let Some(certificate) = &left.certificate {
         tracing::info!(cluster = %identity.id, "host names are taken back from the serving certificate");
         context
             .clusters
@@ -112,4 +145,63 @@ pub(super) async fn apply(context: &Context, identity: &Identity, names: &Names)
             .await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_those_that_both_allow() {
+        for (rule, told, asked, expected) in [
+            ("nothing is asked", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
+            (
+                "nothing was said",
+                None,
+                "10.0.0.0/8 fd00::/8",
+                Some("10.0.0.0/8 fd00::/8"),
+            ),
+            ("neither", None, "", None),
+            (
+                "a part",
+                Some("10.0.0.0/8"),
+                "10.1.0.0/16 10.2.0.0/16",
+                Some("10.1.0.0/16 10.2.0.0/16"),
+            ),
+            ("more", Some("10.1.0.0/16"), "10.0.0.0/8", Some("10.1.0.0/16")),
+            (
+                "the same in another order",
+                Some("10.0.0.0/8 fd00::/8"),
+                "fd00::/8 10.0.0.0/8",
+                Some("10.0.0.0/8 fd00::/8"),
+            ),
+            (
+                "one goes and one comes",
+                Some("10.0.0.0/8 fd00::/8"),
+                "fd00::/8 192.0.2.0/24",
+                Some("fd00::/8"),
+            ),
+            ("all others", Some("10.0.0.0/8"), "192.0.2.0/24", Some("")),
+            ("of nobody", Some(""), "192.0.2.0/24", Some("")),
+            (
+                "each once",
+                Some("10.0.0.0/8 10.1.0.0/16"),
+                "10.1.0.0/16",
+                Some("10.1.0.0/16"),
+            ),
+            (
+                "not understood",
+                Some("10.0.0.0/8"),
+                "10.1.0.0/16 office",
+                Some("10.0.0.0/8"),
+            ),
+        ] {
+            let ranges = |text: &str| text.split_whitespace().map(|range| range.parse().unwrap()).collect();
+            let spec = EndpointSpec {
+                allowed_cidrs: asked.split_whitespace().map(ToOwned::to_owned).collect(),
+                ..EndpointSpec::default()
+            };
+            assert_eq!(narrow(told.map(ranges), &spec), expected.map(ranges), "{rule}");
+        }
+    }
 }

@@ -42,7 +42,7 @@ async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
     })
     .await;
 
-    // What is refused as a whole changes nothing of it.
+    // What is refused as a whole opens nothing, but what it closes is closed.
     host.patch_tenant(json!({"spec": {"quota": {"clusters": 0}}})).await;
     host.patch_cluster("a", claim(&[])).await;
     host.bring("a", "it is refused", async || {
@@ -50,6 +50,25 @@ async fn ranges_reach_the_ingress_and_outlive_a_refusal() {
     })
     .await;
     assert_eq!(told(&host, "a").await.unwrap(), ranges);
+    for (rule, asked, expected) in [
+        (
+            "a part, and another",
+            &["192.0.2.128/25", "203.0.113.0/24"][..],
+            &["192.0.2.128/25"][..],
+        ),
+        ("more again", &["192.0.2.0/24"], &["192.0.2.128/25"]),
+        ("others", &["203.0.113.0/24"], &[]),
+    ] {
+        host.patch_cluster("a", claim(asked)).await;
+        host.bring("a", rule, async || told(&host, "a").await.unwrap() == expected)
+            .await;
+        for _ in 0..3 {
+            host.reconcile("a").await.unwrap();
+        }
+        assert_eq!(told(&host, "a").await.unwrap(), expected, "{rule}: it stays so");
+        assert_eq!(condition(&host.cluster("a").await, "Accepted"), "False/QuotaExceeded");
+    }
+    host.patch_cluster("a", claim(&[])).await;
     host.patch_tenant(json!({"spec": {"quota": {"clusters": 5}}})).await;
     host.bring("a", "everybody may again", async || told(&host, "a").await.is_none())
         .await;
