@@ -77,7 +77,7 @@ pub enum WriterError {
     /// The log holds less than was acknowledged.
     #[error(
         "write: the log has lost records: it ends at sequence {last}, \
-         and records up to {acknowledged} were acknowledged, with revision {revision}"
+         and records up to {acknowledged} were acknowledged, with revision {revision}; `kine-nats repair` says what is left"
     )]
     Lost {
         /// Where the log ends.
@@ -372,7 +372,9 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     replies.push((reply, evaluate(&mut evaluation, &command)));
                 }
                 drop((command, room));
-                let more = operations.len() < BATCH_BYTES && replies.len() < BATCH_REQUESTS;
+                // Reads add no bytes, and each may take its time.
+                let more =
+                    operations.len() < BATCH_BYTES && replies.len() < BATCH_REQUESTS && clock::now() < now + SLOW;
                 next = if more { self.queue.try_recv().ok() } else { None };
             }
             if clock::now() > now + SLOW {
@@ -380,16 +382,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
             }
         }
         self.store.metrics.requests.inc_by(replies.len() as u64);
+        // What changes nothing has seen the newest state while nobody else could have written. It may show what is in flight.
         // Of strict reads: what is in flight was sent before they came.
-        if operations.is_empty() && !self.store.is_strict() {
-            if let Some(batch) = self.pending.back_mut() {
-                batch.replies.extend(replies);
-                return Ok(());
+        if operations.is_empty() && !self.store.is_strict() && self.store.lease_holds() {
+            match self.pending.back_mut() {
+                Some(batch) => batch.replies.extend(replies),
+                None => replies.into_iter().for_each(answer),
             }
-            if self.store.lease_holds() {
-                replies.into_iter().for_each(answer);
-                return Ok(());
-            }
+            return Ok(());
         }
         self.dispatch(operations, replies).await
     }

@@ -158,3 +158,23 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
         "{refused:?}"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_slept_answers_nothing_from_before() {
+    // So many that two records may be in flight.
+    let (memory, running) = started(&["a", "b", "c", "d", "e"]).await;
+    memory.hold_acks();
+    let put = running.write_soon("f");
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    // It sleeps, with the acknowledgement at its door; another one begins, and who hears of that asks this one.
+    succeed(&memory, 1).await;
+    let store = Arc::clone(&running.store);
+    let asked = tokio::spawn(async move { store.submit(Command::KeepAlive(7)).await });
+    tokio::time::advance(LEASE).await;
+    memory.release_acks().await;
+    let answer = asked.await.unwrap();
+    assert!(answer.is_err(), "{answer:?}");
+    assert_eq!(put.await.unwrap(), Ok(7), "it was stored before");
+    let ended = running.writer.await.unwrap();
+    assert!(matches!(ended, Err(WriterError::Fenced { epoch: 2 })), "{ended:?}");
+}
