@@ -301,7 +301,8 @@ impl Store {
     pub(crate) fn end_lease(&self) {
         self.lease_ended.store(true, Ordering::Release);
         self.lease_until.store(0, Ordering::Release);
-        self.leader_until.store(0, Ordering::Release);
+        // For a moment that is no loss of the leader: another one is to follow.
+        self.leader_until.fetch_min(nanoseconds(clock::now()), Ordering::AcqRel);
     }
 
     /// Whether nobody else can have written.

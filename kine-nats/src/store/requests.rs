@@ -49,6 +49,8 @@ impl Store {
             _ => return Outcome::Returned(command),
         };
         if matches!(command, Command::Barrier) {
+            // A writer that is to resign waits until nobody has its queue, and this may wait for the next one.
+            drop(queue);
             let barrier = self.read_latest(|state| Answer::Barrier {
                 revision: state.mvcc.visible(),
                 compacted: state.mvcc.compacted(),

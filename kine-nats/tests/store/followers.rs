@@ -6,6 +6,8 @@ use crate::harness::{Kine, Nats, Watching, etcdctl, events, eventually, json, pr
 use crate::semantics::hears_what_is_compacted;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tonic::Code;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
@@ -369,6 +371,17 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
         .zip(names)
         .map(|(client, name)| Load::named(client, name, 2));
     let load: Vec<_> = load.collect();
+    // Followers ask the writer before they answer: it is not held up by that when it is to resign.
+    let mut reads = JoinSet::new();
+    for client in clients.iter().cycle().take(12) {
+        let mut client = client.clone();
+        reads.spawn(async move {
+            loop {
+                let _ = client.range("/load/a0-000000", "", 0).await;
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
     for target in [&third, &second, &third, &first] {
         let begun = Instant::now();
         let said = move_to(member(target)).unwrap();
@@ -382,6 +395,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
         assert_eq!(status(target)["leader"], member(target));
         serves(&clients[0]).await;
     }
+    reads.shutdown().await;
     let mut acknowledged = BTreeMap::new();
     for load in load {
         acknowledged.extend(load.stop().await);
