@@ -80,9 +80,10 @@ impl Leases {
         Some(lease)
     }
 
-    /// Starts the time of a lease again; answers its length.
+    /// Starts the time of a lease again; answers its length. One that has ended is only not removed yet, and stays so, as
+    /// with etcd (`lessor.Renew`).
     pub(crate) fn renew(&mut self, id: i64, now: Duration) -> Option<i64> {
-        let lease = self.leases.get_mut(&id)?;
+        let lease = self.leases.get_mut(&id).filter(|lease| now < lease.ends)?;
         self.ends.remove(&(lease.ends, id));
         lease.ends = end(now, lease.ttl);
         self.ends.insert((lease.ends, id));
@@ -138,16 +139,17 @@ mod tests {
         leases.grant(1, 5, S(0));
         leases.grant(2, 7, S(0));
         assert!(leases.expired(S(4), 9).is_empty());
-        assert_eq!(leases.expired(S(5), 9), [1]);
-        assert_eq!(leases.renew(1, S(5)), Some(5));
+        assert_eq!(leases.renew(1, S(4)), Some(5));
         assert_eq!(
             (
+                leases.expired(S(8), 9),
                 leases.expired(S(9), 9),
-                leases.expired(S(10), 9),
-                leases.expired(S(10), 1)
+                leases.expired(S(9), 1)
             ),
             (vec![2], vec![2, 1], vec![2])
         );
+        assert_eq!(leases.renew(2, S(7)), None, "it has ended");
+        assert_eq!(leases.expired(S(8), 9), [2]);
         leases.renew_all(S(10));
         assert!(leases.expired(S(14), 9).is_empty());
         assert_eq!(leases.renew(3, S(0)), None);

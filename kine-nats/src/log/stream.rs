@@ -171,6 +171,10 @@ impl Stream {
         let read = self.read_on(connection, (from, subject), messages).await;
         let mut breaks = self.breaks();
         messages.iter().for_each(|(sequence, _)| breaks.pass(*sequence));
+        if read.is_ok() {
+            // It may be of another subject, or not there.
+            breaks.pass(from);
+        }
         if let Err(LogError::Disconnected | LogError::Timeout) = read {
             let sequence = messages.last().map_or(from, |(sequence, _)| sequence + 1);
             let times = breaks.note(sequence, connection);
