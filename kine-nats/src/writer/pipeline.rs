@@ -3,7 +3,7 @@
 use super::{Batch, LEASE_USED, Writer, WriterError, answer};
 use crate::clock;
 use crate::codec;
-use crate::log::{Ack, Log, LogError, Rejection};
+use crate::log::{Ack, Log, LogError, Passing, Rejection};
 use crate::session::Verdict;
 use crate::snapshot::Messages;
 use bytes::Bytes;
@@ -80,7 +80,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
     pub(super) async fn recover(&mut self) -> Result<(), WriterError> {
         self.store.metrics.recoveries.inc();
         tracing::debug!(pending = self.pending.len(), "Records are in doubt");
-        let (begun, mut silent, mut said) = (Instant::now(), 0, false);
+        let (begun, mut silent) = (Instant::now(), 0);
+        let (mut said, mut told) = (false, false);
         let mut hole: Option<Instant> = None;
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
         let (mut reached, mut pause) = (self.session.sequence, Duration::ZERO);
@@ -124,7 +125,11 @@ impl<L: Log, M: Messages> Writer<L, M> {
                         }
                     }
                 },
-                Err(error) => tracing::debug!(error = %error, "The log cannot be asked"),
+                Err(error) if error.is_passing() || told => tracing::debug!(error = %error, "The log cannot be asked"),
+                Err(error) => {
+                    told = true;
+                    tracing::error!(error = %error, "The log cannot be read. What is remembered of it is stored again when it can");
+                }
             }
         }
         if said {

@@ -2,7 +2,8 @@
 
 use crate::damage::files;
 use crate::faults::{Load, check, serves};
-use crate::harness::{Client, Kine, Nats, eventually};
+use crate::harness::{Client, Kine, Nats, decode, eventually, repair};
+use serde_json::Value;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -60,4 +61,81 @@ async fn what_an_earlier_copy_of_the_files_lacks_is_stored_again() {
         nats.take_files(&copy);
     })
     .await;
+}
+
+/// Has a nats-server come back with an empty disk, and makes its streams again after a kine-nats has missed them.
+async fn lose_disk(nats: &mut Nats, kine_said: impl AsyncFnOnce()) {
+    let ask = async |nats: &Nats, subject: String, payload: String| {
+        let direct = async_nats::connect(nats.url()).await.unwrap();
+        let answer = direct
+            .request(format!("$JS.API.STREAM.{subject}"), payload.into())
+            .await;
+        let answer: Value = serde_json::from_slice(&answer.unwrap().payload).unwrap();
+        assert!(answer.get("error").is_none(), "{answer}");
+        answer
+    };
+    let list = ask(nats, "LIST".to_owned(), String::new()).await;
+    nats.kill();
+    std::fs::remove_dir_all(nats.store()).unwrap();
+    nats.restart().await;
+    kine_said().await;
+    for stream in list["streams"].as_array().unwrap() {
+        let config = &stream["config"];
+        let name = config["name"].as_str().unwrap();
+        ask(nats, format!("CREATE.{name}"), config.to_string()).await;
+    }
+}
+
+/// Waits until a kine-nats says that its stream is not there.
+async fn misses(kine: &Kine) {
+    eventually("it misses its stream", || async {
+        kine.log().contains("10059: stream not found").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_on_a_lost_disk_is_stored_again() {
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "disk", &[]).await;
+    let mut client = kine.client().await;
+    let load = Load::start(&client, 4);
+    sleep(Duration::from_millis(500)).await;
+    lose_disk(&mut nats, async || misses(&kine).await).await;
+    serves(&client).await;
+    let acknowledged = load.stop().await;
+    assert!(acknowledged.len() > 50, "{}: {}", acknowledged.len(), kine.log());
+    check(&mut client, &acknowledged).await;
+    kine.kill();
+    kine.restart().await;
+    check(&mut client, &acknowledged).await;
+}
+
+/// The log is longer than what is remembered of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_stored_again_is_saved_from_memory() {
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, "memory", &[]).await;
+    let mut client = kine.client().await;
+    let mut newest = 0;
+    for number in 0..150 {
+        let key = format!("/r/{}", number % 50);
+        newest = client.put(&key, &[b'v'; 60_000]).await.unwrap();
+    }
+    lose_disk(&mut nats, async || misses(&kine).await).await;
+    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let log = kine.log();
+    assert!(!status.success(), "{log}");
+    assert!(log.contains("the log has lost records"), "{log}");
+
+    let refused = repair(&nats, "memory", &[]).unwrap_err();
+    assert!(refused.contains("run again with --accept-loss"), "{refused}");
+    let said = repair(&nats, "memory", &["--accept-loss", "--bump=1000"]).unwrap();
+    assert!(said.contains("The store goes on from here"), "{said}");
+    kine.restart().await;
+    let answer = client.range("/r/", "/r0", 0).await.unwrap();
+    assert_eq!(answer.count, 50);
+    let newest_kept = answer.kvs.iter().map(|pair| decode(pair).mod_revision).max().unwrap();
+    assert_eq!(newest_kept, newest, "all that was acknowledged");
+    assert!(answer.header.unwrap().revision >= newest + 1000);
 }
