@@ -10,6 +10,9 @@ use crate::network::Cidr;
 /// The ConfigMap's one key.
 pub const CONFIG_KEY: &str = "ingress.json";
 
+/// Ranges in [`IngressConfig::allowed_sources`] at most: as many as two lists of `spec.endpoint.allowedCIDRs` have in common.
+pub const MAX_SOURCES: usize = 128;
+
 /// How to reach, verify and recognise one cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
+use yoke_api::ingress::{CONFIG_KEY, IngressConfig, MAX_SOURCES};
 use yoke_api::labels;
 use yoke_api::names::{
     API_PORT, HOSTED_NAMESPACE_PREFIX, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, is_domain, is_label, is_within,
@@ -28,7 +28,6 @@ pub use certificate::{CertificateError, IngressCertificate, validate_secret};
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 const MAX_EXTRA_NAMES: usize = 32;
-const MAX_SOURCES: usize = 64;
 const MAX_KEYS: usize = 16;
 const MAX_ADDRESSES: usize = 16;
 /// An audience that an API server may accept beside its own: the same in every cluster, and not meant for the API.

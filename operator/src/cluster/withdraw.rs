@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::cluster::EndpointSpec;
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
+use yoke_api::ingress::{CONFIG_KEY, IngressConfig, MAX_SOURCES};
 use yoke_api::labels::component;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_api::{Cidr, Cluster};
@@ -104,7 +104,8 @@ fn narrow(told: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
         for other in asked.iter().filter(|other| range.overlaps(**other)) {
             // Of two ranges that share an address one is a part of the other.
             let common = if other.is_part_of(range) { *other } else { range };
-            if !left.contains(&common) {
+            // What is more than the ingress takes is closed.
+            if left.len() < MAX_SOURCES && !left.contains(&common) {
                 left.push(common);
             }
         }
