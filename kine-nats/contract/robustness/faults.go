@@ -1,7 +1,11 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"math/rand"
+	"os"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -10,6 +14,9 @@ import (
 type fault struct {
 	name string
 	do   func(*store) error
+	// An error if the store, its log and the number of requests without an answer look as if it had not been there; nil where
+	// it need not show.
+	seen func(s *store, h *history, failed int) error
 	// Whether every nats-server needs a small disk for it.
 	small bool
 }
@@ -19,13 +26,16 @@ const lease = 2 * time.Second
 
 // One of these is injected into the traffic of each run.
 var faults = []fault{
-	{name: "kill-writer", do: func(s *store) error {
-		m := s.writer()
+	{name: "kill-writer", seen: anotherStart, do: func(s *store) error {
+		m, err := s.writer()
+		if err != nil {
+			return err
+		}
 		m.kill()
 		pause(0, 500*time.Millisecond)
 		return m.start()
 	}},
-	{name: "kill-all-kine-nats", do: func(s *store) error {
+	{name: "kill-all-kine-nats", seen: anotherStart, do: func(s *store) error {
 		for _, m := range s.members {
 			m.kill()
 		}
@@ -38,16 +48,25 @@ var faults = []fault{
 		return nil
 	}},
 	// Shorter than the lease, and longer: in a store of two the other one writes then, and both do when it goes on.
-	{name: "stop-writer-shortly", do: func(s *store) error { return stop(s.writer().process, 0, lease/2) }},
-	{name: "stop-writer-long", do: func(s *store) error { return stop(s.writer().process, lease, 3*lease) }},
-	{name: "kill-leader", do: func(s *store) error {
-		server := s.nats[s.leader()]
-		server.kill()
-		pause(0, time.Second)
-		return server.start()
+	{name: "stop-writer-shortly", do: func(s *store) error { return stopWriter(s, 0, lease/2) }},
+	{name: "stop-writer-long", seen: anotherWriter, do: func(s *store) error { return stopWriter(s, 3*lease/2, 3*lease) }},
+	{name: "kill-leader", seen: unanswered, do: func(s *store) error {
+		number, err := s.leader()
+		if err != nil {
+			return err
+		}
+		s.nats[number].kill()
+		pause(300*time.Millisecond, time.Second)
+		return s.nats[number].start()
 	}},
-	{name: "stop-leader", do: func(s *store) error { return stop(s.nats[s.leader()], 0, 2*lease) }},
-	{name: "cut-clients", do: func(s *store) error {
+	{name: "stop-leader", seen: unanswered, do: func(s *store) error {
+		number, err := s.leader()
+		if err != nil {
+			return err
+		}
+		return stop(s.nats[number], lease/2, 2*lease)
+	}},
+	{name: "cut-clients", seen: unanswered, do: func(s *store) error {
 		for range 5 {
 			pick(s.members).clients.cut()
 			pause(0, 200*time.Millisecond)
@@ -62,26 +81,32 @@ var faults = []fault{
 		return nil
 	}},
 	// A partition: the process runs and serves clients, and hears nothing of the log.
-	{name: "hold-nats", do: func(s *store) error {
-		member := s.writer()
-		for _, proxy := range member.nats {
+	{name: "hold-nats", seen: anotherWriter, do: func(s *store) error {
+		m, err := s.writer()
+		if err != nil {
+			return err
+		}
+		for _, proxy := range m.nats {
 			proxy.hold()
 		}
-		pause(0, 2*lease)
-		for _, proxy := range member.nats {
+		pause(3*lease/2, 3*lease)
+		for _, proxy := range m.nats {
 			proxy.release()
 		}
 		return nil
 	}},
 	// Acknowledgements come late: writes are in doubt.
-	{name: "hold-nats-often", do: func(s *store) error {
-		member := s.writer()
+	{name: "hold-nats-often", seen: unanswered, do: func(s *store) error {
+		m, err := s.writer()
+		if err != nil {
+			return err
+		}
 		for range 10 {
-			for _, proxy := range member.nats {
+			for _, proxy := range m.nats {
 				proxy.hold()
 			}
 			pause(0, 150*time.Millisecond)
-			for _, proxy := range member.nats {
+			for _, proxy := range m.nats {
 				proxy.release()
 				proxy.cut()
 			}
@@ -89,23 +114,33 @@ var faults = []fault{
 		}
 		return nil
 	}},
-	{name: "kill-writer-and-leader", do: func(s *store) error {
-		m, server := s.writer(), s.nats[s.leader()]
+	{name: "kill-writer-and-leader", seen: anotherStart, do: func(s *store) error {
+		m, err := s.writer()
+		if err != nil {
+			return err
+		}
+		number, err := s.leader()
+		if err != nil {
+			return err
+		}
 		m.kill()
-		server.kill()
+		s.nats[number].kill()
 		pause(0, 500*time.Millisecond)
-		if err := server.start(); err != nil {
+		if err := s.nats[number].start(); err != nil {
 			return err
 		}
 		return m.start()
 	}},
 	// The server gives JetStream up when it cannot write, and has it again after a restart on a disk with room.
-	{name: "full-disk", small: true, do: func(s *store) error {
-		number := s.leader()
+	{name: "full-disk", small: true, seen: noRoom, do: func(s *store) error {
+		number, err := s.leader()
+		if err != nil {
+			return err
+		}
 		if err := s.disks[number].fill(); err != nil {
 			return err
 		}
-		pause(0, lease)
+		pause(lease/2, lease)
 		if err := s.disks[number].free(); err != nil {
 			return err
 		}
@@ -114,11 +149,52 @@ var faults = []fault{
 	}},
 }
 
+func stopWriter(s *store, least, most time.Duration) error {
+	m, err := s.writer()
+	if err != nil {
+		return err
+	}
+	return stop(m.process, least, most)
+}
+
 func stop(p *process, least, most time.Duration) error {
 	p.signal(syscall.SIGSTOP)
 	pause(least, most)
 	p.signal(syscall.SIGCONT)
 	return nil
+}
+
+func anotherStart(s *store, _ *history, _ int) error {
+	if s.starts() == len(s.members) {
+		return errors.New("no kine-nats was started again")
+	}
+	return nil
+}
+
+// anotherWriter: a store of one has none, and nobody is answered.
+func anotherWriter(s *store, h *history, failed int) error {
+	if len(s.members) > 1 && h.epochs < 2 {
+		return errors.New("the other kine-nats did not begin to write")
+	}
+	return unanswered(s, h, failed)
+}
+
+func unanswered(_ *store, _ *history, failed int) error {
+	if failed == 0 {
+		return errors.New("every request was answered")
+	}
+	return nil
+}
+
+func noRoom(s *store, _ *history, _ int) error {
+	for _, server := range s.nats {
+		if text, err := os.ReadFile(server.log); err != nil {
+			return fmt.Errorf("read what nats-server said: %w", err)
+		} else if strings.Contains(string(text), "no space left on device") {
+			return nil
+		}
+	}
+	return errors.New("no nats-server ran out of room")
 }
 
 func pick[T any](from []T) T { return from[rand.Intn(len(from))] }

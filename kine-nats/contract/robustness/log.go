@@ -22,9 +22,11 @@ import (
 // neither a watch nor the code under test says what happened.
 
 const (
-	recordHead  = 64
-	recordHash  = 8
-	readLimit   = 30 * time.Second
+	recordHead = 64
+	recordHash = 8
+	readLimit  = 30 * time.Second
+	// What a server was asked before it ended is never answered, and what follows may soon be purged.
+	answerLimit = 100 * time.Millisecond
 	opChange    = 1
 	opGrant     = 3
 	opRevoke    = 4
@@ -112,7 +114,7 @@ func (r *recorder) read(ctx context.Context, source jetstream.Stream) error {
 		case last = <-r.end:
 		default:
 		}
-		try, cancel := context.WithTimeout(ctx, time.Second)
+		try, cancel := context.WithTimeout(ctx, answerLimit)
 		records := some(try, source, r.next, ahead)
 		for _, data := range records {
 			if err := r.log.add(data); err != nil {

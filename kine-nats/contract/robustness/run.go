@@ -77,6 +77,11 @@ func (p plan) run(ctx context.Context, dir string) (string, error) {
 	if stats.Successes < leastAnswered {
 		return said, errors.New("too few requests were answered to prove anything")
 	}
+	if p.seen != nil {
+		if err := p.seen(s, log, stats.Failures); err != nil {
+			return said, fmt.Errorf("%s was not felt: %w", p.fault.name, err)
+		}
+	}
 	if most := report.OperationsMaxRevision(reports); most > log.revision {
 		return said, fmt.Errorf("a client was told of revision %d, the log ends at %d", most, log.revision)
 	}

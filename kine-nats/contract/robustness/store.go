@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math/rand"
 	"net/http"
 	"os"
 	"os/exec"
@@ -221,8 +221,9 @@ func startMember(log string, nats []string, follow bool) (*member, error) {
 		"--create",
 		fmt.Sprintf("--replicas=%d", len(nats)),
 		"--progress-interval=100ms",
-		// Processes that are started again begin with a snapshot, and what it holds is purged.
-		"--snapshot-bytes=20000",
+		// Processes that are started again begin with a snapshot, and what it holds is purged, some hundred records at a time:
+		// they are to be read before.
+		"--snapshot-bytes=60000",
 	}
 	if follow {
 		arguments = append(arguments, "--follow")
@@ -240,39 +241,45 @@ func (s *store) endpoints() []string {
 	return addresses
 }
 
-// writer is the kine-nats that writes, as they say themselves; any of them if none does at the moment.
-func (s *store) writer() *member {
-	for _, m := range s.members {
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{m.clients.address()}, Logger: zap.NewNop()})
-		if err != nil {
-			continue
+// writer is the kine-nats that writes, as they say themselves.
+func (s *store) writer() (writer *member, err error) {
+	err = eventually(func(ctx context.Context) error {
+		for _, m := range s.members {
+			client, err := clientv3.New(clientv3.Config{Endpoints: []string{m.clients.address()}, Logger: zap.NewNop()})
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			status, err := client.Status(ctx, m.clients.address())
+			if err == nil && status.Leader == status.Header.MemberId {
+				writer = m
+				return nil
+			}
 		}
-		defer client.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		status, err := client.Status(ctx, m.clients.address())
-		if err == nil && status.Leader == status.Header.MemberId {
-			return m
-		}
-	}
-	return pick(s.members)
+		return errors.New("no kine-nats says that it writes")
+	})
+	return writer, err
 }
 
-// leader is the number of the nats-server that leads the log, any of them if none does at the moment.
-func (s *store) leader() int {
-	number := rand.Intn(len(s.nats))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	connection, log, err := open(ctx, s.natsURL, stream)
-	if err != nil {
-		return number
+// leader is the number of the nats-server that leads the log.
+func (s *store) leader() (number int, err error) {
+	if len(s.nats) == 1 {
+		return 0, nil
 	}
-	defer connection.Close()
-	if log.CachedInfo().Cluster != nil {
-		// Its name, as startNATS gives it; what is no such name changes nothing.
-		fmt.Sscanf(log.CachedInfo().Cluster.Leader, "n%d", &number)
-	}
-	return number
+	err = eventually(func(ctx context.Context) error {
+		connection, log, err := open(ctx, s.natsURL, stream)
+		if err != nil {
+			return err
+		}
+		defer connection.Close()
+		if log.CachedInfo().Cluster == nil {
+			return errors.New("the log is in no cluster")
+		}
+		// Its name, as startNATS gives it.
+		_, err = fmt.Sscanf(log.CachedInfo().Cluster.Leader, "n%d", &number)
+		return err
+	})
+	return number, err
 }
 
 // ready waits until every kine-nats answers a linearizable read.
