@@ -15,8 +15,8 @@ SLOW_VERSIONS := 1.35.4 1.35.5
 
 # How often the slow tests of the store run: Kubernetes' own, and etcd's with faults in them. Some of Kubernetes' count
 # metrics of the whole process, so that `-test.count` would fail them.
-COUNT ?= 1
-ROBUSTNESS_RUNS ?= 12
+COUNT ?= 5
+ROBUSTNESS_RUNS ?= 100
 
 # Tests of crates run servers and wait for them: this many share the cores.
 WAITING := 6
@@ -121,7 +121,7 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
 	$(call timed,replicated stores whose servers fail,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated)
 	$(call timed,caches of Kubernetes,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --features slow --test store -- kubernetes --nocapture)
-	$(call timed,Kubernetes storage tests,for time in $$(seq $(COUNT)); do YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh; done)
+	$(call timed,Kubernetes storage tests,for time in $$(seq $(COUNT)); do YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh || exit 1; done)
 	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 
 # The binaries in release first: those of the stack are built for tests.
