@@ -1,7 +1,7 @@
 //! What kubelets, load balancers and monitoring ask over plain HTTP, of etcd and of kine-nats.
 
 use crate::etcd::Etcd;
-use crate::harness::{Client, Kine, Nats, http_get};
+use crate::harness::{Client, Kine, Nats, eventually, http_get};
 use serde_json::Value;
 use tokio::net::TcpStream;
 
@@ -45,6 +45,11 @@ async fn fill(mut client: Client) {
 #[tokio::test]
 async fn probes_hear_what_etcd_says() {
     let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
+    // It moves its file to the form of its own version some time after its start.
+    eventually("etcd has its storage version", || async {
+        (ask(&etcd.address(), "/version").await.1["storage"] == "3.6.0").then_some(())
+    })
+    .await;
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "probes", &["--quota=1000000"]).await;
     let client = kine.client().await;
