@@ -9,7 +9,7 @@ use yoke_runtime::budget::Rate;
 
 use crate::support::api::{ENDLESS, LARGE};
 use crate::support::client::{BOTH, Client, Http, get};
-use crate::support::frames::{Frames, RST_STREAM, SETTINGS, WINDOW_UPDATE};
+use crate::support::frames::{Frames, RST_STREAM, SETTINGS, WINDOW_UPDATE, fields};
 use crate::support::tenant::{hello, open};
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
@@ -23,21 +23,10 @@ async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
     Client::connect(stage.envoy.ingress, &name, &stage.root.client(None), Http::Two).await
 }
 
-/// Fields of a request by HTTP/2.
-fn fields<'a>(path: &'a str, bearer: &'a str) -> [(&'a str, &'a str); 5] {
-    [
-        (":method", "GET"),
-        (":scheme", "https"),
-        (":authority", "10.96.0.1"),
-        (":path", path),
-        ("authorization", bearer),
-    ]
-}
-
 /// A client that asked for what never ends, and reads no more of it than the window that HTTP/2 begins with.
 async fn stalled(stage: &Stage) -> Frames {
     let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
-    reader.request(1, &fields(ENDLESS, &stage.bearer(0))).await;
+    reader.request(1, &fields(&stage.bearer(0), ENDLESS)).await;
     let heard = reader.listen(SHORT, |frame| frame.kind == RST_STREAM).await;
     assert_eq!(heard.text(1).len(), 65_535, "what the window allowed had come");
     reader
@@ -154,7 +143,7 @@ async fn slow_clients_are_cut_off() {
     slow.write_all(head.as_bytes()).await.unwrap();
     // A large answer, and a window that stays shut: more is left than the window, and not more than Envoy takes in.
     let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &config).await;
-    reader.request(1, &fields(LARGE, &bearer)).await;
+    reader.request(1, &fields(&bearer, LARGE)).await;
 
     let mut nothing = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, idle.read_to_end(&mut nothing)).await;

@@ -6,7 +6,7 @@ use super::at_once;
 use crate::support::PATIENCE;
 use crate::support::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, Frame, Frames, GOAWAY, HEADERS, Heard, PADDED, PING, PRIORITY,
-    PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, fields_of, frame,
+    PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, fields, fields_of, frame,
 };
 use crate::terminated::{NAMES, Stage};
 
@@ -82,16 +82,6 @@ async fn streams_are_counted(stage: &Stage) -> usize {
     let last = heard.frames.last().unwrap();
     assert_eq!((last.kind, last.stream), (RST_STREAM, 201), "{}", tell(&heard));
     1
-}
-
-fn fields<'a>(bearer: &'a str, path: &'a str) -> [(&'a str, &'a str); 5] {
-    [
-        (":method", "GET"),
-        (":scheme", "https"),
-        (":authority", "10.96.0.1"),
-        (":path", path),
-        ("authorization", bearer),
-    ]
 }
 
 /// One header each, with a token of A.

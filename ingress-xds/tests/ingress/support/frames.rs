@@ -150,6 +150,17 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Fields of a request with a token.
+pub fn fields<'a>(bearer: &'a str, path: &'a str) -> [(&'a str, &'a str); 5] {
+    [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "10.96.0.1"),
+        (":path", path),
+        ("authorization", bearer),
+    ]
+}
+
 /// Fields of a header, each in its own letters.
 pub fn fields_of(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
