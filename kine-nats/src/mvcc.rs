@@ -228,6 +228,12 @@ impl Mvcc {
         None
     }
 
+    /// How many keys or changes [`Mvcc::count`] goes over: at the newest revision none.
+    pub(crate) fn counting(&self, start: &[u8], end: &[u8], revision: i64) -> i64 {
+        let later = self.history.len() - self.position(revision + 1);
+        i64::try_from(later.min(4 * self.index.span(start, end))).unwrap_or(i64::MAX)
+    }
+
     /// How many keys of the range are live at a revision.
     pub(crate) fn count(&self, start: &[u8], end: &[u8], revision: i64) -> i64 {
         let since = self.position(revision + 1);

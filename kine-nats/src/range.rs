@@ -30,14 +30,16 @@ pub(crate) fn revision(request: &RangeRequest, visible: i64) -> i64 {
     }
 }
 
-/// How many keys [`range`] goes over, but for one.
-pub(crate) fn visits(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> i64 {
-    let count = mvcc.count(&request.key, &request.range_end, revision);
-    match request.limit {
-        _ if request.count_only => 0,
-        limit if limit > 0 && is_cut(request) => count.min(limit),
-        _ => count,
+/// How many keys and changes [`range`] goes over, but for one; more than `most` are not counted.
+pub(crate) fn visits(mvcc: &Mvcc, request: &RangeRequest, revision: i64, most: i64) -> i64 {
+    let (start, end) = (request.key.as_ref(), request.range_end.as_ref());
+    let counting = mvcc.counting(start, end, revision);
+    if request.count_only || counting > most {
+        return counting;
     }
+    let count = mvcc.count(start, end, revision);
+    let limit = Some(request.limit).filter(|limit| *limit > 0 && is_cut(request));
+    counting + limit.map_or(count, |limit| count.min(limit))
 }
 
 /// Whether a limit ends the walk over the keys, and not only what is answered.

@@ -54,7 +54,7 @@ impl Step<'_, '_> {
     }
 
     pub(super) fn check_reads(&self, path: &Path<'_>) -> Result<(), Refusal> {
-        if self.reads(path) > MAX_READ {
+        if self.reads(path, MAX_READ) > MAX_READ {
             Err(Refusal::TooLarge)
         } else {
             Ok(())
@@ -84,20 +84,26 @@ impl Step<'_, '_> {
         here + nested.sum::<i64>()
     }
 
-    fn reads(&self, path: &Path<'_>) -> i64 {
+    /// What the ranges of a path go over; what is more than `most` is not looked at.
+    fn reads(&self, path: &Path<'_>, most: i64) -> i64 {
         let mvcc = &self.evaluation.state.mvcc;
-        let count = |step: &PathStep<'_>| match step {
+        let count = |step: &PathStep<'_>, most: i64| match step {
             PathStep::Single(Request::RequestRange(request)) if !request.range_end.is_empty() => {
                 let at = if request.revision > 0 {
                     request.revision
                 } else {
                     mvcc.head()
                 };
-                range::visits(mvcc, request, at)
+                range::visits(mvcc, request, at, most)
             }
             PathStep::Single(_) => 0,
-            PathStep::Nested(path) => self.reads(path),
+            PathStep::Nested(path) => self.reads(path, most),
         };
-        path.steps.iter().map(count).sum()
+        path.steps.iter().fold(
+            0,
+            |sum, step| {
+                if sum > most { sum } else { sum + count(step, most - sum) }
+            },
+        )
     }
 }

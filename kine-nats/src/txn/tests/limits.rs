@@ -69,11 +69,22 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     let read = |ranges: usize, revision: i64| read_by(ranges, all(revision));
     bench.run(read(50, 0)).unwrap();
     assert_eq!(bench.run(read(51, 0)).err(), Some(Refusal::TooLarge));
-    assert!(bench.run(read(51, 3)).is_ok(), "what is read counts, not what is there");
+    assert!(bench.run(read(50, 3)).is_ok());
+    assert_eq!(
+        bench.run(read(51, 3)).err(),
+        Some(Refusal::TooLarge),
+        "little is found, and all that came later is gone over"
+    );
     let counted = pb::RangeRequest {
         count_only: true,
         ..all(0)
     };
+    let counted_then = pb::RangeRequest {
+        count_only: true,
+        ..all(3)
+    };
+    assert!(bench.run(read_by(50, counted_then.clone())).is_ok());
+    assert_eq!(bench.run(read_by(51, counted_then)).err(), Some(Refusal::TooLarge));
     let mut first = pb::RangeRequest { limit: 1, ..all(0) };
     assert!(bench.run(read_by(51, counted)).is_ok());
     assert!(bench.run(read_by(51, first.clone())).is_ok());
