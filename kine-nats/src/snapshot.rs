@@ -95,6 +95,8 @@ pub(crate) trait Messages: Clone + Send + Sync + 'static {
     fn store(&self, subject: String, payload: Bytes) -> impl Future<Output = Result<u64, LogError>> + Send;
     /// The newest message of a subject, with its sequence.
     fn last(&self, subject: &str) -> impl Future<Output = Result<Option<(u64, Bytes)>, LogError>> + Send;
+    /// The first message of a subject from a sequence on, with its sequence.
+    fn first(&self, from: u64, subject: &str) -> impl Future<Output = Result<Option<(u64, Bytes)>, LogError>> + Send;
     /// Messages of a subject from a sequence on, as many as fit one answer; empty at the end.
     fn batch(&self, from: u64, subject: &str) -> impl Future<Output = Result<Vec<(u64, Bytes)>, LogError>> + Send;
     /// The subjects that match a filter, and how many messages each has.

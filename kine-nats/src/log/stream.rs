@@ -330,6 +330,10 @@ impl Messages for Stream {
         self.message(&json!({ "last_by_subj": subject })).await
     }
 
+    async fn first(&self, from: u64, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
+        self.message(&json!({ "seq": from, "next_by_subj": subject })).await
+    }
+
     async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
         let mut messages = Vec::new();
         self.read(from, Some(subject), &mut messages).await?;

@@ -85,6 +85,10 @@ impl Messages for MemoryMessages {
         Ok(newest.map(|(sequence, (_, payload))| (*sequence, payload.clone())))
     }
 
+    async fn first(&self, from: u64, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
+        Ok(self.batch(from, subject).await?.into_iter().next())
+    }
+
     async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
         tokio::task::yield_now().await;
         let messages = &self.lock().messages;

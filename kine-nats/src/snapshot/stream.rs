@@ -77,11 +77,15 @@ impl<M: Messages> Shelf<M> {
         Ok(manifest)
     }
 
-    /// Removes chunks below a sequence that no manifest names.
+    /// Removes chunks below a sequence that no manifest names. A manifest that cannot be read may name any of them.
     async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
         let begin = self.chunks("");
         let counts = self.stream.subjects(&self.chunks(">")).await?;
         let manifests = self.list().await?;
+        let stored = self.stream.subjects(&self.manifests()).await?;
+        if stored.values().sum::<u64>() != manifests.len() as u64 {
+            return Ok(());
+        }
         for subject in counts.keys() {
             let name = subject.strip_prefix(&begin).unwrap_or_default();
             let below = name
@@ -98,21 +102,15 @@ impl<M: Messages> Shelf<M> {
 
     /// Manifests that can be read.
     async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        let mut messages = match self.stream.batch(1, &self.manifests()).await {
-            Err(error @ LogError::Unreadable { .. }) => {
-                tracing::error!(error = %error, "A snapshot's manifest is damaged");
-                Vec::new()
-            }
-            messages => messages?,
+        let Some((last, newest)) = self.stream.last(&self.manifests()).await? else {
+            return Ok(Vec::new());
         };
-        // Direct reads may come from a replica that is behind; the leader knows the newest.
-        if let Some(last) = self.stream.last(&self.manifests()).await?
-            && messages.last().is_none_or(|(sequence, _)| *sequence < last.0)
-        {
-            messages.push(last);
-        }
-        let mut manifests = Vec::new();
-        for (sequence, message) in messages {
+        let (mut manifests, mut from) = (Vec::new(), 1);
+        while from <= last {
+            // A server may find nothing where it finds damage.
+            let found = self.stream.first(from, &self.manifests()).await?;
+            let (sequence, message) = found.unwrap_or_else(|| (last, newest.clone()));
+            from = sequence + 1;
             match Manifest::decode(&message) {
                 Ok(manifest) => manifests.push(Kept {
                     shelf: self,

@@ -112,6 +112,23 @@ async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
     assert_eq!((memory.first(), chunks(&memory)), (6, vec![5, 20]));
 }
 
+#[tokio::test]
+async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
+    let (memory, snapshots, state) = bench(60);
+    for sequence in [10, 20] {
+        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+    }
+    memory.messages().damage("snap.m");
+    snapshots.keep(&state, &pin(&state, 30, 1)).await.unwrap();
+    assert_eq!(
+        (memory.first(), chunks(&memory)),
+        (11, vec![10, 20, 30]),
+        "whose chunks these are is not known"
+    );
+    snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
+    assert_eq!((memory.first(), chunks(&memory)), (31, vec![30, 40]));
+}
+
 /// Its chunk is there, and is not what was stored.
 #[tokio::test]
 async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
