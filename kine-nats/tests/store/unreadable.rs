@@ -151,13 +151,18 @@ async fn a_snapshot_that_no_client_reads_counts_as_damaged() {
     let newest = direct
         .request(
             "$JS.API.STREAM.MSG.GET.KINE_SNAP_chunk",
-            r#"{"last_by_subj":"kine.chunk.snap.c.>"}"#.into(),
+            r#"{"last_by_subj":"kine.chunk.snap.m"}"#.into(),
         )
         .await
         .unwrap();
     let newest: serde_json::Value = serde_json::from_slice(&newest.payload).unwrap();
-    let sequence = newest["message"]["seq"].as_u64().unwrap();
-    garbler.garble("KINE_SNAP_chunk", sequence, u64::MAX);
+    let newest = data_encoding::BASE64.decode(newest["message"]["data"].as_str().unwrap().as_bytes());
+    // A hash is behind it.
+    let manifest = serde_json::Deserializer::from_slice(&newest.unwrap())
+        .into_iter::<serde_json::Value>()
+        .next();
+    let chunk = manifest.unwrap().unwrap()["first"].as_u64().unwrap();
+    garbler.garble("KINE_SNAP_chunk", chunk, u64::MAX);
     kine.restart().await;
     assert!(kine.log().contains("A snapshot is damaged"), "{}", kine.log());
     assert_eq!(client.range("/k/", "/k0", 0).await.unwrap().count, 60);
