@@ -17,6 +17,7 @@ use crate::metrics::Calls;
 use crate::proto::etcdserverpb as pb;
 use crate::refusal::Refusal;
 use crate::store::{REQUEST_LIMIT, Store};
+use crate::validate::MAX_REQUEST;
 use counted::Counted;
 use pb::cluster_server::ClusterServer;
 use pb::kv_server::KvServer;
@@ -25,15 +26,15 @@ use pb::maintenance_server::MaintenanceServer;
 use pb::watch_server::WatchServer;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch as channel};
+use tokio::sync::{Mutex, Semaphore, watch as channel};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
-/// Requests are measured against etcd's own limit, so that the error is etcd's; this only bounds memory.
-const MAX_MESSAGE: usize = 16 << 20;
+/// What etcd takes of a message: `grpcOverheadBytes` more than of a request, whose limit has an error of its own.
+const MAX_MESSAGE: usize = MAX_REQUEST + 512 * 1024;
 /// What clients take the server for. From 3.5.13 on they ask for progress.
 pub(crate) const VERSION: &str = "3.6.8";
 
@@ -45,6 +46,8 @@ pub(crate) struct Node {
     client_urls: Arc<[String]>,
     /// Backups that may be sent at a time.
     backups: Arc<Semaphore>,
+    /// Whose turn it is to hash the store.
+    hashes: Arc<Mutex<()>>,
 }
 
 impl Node {
@@ -58,6 +61,7 @@ impl Node {
             progress_interval,
             client_urls: client_urls.into(),
             backups: Arc::new(Semaphore::new(backup::AT_A_TIME)),
+            hashes: Arc::default(),
         }
     }
 

@@ -6,14 +6,19 @@ use crate::peer::Peers;
 use crate::proto::etcdserverpb as pb;
 use crate::range;
 use crate::refusal::Refusal;
-use crate::store::Store;
+use crate::store::{REQUEST_LIMIT, Store};
 use pb::alarm_request::AlarmAction;
 use pb::maintenance_server::Maintenance;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Keys that are hashed before others may use the store.
 const HASH_PAGE: usize = 2000;
+/// Between two hashes: who keeps the store looks for something to drop several times in it.
+const HASH_PAUSE: Duration = Duration::from_millis(500);
 
 #[tonic::async_trait]
 impl Maintenance for Node {
@@ -74,7 +79,7 @@ impl Maintenance for Node {
         let revision = store.revision();
         Ok(Response::new(pb::HashResponse {
             header: Some(store.header(revision)),
-            hash: hash_at(&store, revision).await?,
+            hash: self.hash_in_turn(&store, revision).await?,
         }))
     }
 
@@ -89,7 +94,7 @@ impl Maintenance for Node {
         let at = if asked > 0 { asked } else { visible };
         Ok(Response::new(pb::HashKvResponse {
             header: Some(store.header(visible)),
-            hash: hash_at(&store, at).await?,
+            hash: self.hash_in_turn(&store, at).await?,
             compact_revision: compacted,
             hash_revision: at,
         }))
@@ -122,6 +127,20 @@ impl Maintenance for Node {
 
     async fn downgrade(&self, _: Request<pb::DowngradeRequest>) -> Result<Response<pb::DowngradeResponse>, Status> {
         Err(unsupported("there is no older etcd version to go back to"))
+    }
+}
+
+impl Node {
+    /// Hashes when nobody else does. A pause follows: what is compacted is dropped only while nobody hashes.
+    async fn hash_in_turn(&self, store: &Store, revision: i64) -> Result<u32, Refusal> {
+        let turn = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
+        let turn = turn.map_err(|_| Refusal::TooManyRequests)?;
+        let hash = hash_at(store, revision).await;
+        tokio::spawn(async move {
+            let _turn = turn;
+            sleep(HASH_PAUSE).await;
+        });
+        hash
     }
 }
 
