@@ -1,10 +1,33 @@
-//! Hostile bytes: what is valid, changed a little.
+//! Random numbers that can be had again, and hostile bytes: what is valid, changed a little.
 
-use rand::RngExt;
 use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 /// Numbers that lengths and revisions must not be believed to be.
 const NUMBERS: [u64; 6] = [0, 1, 127, u32::MAX as u64, i64::MAX as u64, u64::MAX];
+
+/// The seed of a run that is to be done again: `SEED`.
+pub(crate) fn chosen() -> Option<u64> {
+    std::env::var("SEED").ok().map(|seed| seed.parse().unwrap())
+}
+
+/// So many seeds that follow each other, or the one that is chosen.
+pub(crate) fn seeds(count: u64) -> Vec<u64> {
+    chosen().map_or_else(
+        || {
+            let first = rand::random::<u64>();
+            (0..count).map(|number| first.wrapping_add(number)).collect()
+        },
+        |seed| vec![seed],
+    )
+}
+
+/// Random numbers, with the seed that brings them back.
+pub(crate) fn seeded() -> StdRng {
+    let seed = chosen().unwrap_or_else(rand::random);
+    println!("SEED={seed}");
+    StdRng::seed_from_u64(seed)
+}
 
 /// How often to try; `FUZZ_TIMES` multiplies it.
 pub(crate) fn fuzz_runs(usual: u64) -> u64 {

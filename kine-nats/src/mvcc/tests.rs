@@ -1,6 +1,7 @@
 //! The store against a list of everything that happened.
 
 use super::*;
+use crate::fuzz::seeds;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -160,9 +161,7 @@ fn reload(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
 
 #[test]
 fn answers_as_the_model_does() {
-    let first = rand::random::<u32>();
-    println!("seeds from {first}");
-    (0..150).for_each(|offset| run(u64::from(first) + offset));
+    seeds(150).into_iter().for_each(run);
 }
 
 #[test]

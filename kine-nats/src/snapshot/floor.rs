@@ -74,10 +74,9 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzz::{fuzz_runs, mutate};
+    use crate::fuzz::{fuzz_runs, mutate, seeded};
     use crate::log::memory::Memory;
-    use rand::rngs::StdRng;
-    use rand::{RngExt, SeedableRng};
+    use rand::RngExt;
     use std::sync::Arc;
 
     const GOOD: Floor = Floor {
@@ -110,9 +109,7 @@ mod tests {
 
     #[test]
     fn survives_hostile_bytes_behind_a_good_hash() {
-        let seed = rand::random::<u64>();
-        println!("seed {seed}");
-        let mut random = StdRng::seed_from_u64(seed);
+        let mut random = seeded();
         let good = GOOD.encode().unwrap();
         let mut read = 0;
         for _ in 0..fuzz_runs(20_000) {

@@ -2,11 +2,11 @@
 //! or nothing is before somebody accepts the loss.
 
 use crate::cluster::Cluster;
-use crate::fuzz::fuzz_runs;
+use crate::fuzz::{fuzz_runs, seeded};
 use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually, repair};
 use futures::StreamExt;
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -131,9 +131,7 @@ async fn write(kine: &mut Kine) -> Written {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_flipped_bit_on_the_disk_is_served() {
     const AT_A_TIME: usize = 4;
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "damage", &["--snapshot-bytes=20000"]).await;
     let written = write(&mut kine).await;
@@ -168,9 +166,7 @@ async fn until_both_are_stored(kine: &Kine) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "spare", SPARE).await;
     let written = write(&mut kine).await;
@@ -215,9 +211,7 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flipped_bit_of_one_of_three_servers_loses_nothing_though_it_leads() {
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     let mut cluster = Cluster::start().await;
     let mut kine = Kine::start(&cluster, "third", &["--replicas=3", "--snapshot-bytes=20000"]).await;
     let written = write(&mut kine).await;

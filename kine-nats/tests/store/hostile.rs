@@ -1,11 +1,10 @@
 //! Requests that are not what a client of etcd's sends: each is answered, or refused, and the store is none the worse.
 
-use crate::fuzz::{fuzz_runs, mutate};
+use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::harness::{Kine, Nats, WAIT};
 use bytes::{Buf, BufMut, Bytes};
 use prost::Message;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::RngExt;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -248,9 +247,7 @@ async fn send(channel: Channel, method: &str, messages: Vec<Bytes>) -> Code {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn odd_requests_harm_nothing() {
     const AT_A_TIME: usize = 16;
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "hostile", &["--follow"]).await;
     let mut client = kine.client().await;

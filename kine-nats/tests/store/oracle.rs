@@ -12,6 +12,7 @@ mod requests;
 mod watches;
 
 use crate::etcd::{Etcd, save};
+use crate::fuzz::{chosen, seeds};
 use crate::harness::{Client, Kine, Nats};
 use crate::range_stream::list;
 use plain::{Answer, Told, even_out, streamed, told};
@@ -202,16 +203,9 @@ async fn run(seed: u64) {
 
 #[tokio::test]
 async fn clients_are_told_what_etcd_tells() {
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
-    let seeds: Vec<u64> = match number("SEED") {
-        Some(seed) => vec![seed],
-        None => {
-            let first = u64::from(rand::random::<u32>());
-            let new = first..first + number("ORACLE_RUNS").unwrap_or(RUNS);
-            KNOWN.into_iter().chain(new).collect()
-        }
-    };
-    for seed in seeds {
+    let runs = std::env::var("ORACLE_RUNS").map_or(RUNS, |runs| runs.parse().unwrap());
+    let known = KNOWN.into_iter().filter(|_| chosen().is_none());
+    for seed in known.chain(seeds(runs)) {
         run(seed).await;
     }
 }

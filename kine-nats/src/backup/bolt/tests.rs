@@ -1,8 +1,9 @@
 //! Files as a reader finds them that knows the format from its description alone.
 
 use super::*;
+use crate::fuzz::seeded;
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use std::collections::BTreeSet;
 
 type Entries = Vec<(Vec<u8>, Vec<u8>)>;
@@ -105,9 +106,7 @@ fn entry(number: u64, value: Bytes) -> Entry {
 
 #[test]
 fn a_file_holds_what_was_put_in() {
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     for round in 0..60 {
         let bucket = |random: &mut StdRng, name: &'static str, most: usize| {
             let count = random.random_range(0..=most);
@@ -131,7 +130,7 @@ fn a_file_holds_what_was_put_in() {
                 (name.to_string(), entries.collect())
             })
             .into();
-        assert!(read(File::new(buckets)) == put, "seed {seed}, round {round}");
+        assert!(read(File::new(buckets)) == put, "round {round}");
     }
 }
 

@@ -1,9 +1,10 @@
 //! Pages put together against a Range, over random stores.
 
 use super::*;
+use crate::fuzz::seeded;
 use crate::mvcc::key_of;
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 fn store(random: &mut StdRng) -> Mvcc {
     let mut mvcc = Mvcc::new();
@@ -49,9 +50,7 @@ fn walk(mvcc: &Mvcc, request: &RangeRequest) -> (RangeResponse, usize) {
 
 #[test]
 fn pages_are_a_range_together() {
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     let mvcc = store(&mut random);
     let mut most = 0;
     for _ in 0..200 {
@@ -67,10 +66,10 @@ fn pages_are_a_range_together() {
         };
         let (together, pages) = walk(&mvcc, &request);
         let whole = range(&mvcc, &request, revision(&request, mvcc.visible()));
-        assert!(together == whole, "seed {seed}: {request:?}");
+        assert!(together == whole, "{request:?}");
         most = most.max(pages);
     }
-    assert!(most > 5, "seed {seed}: {most} pages");
+    assert!(most > 5, "{most} pages");
 }
 
 fn all() -> RangeRequest {

@@ -1,12 +1,11 @@
 //! A snapshot holds what was pinned, whatever happens while it is cut, and damage is found.
 
 use super::*;
-use crate::fuzz::{fuzz_runs, mutate};
+use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::mvcc::Mvcc;
 use crate::session::Session;
 use crate::snapshot::{Manifest, SnapshotError, Written};
 use crate::state::State;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
 use std::time::Duration;
 
@@ -183,9 +182,7 @@ fn refuses_revisions_that_cannot_be() {
 /// Every chunk and manifest that can be decoded can be loaded, whatever it holds.
 #[test]
 fn survives_hostile_bytes_behind_a_good_hash() {
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = seeded();
     let mut state = State::new(Mvcc::new());
     state.leases.grant(5, 60, Duration::ZERO);
     for (key, lease) in [(b"a", 0), (b"b", 5), (b"a", 5)] {

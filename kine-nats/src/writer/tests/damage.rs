@@ -2,8 +2,9 @@
 //! what is whole besides is enough. What is read is what was stored.
 
 use super::*;
+use crate::fuzz::{fuzz_runs, seeded};
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 /// All that a reader shows.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ pub(super) async fn written() -> (Memory, usize) {
 
 /// The bits to flip: one of each byte, or all with `FUZZ_TIMES`.
 fn bits(bytes: usize, random: &mut StdRng) -> Vec<usize> {
-    let all = crate::fuzz::fuzz_runs(1) > 1;
+    let all = fuzz_runs(1) > 1;
     let one = |byte: usize, random: &mut StdRng| byte * 8 + random.random_range(0..8);
     let few = |random: &mut StdRng| (0..bytes).map(|byte| one(byte, random)).collect();
     if all { (0..bytes * 8).collect() } else { few(random) }
@@ -84,12 +85,6 @@ fn flipped(bytes: &Bytes, bit: usize) -> Bytes {
     let mut bytes = bytes.to_vec();
     bytes[bit / 8] ^= 1 << (bit % 8);
     bytes.into()
-}
-
-fn seeded() -> StdRng {
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    StdRng::seed_from_u64(seed)
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,16 +2,10 @@
 //! log can be read afterwards.
 
 use super::*;
-use crate::fuzz::{fuzz_runs, mutate};
+use crate::fuzz::{fuzz_runs, mutate, seeded};
 use crate::peer::{message, serve};
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
-
-fn seeded() -> StdRng {
-    let seed = rand::random::<u64>();
-    println!("seed {seed}");
-    StdRng::seed_from_u64(seed)
-}
 
 fn commands() -> Vec<Command> {
     let put = pb::PutRequest {

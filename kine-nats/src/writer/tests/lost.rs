@@ -9,6 +9,7 @@
 //! `SEED=n` runs one seed.
 
 use super::*;
+use crate::fuzz::{chosen, seeds};
 use crate::repair::{Repaired, mend};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -152,11 +153,8 @@ async fn simulate(seed: u64, tally: &mut Tally) {
 
 #[test]
 fn no_loss_goes_unnoticed() {
-    let chosen: Option<u64> = std::env::var("SEED").ok().map(|seed| seed.parse().unwrap());
-    let first = chosen.unwrap_or_else(rand::random::<u64>);
-    let seeds = if chosen.is_some() { 1 } else { SEEDS };
     let mut tally = Tally::default();
-    for seed in (0..seeds).map(|number| first.wrapping_add(number)) {
+    for seed in seeds(SEEDS) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -165,7 +163,7 @@ fn no_loss_goes_unnoticed() {
         let run = std::panic::AssertUnwindSafe(|| runtime.block_on(simulate(seed, &mut tally)));
         assert!(std::panic::catch_unwind(run).is_ok(), "SEED={seed} fails");
     }
-    println!("{seeds} seeds from {first}: {tally:?}");
+    println!("{tally:?}");
     let enough = tally.restored > 100 && tally.refused > 100 && tally.unnoticed > 0 && tally.whole > 20;
-    assert!(chosen.is_some() || enough, "{tally:?}");
+    assert!(chosen().is_some() || enough, "{tally:?}");
 }
