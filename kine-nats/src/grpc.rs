@@ -8,6 +8,7 @@ mod kv;
 mod lease;
 mod maintenance;
 mod pages;
+mod submit;
 mod watch;
 pub(crate) mod wire;
 
@@ -109,18 +110,7 @@ fn needs_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// Completes the header that the evaluation made.
-fn stamp(store: &Store, header: &mut Option<pb::ResponseHeader>) {
-    let revision = header.as_ref().map_or(0, |header| header.revision);
-    *header = Some(store.header(revision));
-}
-
 /// A call of etcd's that there is nothing behind here, and why.
 fn unsupported(why: &str) -> Status {
     Status::unimplemented(format!("kine-nats: {why}"))
-}
-
-/// An answer of another kind than the request.
-fn mismatch() -> Status {
-    Status::internal("the writer answered another request")
 }

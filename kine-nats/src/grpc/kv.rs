@@ -1,12 +1,12 @@
 //! Reads and writes of keys.
 
 use super::pages::{self, Pages};
-use super::{Node, mismatch, needs_leader, stamp};
+use super::submit::submit;
+use super::{Node, needs_leader};
 use crate::proto::etcdserverpb as pb;
 use crate::range;
 use crate::state::State;
-use crate::store::Store;
-use crate::txn::{Answer, Command};
+use crate::txn::Command;
 use crate::validate;
 use pb::kv_server::Kv;
 use tonic::{Request, Response, Status};
@@ -42,13 +42,9 @@ impl Kv for Node {
 
     async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        match store.submit(Command::Put(request.into_inner())).await? {
-            Answer::Put(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::Put(request.into_inner()))
+            .await
+            .map(Response::new)
     }
 
     async fn delete_range(
@@ -56,24 +52,16 @@ impl Kv for Node {
         request: Request<pb::DeleteRangeRequest>,
     ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        match store.submit(Command::DeleteRange(request.into_inner())).await? {
-            Answer::DeleteRange(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::DeleteRange(request.into_inner()))
+            .await
+            .map(Response::new)
     }
 
     async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        match store.submit(Command::Txn(request.into_inner())).await? {
-            Answer::Txn(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::Txn(request.into_inner()))
+            .await
+            .map(Response::new)
     }
 
     async fn compact(
@@ -81,23 +69,8 @@ impl Kv for Node {
         request: Request<pb::CompactionRequest>,
     ) -> Result<Response<pb::CompactionResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        match store.submit(Command::Compact(request.into_inner().revision)).await? {
-            Answer::Compact(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
-    }
-}
-
-/// What [`Store::submit`] promises for keys is used by the leases too.
-pub(super) async fn keep_alive(store: &Store, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
-    match store.submit(Command::KeepAlive(id)).await? {
-        Answer::KeepAlive(mut answer) => {
-            stamp(store, &mut answer.header);
-            Ok(answer)
-        }
-        _ => Err(mismatch()),
+        submit(&store, Command::Compact(request.into_inner().revision))
+            .await
+            .map(Response::new)
     }
 }

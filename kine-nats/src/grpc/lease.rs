@@ -1,9 +1,10 @@
 //! Leases.
 
-use super::{Node, mismatch, stamp};
+use super::Node;
+use super::submit::submit;
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
-use crate::txn::{Answer, Command};
+use crate::txn::Command;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use pb::lease_server::Lease;
@@ -28,13 +29,7 @@ impl Lease for Node {
         } else {
             id
         };
-        match store.submit(Command::Grant { id, ttl }).await? {
-            Answer::Grant(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::Grant { id, ttl }).await.map(Response::new)
     }
 
     async fn lease_revoke(
@@ -42,13 +37,9 @@ impl Lease for Node {
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        match store.submit(Command::Revoke(request.into_inner().id)).await? {
-            Answer::Revoke(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::Revoke(request.into_inner().id))
+            .await
+            .map(Response::new)
     }
 
     type LeaseKeepAliveStream = ReceiverStream<Result<pb::LeaseKeepAliveResponse, Status>>;
@@ -69,13 +60,9 @@ impl Lease for Node {
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let store = self.store(request.metadata()).await?;
         let pb::LeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        match store.submit(Command::TimeToLive { id, keys }).await? {
-            Answer::TimeToLive(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::TimeToLive { id, keys })
+            .await
+            .map(Response::new)
     }
 
     async fn lease_leases(
@@ -83,13 +70,7 @@ impl Lease for Node {
         request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        match store.submit(Command::Leases).await? {
-            Answer::Leases(mut answer) => {
-                stamp(&store, &mut answer.header);
-                Ok(Response::new(answer))
-            }
-            _ => Err(mismatch()),
-        }
+        submit(&store, Command::Leases).await.map(Response::new)
     }
 }
 
@@ -105,7 +86,7 @@ async fn keep_alive(
     while open || !renewals.is_empty() {
         tokio::select! {
             request = requests.message(), if open && renewals.len() < RENEWALS => match request {
-                Ok(Some(request)) => renewals.push_back(super::kv::keep_alive(&store, request.id)),
+                Ok(Some(request)) => renewals.push_back(submit(&store, Command::KeepAlive(request.id))),
                 Ok(None) => open = false,
                 Err(_) => return,
             },

@@ -1,0 +1,54 @@
+//! Requests that the writer answers.
+
+use crate::proto::etcdserverpb as pb;
+use crate::store::Store;
+use crate::txn::{Answer, Command};
+use tonic::Status;
+
+/// The answer that a call wants of the writer.
+pub(super) trait Wanted: Sized {
+    /// Takes it if it is of this kind.
+    fn take(answer: Answer) -> Option<Self>;
+    fn header(&mut self) -> &mut Option<pb::ResponseHeader>;
+}
+
+macro_rules! wanted {
+    ($($kind:ident: $answer:ident),*) => {
+        $(
+            impl Wanted for pb::$answer {
+                fn take(answer: Answer) -> Option<Self> {
+                    match answer {
+                        Answer::$kind(answer) => Some(answer),
+                        _ => None,
+                    }
+                }
+
+                fn header(&mut self) -> &mut Option<pb::ResponseHeader> {
+                    &mut self.header
+                }
+            }
+        )*
+    };
+}
+
+wanted!(
+    Put: PutResponse,
+    DeleteRange: DeleteRangeResponse,
+    Txn: TxnResponse,
+    Compact: CompactionResponse,
+    Grant: LeaseGrantResponse,
+    Revoke: LeaseRevokeResponse,
+    KeepAlive: LeaseKeepAliveResponse,
+    TimeToLive: LeaseTimeToLiveResponse,
+    Leases: LeaseLeasesResponse
+);
+
+/// Has the writer do a request, and completes the header of its answer, which has the revision only.
+pub(super) async fn submit<A: Wanted>(store: &Store, command: Command) -> Result<A, Status> {
+    let answer = store.submit(command).await?;
+    let mut answer = A::take(answer).ok_or_else(|| Status::internal("the writer answered another request"))?;
+    let header = answer.header();
+    let revision = header.as_ref().map_or(0, |header| header.revision);
+    *header = Some(store.header(revision));
+    Ok(answer)
+}
