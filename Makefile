@@ -17,6 +17,7 @@ SLOW_VERSIONS := 1.35.4 1.35.5
 # metrics of the whole process, so that `-test.count` would fail them.
 COUNT ?= 5
 ROBUSTNESS_RUNS ?= 100
+ORACLE_RUNS ?= 40
 
 # Tests of crates run servers and wait for them: this many share the cores.
 WAITING := 6
@@ -41,6 +42,11 @@ endif
 define timed
 	@echo "== $(1)"; begun=$$(date +%s.%N); $(2); \
 	printf '== %s took %.1f s\n' "$(1)" "$$(echo "$$(date +%s.%N) $$begun" | awk '{print $$1 - $$2}')"
+endef
+
+# $(call some,COMMAND): runs tests, of which there must be one: a filter that matches none would pass.
+define some
+$(1) 2>&1 | tee $(REPORT); awk '/^test result:/ {p += $$4} END {if (!p) {print "no test ran"; exit 1}}' $(REPORT)
 endef
 
 .PHONY: help
@@ -117,10 +123,11 @@ deny: yoke-dev ## Check the versions, licences and sources of the dependencies
 test-slow: tools ## Run the tests that take long
 	$(call timed,clean clone,e2e/clean-clone.sh)
 	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
-	$(call timed,change of version,$(CARGO) test --package yoke-e2e --features slow --test upgrade)
-	$(call timed,hostile and damaged bytes,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage)
-	$(call timed,replicated stores whose servers fail,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated)
-	$(call timed,caches of Kubernetes,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --features slow --test store -- kubernetes --nocapture)
+	$(call timed,change of version,$(call some,$(CARGO) test --package yoke-e2e --features slow --test upgrade))
+	$(call timed,hostile and damaged bytes,$(call some,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage))
+	$(call timed,random requests to two stores,$(call some,ORACLE_RUNS=$(ORACLE_RUNS) YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- oracle))
+	$(call timed,replicated stores whose servers fail,$(call some,FUZZ_TIMES=2 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- replicated))
+	$(call timed,caches of Kubernetes,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --features slow --test store -- kubernetes --nocapture))
 	$(call timed,Kubernetes storage tests,for time in $$(seq $(COUNT)); do YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh || exit 1; done)
 	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 

@@ -53,7 +53,9 @@ func main() {
 	}
 	failed := 0
 	for number := range *runs {
-		if err := one(*seed+int64(number), *onlyFault, *onlyTraffic, *onlyShape, *keep); err != nil {
+		seed := *seed + int64(number)
+		if err := one(seed, *onlyFault, *onlyTraffic, *onlyShape, *keep); err != nil {
+			fmt.Printf("robustness: seed %d: FAILED: %v\n", seed, err)
 			failed++
 		}
 	}
@@ -101,8 +103,7 @@ func one(seed int64, onlyFault, onlyTraffic, onlyShape, keep string) error {
 	said, err := plan.run(context.Background(), dir)
 	fmt.Printf("robustness: seed %d: %s: %s\n", seed, plan, said)
 	if err != nil {
-		fmt.Printf("robustness: seed %d: FAILED: %v (%s)\n", seed, err, dir)
-		return err
+		return fmt.Errorf("%w (%s)", err, dir)
 	}
 	return os.RemoveAll(dir)
 }
