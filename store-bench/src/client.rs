@@ -7,6 +7,7 @@ use yoke_kine_nats::proto::etcdserverpb as pb;
 use yoke_kine_nats::proto::etcdserverpb::kv_client::KvClient;
 use yoke_kine_nats::proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use yoke_kine_nats::proto::etcdserverpb::watch_client::WatchClient;
+use yoke_kine_nats::proto::mvccpb::KeyValue;
 
 const PAGE: i64 = 500;
 const LARGEST_ANSWER: usize = 64 << 20;
@@ -57,6 +58,16 @@ impl Client {
             ..Default::default()
         };
         Ok(revision(self.range(request).await?.header))
+    }
+
+    /// The value of a key, if it is there.
+    pub(crate) async fn value(&self, key: &str) -> Result<Option<Bytes>> {
+        let request = pb::RangeRequest {
+            key: bytes(key),
+            ..Default::default()
+        };
+        let answer = self.range(request).await?;
+        answer.kvs.first().map(|pair| Ok(decode(pair)?.value)).transpose()
     }
 
     /// Counts the keys that begin with `prefix`.
@@ -200,8 +211,11 @@ fn end_of(prefix: &str) -> Bytes {
 
 /// The first key behind that of an encoded `mvccpb.KeyValue`.
 fn after(pair: &Bytes) -> Result<Bytes> {
-    let pair = <yoke_kine_nats::proto::mvccpb::KeyValue as prost::Message>::decode(pair.clone())?;
-    Ok([&pair.key[..], &[0]].concat().into())
+    Ok([&decode(pair)?.key[..], &[0]].concat().into())
+}
+
+fn decode(pair: &Bytes) -> Result<KeyValue> {
+    Ok(prost::Message::decode(pair.clone())?)
 }
 
 fn revision(header: Option<pb::ResponseHeader>) -> i64 {

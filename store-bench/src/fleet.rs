@@ -2,13 +2,16 @@
 //! turn. The store, kube-apiserver and the load share all cores.
 //!
 //! ```text
-//! objects (CRDs, objects) ──► api (kube-apiserver and its client) ──► stores
-//!                              └──► table
+//! objects (CRDs, objects) ─┬─► api (kube-apiserver and its client) ──► stores
+//!                          │    └──► table                             ▲
+//!                          └─► stored (as kube-apiserver stores them) ──┘
 //! ```
 
 mod api;
 mod objects;
+mod stored;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -16,6 +19,8 @@ use rustix::process::Signal;
 
 use self::api::{Client, Page, Server};
 use self::objects::{Crd, Fleet};
+use self::stored::Stored;
+use crate::client::Written;
 use crate::load::{Times, Until, closed};
 use crate::process::{Cores, Peak, Used, own_cpu};
 use crate::stores::{Kind, Running, Store};
@@ -39,13 +44,18 @@ pub(crate) struct Args {
     /// CustomResourceDefinitions.
     #[arg(long, value_name = "N", default_value_t = 1372, value_parser = clap::value_parser!(u64).range(1..))]
     crds: u64,
-    /// Objects of these kinds. A million wants about half an hour for each store, 20 GiB of memory and 6 GiB of disk.
+    /// Objects of these kinds. A million wants about a quarter of an hour for each store, 20 GiB of memory and 6 GiB of
+    /// disk.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     objects: u64,
+    /// How many of the objects, the last ones, are created through kube-apiserver. Those before are written to the store as
+    /// kube-apiserver stores them, which takes minutes instead of most of an hour.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    through_api: u64,
     /// Namespaces that the objects are in.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     namespaces: u64,
-    /// Clients that create objects.
+    /// Clients that create objects, or write them.
     #[arg(long, value_name = "N", default_value_t = 64)]
     clients: usize,
     /// What Go is to keep the memory of kube-apiserver below: its GOMEMLIMIT, or off.
@@ -84,13 +94,20 @@ async fn through(args: &Args, store: Store, rows: &mut impl FnMut(&str, Cell)) -
     let mut store = Running::start(store, &cores, &[]).await?;
     let begun = Instant::now();
     let mut api = Server::start(&store.address(), &cores, &args.memory_limit)?;
-    let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
     api.ready().await?;
     rows("kube-apiserver on the empty store → ready, s", since(begun));
     kinds(&api.client, fleet, rows).await?;
-    let created = objects(&mut store, &mut api, fleet, args.clients, rows).await?;
+    namespaces(&api.client, fleet).await?;
+    let mut from = fleet.objects.saturating_sub(args.through_api);
+    if from > fleet.kinds {
+        fill(&mut store, &mut api, (fleet, from), args.clients, rows).await?;
+    } else {
+        from = 0;
+    }
+    let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
+    let created = from + objects(&mut store, &mut api, (fleet, from), args.clients, rows).await?;
     lists(&store, &api.client, fleet, created, rows).await?;
-    tell_most("until here", &most, rows);
+    tell_most("while they are created and listed", &most, rows);
     rows("disk of the store, MiB", Cell::number(store.disk()?, 0));
     let written = store.used()?.written / 1024.0 / 1024.0;
     rows("written to the disk by the store, MiB", Cell::number(written, 0));
@@ -157,32 +174,93 @@ async fn caches(client: &Client, fleet: Fleet, objects: u64) -> Result<()> {
     .await
 }
 
-/// Creates the objects. Answers how many the API server said were created.
-async fn objects(
-    store: &mut Running,
-    api: &mut Server,
-    fleet: Fleet,
-    clients: usize,
-    rows: &mut impl FnMut(&str, Cell),
-) -> Result<u64> {
-    let client = api.client.clone();
+/// Creates the namespaces.
+async fn namespaces(client: &Client, fleet: Fleet) -> Result<()> {
+    let client = client.clone();
     each(fleet.namespaces, move |number| {
         let client = client.clone();
         async move { client.create(objects::NAMESPACES, objects::namespace(number)).await }
     })
+    .await
+}
+
+/// Has the API server create one object of each kind, and writes the others below `written` to the store while it is down.
+async fn fill(
+    store: &mut Running,
+    api: &mut Server,
+    (fleet, written): (Fleet, u64),
+    clients: usize,
+    rows: &mut impl FnMut(&str, Cell),
+) -> Result<()> {
+    let client = api.client.clone();
+    each(fleet.kinds, move |number| {
+        let (client, (path, object)) = (client.clone(), fleet.object(number));
+        async move { client.create(&path, object).await }
+    })
     .await?;
+    let client = store.client()?;
+    let stored = Arc::new(Stored::read(&client, fleet).await?);
+    api.end()?;
+    let (count, before, begun) = (written - fleet.kinds, store.used()?.cpu, Instant::now());
+    let own = own_cpu()?;
+    let mut times = closed(clients, Until::Count(count), move |number| {
+        let (client, stored) = (client.clone(), Arc::clone(&stored));
+        async move {
+            let (key, value) = stored.object(fleet.kinds + number);
+            let answer = client.put(&key, 0, value).await?;
+            ensure!(matches!(answer, Written::At(_)), "{key} is there already");
+            Ok(())
+        }
+    })
+    .await?;
+    let seconds = begun.elapsed().as_secs_f64();
+    store.front.check()?;
+    ensure!(times.failed() == 0, "{} objects were not written", times.failed());
+    let row = format!("{count} objects written as kube-apiserver stores them, {clients} clients");
+    let cpu = (store.used()?.cpu - before) / count as f64;
+    rows(&row, requests(&mut times, seconds, cpu, own_cpu()? - own));
+    api.begin()?;
+    api.ready().await?;
+    caches(&api.client, fleet, fleet.objects).await
+}
+
+/// What requests say that took so many seconds together, and so many microseconds of the store's time each and of the load's
+/// together.
+fn requests(times: &mut Times, seconds: f64, cpu: f64, load: f64) -> Cell {
+    Cell {
+        form: Form::Requests,
+        numbers: vec![
+            times.answered() as f64 / seconds,
+            times.quantile(0.5),
+            times.quantile(0.99),
+            cpu,
+            load / 1e6 / seconds,
+        ],
+        problems: times.failed(),
+    }
+}
+
+/// Creates the objects from number `from` on. Answers how many the API server said were created.
+async fn objects(
+    store: &mut Running,
+    api: &mut Server,
+    (fleet, from): (Fleet, u64),
+    clients: usize,
+    rows: &mut impl FnMut(&str, Cell),
+) -> Result<u64> {
+    let count = fleet.objects - from;
     let used = |store: &Running, api: &Server| -> Result<_> {
         Ok((store.used()?.cpu, Used::by(&[api.process.id()?])?.cpu, own_cpu()?))
     };
     let (before, begun, client) = (used(store, api)?, Instant::now(), api.client.clone());
-    let mut times = closed(clients, Until::Count(fleet.objects), move |number| {
+    let mut times = closed(clients, Until::Count(count), move |number| {
         let client = client.clone();
         async move {
-            let (path, object) = fleet.object(number);
+            let (path, object) = fleet.object(from + number);
             client.create(&path, object).await?;
-            if (number + 1) % (fleet.objects / REPORTS).max(1) == 0 {
+            if (number + 1) % (count / REPORTS).max(1) == 0 {
                 let rate = (number + 1) as f64 / begun.elapsed().as_secs_f64();
-                eprintln!("  {} of {} objects, {rate:.0}/s", number + 1, fleet.objects);
+                eprintln!("  {} of {count} objects, {rate:.0}/s", number + 1);
             }
             Ok(())
         }
@@ -192,20 +270,13 @@ async fn objects(
     store.front.check()?;
     api.process.check()?;
     let (after, answered) = (used(store, api)?, times.answered() as f64);
-    rows(
-        &format!("{} objects created, {clients} clients", fleet.objects),
-        Cell {
-            form: Form::Requests,
-            numbers: vec![
-                answered / seconds,
-                times.quantile(0.5),
-                times.quantile(0.99),
-                (after.0 - before.0) / answered,
-                (after.2 - before.2) / 1e6 / seconds,
-            ],
-            problems: times.failed(),
-        },
-    );
+    let row = if from == 0 {
+        format!("{count} objects created, {clients} clients")
+    } else {
+        format!("{count} more objects created, {clients} clients")
+    };
+    let cpu = (after.0 - before.0) / answered;
+    rows(&row, requests(&mut times, seconds, cpu, after.2 - before.2));
     let cpu = (after.1 - before.1) / answered;
     rows("processor time of kube-apiserver for each, µs", Cell::number(cpu, 0));
     Ok(times.answered() as u64)
@@ -243,7 +314,8 @@ async fn lists(
 
 /// Starts the API server again, and waits for what it loads.
 async fn api_again(store: &Running, api: &mut Server, fleet: Fleet, rows: &mut impl FnMut(&str, Cell)) -> Result<()> {
-    api.again()?;
+    api.end()?;
+    api.begin()?;
     let begun = Instant::now();
     let most = (Peak::of(vec![api.process.id()?]), store.peak()?);
     api.ready().await?;

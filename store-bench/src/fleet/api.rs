@@ -43,9 +43,13 @@ impl Server {
         })
     }
 
-    /// Asks it to end, and starts it again.
-    pub(super) fn again(&mut self) -> Result<()> {
-        self.process.end(Signal::TERM)?;
+    /// Asks it to end.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.process.end(Signal::TERM)
+    }
+
+    /// Starts it again after its end.
+    pub(super) fn begin(&mut self) -> Result<()> {
         self.process.begin()
     }
 

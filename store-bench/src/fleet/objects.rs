@@ -29,16 +29,39 @@ pub(super) struct Fleet {
 impl Fleet {
     /// The path below which object `number` is created, and its bytes. The kinds take turns.
     pub(super) fn object(self, number: u64) -> (String, Vec<u8>) {
-        let (kind, namespace) = (number % self.kinds, number / self.kinds % self.namespaces);
-        let path = format!("/apis/{}/v1/namespaces/ns-{namespace}/{}", group(kind), plural(kind));
+        let (kind, namespace) = self.place(number);
+        let path = format!("/apis/{}/v1/namespaces/{namespace}/{}", group(kind), plural(kind));
+        (path, self.json(number).to_string().into_bytes())
+    }
+
+    /// The key below which kube-apiserver stores object `number`.
+    pub(super) fn key(self, number: u64) -> String {
+        let (kind, namespace) = self.place(number);
+        format!(
+            "/registry/{}/{}/{namespace}/{}",
+            group(kind),
+            plural(kind),
+            name(number)
+        )
+    }
+
+    /// Kind and namespace of object `number`.
+    fn place(self, number: u64) -> (u64, String) {
+        let namespace = number / self.kinds % self.namespaces;
+        (number % self.kinds, format!("ns-{namespace}"))
+    }
+
+    /// Object `number`.
+    pub(super) fn json(self, number: u64) -> Value {
+        let (kind, namespace) = self.place(number);
         let fields = (0..FILLED).map(|field| (field_name(field), json!(letters(number * FILLED + field))));
-        let object = json!({
+        let labels = json!({"fleet.example/owner": format!("owner-{}", number % 97)});
+        json!({
             "apiVersion": format!("{}/v1", group(kind)),
             "kind": kind_name(kind),
-            "metadata": {"name": name(number), "labels": {"fleet.example/owner": format!("owner-{}", number % 97)}},
+            "metadata": {"name": name(number), "namespace": namespace, "labels": labels},
             "spec": {"forProvider": Value::Object(fields.collect()), "providerConfigRef": {"name": "default"}},
-        });
-        (path, object.to_string().into_bytes())
+        })
     }
 
     /// The path that lists the objects of a kind in all namespaces.
