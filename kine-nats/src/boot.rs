@@ -17,6 +17,8 @@ use tokio::time::sleep;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 /// How long to wait for them before the stream's leader is asked whether they are there.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the stream's leader may say that the log ends before them.
+const LEADERLESS: Duration = Duration::from_secs(4);
 /// How often a log and snapshots that do not meet are read, and how long to wait in between: longer than a writer needs
 /// to notice that its log is shorter, and to repair it.
 pub(crate) const TRIES: u32 = 12;
@@ -167,6 +169,8 @@ impl Replica {
                     tries += 1;
                     sleep(AGAIN).await;
                 }
+                // No snapshot takes the place of what is missing.
+                Err(BootError::Log(LogError::Gap(sequence))) => return Err(BootError::Missing { sequence }),
                 result => return result,
             }
         }
@@ -286,11 +290,21 @@ impl Tail {
                 } else {
                     Some(log.get(next).await?)
                 };
-                if log.info().await?.first > next {
+                let info = log.info().await?;
+                if info.first > next {
                     return Err(LogError::Gap(next).into());
                 }
-                if let Some(None) = stored {
+                // A leader that was elected just now may not know its own end yet.
+                if info.last >= next && stored == Some(None) {
                     return Err(BootError::Missing { sequence: next });
+                }
+                if info.last < next && waited > LEADERLESS {
+                    let revision = state.read().unwrap_or_else(PoisonError::into_inner).mvcc.visible();
+                    return Err(BootError::Behind {
+                        last: info.last,
+                        known: last,
+                        revision,
+                    });
                 }
                 sleep(pause).await;
                 waited += pause;

@@ -69,6 +69,19 @@ impl Passing for LogError {
     }
 }
 
+/// What lies before the first hole of records that were read from a sequence on.
+fn until_hole(from: u64, mut records: Vec<(u64, Bytes)>) -> Result<Vec<(u64, Bytes)>, LogError> {
+    let follow = (from..)
+        .zip(&records)
+        .take_while(|(wanted, (sequence, _))| wanted == sequence);
+    let before = follow.count();
+    if before == 0 && !records.is_empty() {
+        return Err(LogError::Gap(from));
+    }
+    records.truncate(before);
+    Ok(records)
+}
+
 /// Where a log begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogInfo {
@@ -76,6 +89,8 @@ pub(crate) struct LogInfo {
     pub(crate) first: u64,
     /// Sequence of the newest message.
     pub(crate) last: u64,
+    /// Messages between these that are not there any more.
+    pub(crate) holes: u64,
     /// Bytes that are kept.
     pub(crate) bytes: u64,
     /// Most bytes that may be kept; `None` for no limit.
@@ -139,4 +154,23 @@ pub(crate) trait Log: Send + Sync + 'static {
     fn is_connected(&self) -> bool;
     /// Gives up the connection, which is made again.
     fn reconnect(&self) -> impl Future<Output = ()> + Send;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_up_to_a_hole() {
+        let read = |from, sequences: &[u64]| {
+            let records = sequences.iter().map(|sequence| (*sequence, Bytes::new())).collect();
+            let read = until_hole(from, records).map_err(|error| error.to_string())?;
+            Ok(read.into_iter().map(|(sequence, _)| sequence).collect::<Vec<_>>())
+        };
+        assert_eq!(read(40, &[]), Ok(vec![]));
+        assert_eq!(read(40, &[40, 41, 42]), Ok(vec![40, 41, 42]));
+        assert_eq!(read(40, &[40, 41, 61, 62]), Ok(vec![40, 41]));
+        let gap = "read the log: it has a gap at sequence 42".to_owned();
+        assert_eq!(read(42, &[61, 62]), Err(gap));
+    }
 }

@@ -2,7 +2,7 @@
 //! for its answer and a lost ack is noticed by the writer alone.
 
 use super::stream::{ApiError, PubAck, Stream};
-use super::{Ack, Log, LogError, LogInfo, Rejection};
+use super::{Ack, Log, LogError, LogInfo, Rejection, until_hole};
 use async_nats::client::PublishErrorKind;
 use async_nats::connection::State as Connection;
 use async_nats::{HeaderMap, Message};
@@ -107,13 +107,7 @@ impl Log for JetStream {
             Err(error) if messages.is_empty() => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        for (offset, (sequence, _)) in messages.iter().enumerate() {
-            let wanted = from + offset as u64;
-            if *sequence != wanted {
-                return Err(LogError::Gap(wanted));
-            }
-        }
-        Ok(messages)
+        until_hole(from, messages)
     }
 
     async fn get(&self, sequence: u64) -> Result<Option<Bytes>, LogError> {

@@ -319,6 +319,7 @@ impl Log for MemoryLog {
             let info = LogInfo {
                 first: inner.purged as u64 + 1,
                 last: inner.records.len() as u64,
+                holes: inner.holes.range(inner.purged as u64 + 1..).count() as u64,
                 bytes: inner.bytes(),
                 limit: inner.limit,
                 lost: inner.lost,

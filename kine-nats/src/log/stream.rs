@@ -84,6 +84,8 @@ struct StreamState {
     first_seq: u64,
     last_seq: u64,
     #[serde(default)]
+    num_deleted: u64,
+    #[serde(default)]
     subjects: Option<BTreeMap<String, u64>>,
     #[serde(default)]
     lost: Option<LostData>,
@@ -147,6 +149,7 @@ impl Stream {
         Ok(LogInfo {
             first: info.state.first_seq,
             last: info.state.last_seq,
+            holes: info.state.num_deleted,
             bytes: info.state.bytes,
             limit: u64::try_from(info.config.max_bytes).ok().filter(|limit| *limit > 0),
             lost: info

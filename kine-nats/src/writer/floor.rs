@@ -19,12 +19,22 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long the last one may take.
 const LAST: Duration = Duration::from_secs(1);
 
+/// What became of a floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Raised {
+    Stored,
+    /// It could not be stored, or the log ends below it, which the writer finds out by itself.
+    Not,
+    /// The log has lost records before its end. A floor would say that it is whole.
+    Holes(u64),
+}
+
 /// What of the floor is due, and what is under way.
 #[derive(Debug)]
 pub(super) struct Rise {
     due: bool,
     not_before: Duration,
-    job: Option<JoinHandle<bool>>,
+    job: Option<JoinHandle<Raised>>,
 }
 
 impl Drop for Rise {
@@ -55,13 +65,23 @@ impl Rise {
         (self.due, self.not_before) = (true, Duration::ZERO);
     }
 
-    /// Begins when it is time.
-    pub(super) fn begin<L: Log, M: Messages>(&mut self, store: &Arc<Store>, log: &Arc<L>, snapshots: &Snapshots<M, L>) {
+    /// Begins when it is time. Answers how many records the log was just found to have lost before its end.
+    pub(super) fn begin<L: Log, M: Messages>(
+        &mut self,
+        store: &Arc<Store>,
+        log: &Arc<L>,
+        snapshots: &Snapshots<M, L>,
+    ) -> u64 {
+        let mut holes = 0;
         if let Some(job) = &mut self.job {
-            let Some(ended) = job.now_or_never() else { return };
+            let Some(ended) = job.now_or_never() else { return 0 };
             self.job = None;
-            if !ended.unwrap_or(false) {
+            let raised = ended.unwrap_or(Raised::Not);
+            if raised != Raised::Stored {
                 (self.due, self.not_before) = (true, clock::now() + AGAIN);
+            }
+            if let Raised::Holes(count) = raised {
+                holes = count;
             }
         }
         if self.due && clock::now() >= self.not_before {
@@ -69,6 +89,7 @@ impl Rise {
             let (store, log, snapshots) = (Arc::clone(store), Arc::clone(log), snapshots.clone());
             self.job = Some(tokio::spawn(async move { raise(&store, &*log, &snapshots).await }));
         }
+        holes
     }
 
     /// Raises it a last time, if it is not there already and as long as that takes no time.
@@ -89,23 +110,23 @@ impl Rise {
     }
 }
 
-/// Answers whether the floor is stored. It is not when the log ends below it, which the writer finds out by itself.
-async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshots<M, L>) -> bool {
+async fn raise<L: Log, M: Messages>(store: &Store, log: &L, snapshots: &Snapshots<M, L>) -> Raised {
     // In this order: what is acknowledged by now a whole log holds when it is asked.
     let (revision, sequence) = (store.revision(), store.sequence());
     let floor = match log.info().await {
+        Ok(info) if info.holes > 0 => return Raised::Holes(info.holes),
         Ok(info) if info.last >= sequence => Floor {
             sequence,
             revision,
             lost: info.lost,
         },
-        _ => return false,
+        _ => return Raised::Not,
     };
     match snapshots.set_floor(&floor).await {
-        Ok(()) => true,
+        Ok(()) => Raised::Stored,
         Err(error) => {
             tracing::debug!(error = %error, "How far the log was acknowledged could not be noted");
-            false
+            Raised::Not
         }
     }
 }

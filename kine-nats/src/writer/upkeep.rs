@@ -192,6 +192,8 @@ pub(crate) struct Upkeep<L, M> {
     next_look: Duration,
     job: Option<JoinHandle<Result<Done, SnapshotError>>>,
     floor: Rise,
+    /// Records before its end that the log was last found to have lost.
+    holes: u64,
 }
 
 /// What is under way does not outlive its writer: it would tell of a log that somebody else writes by then.
@@ -233,6 +235,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             next_look: clock::now() + LOOK,
             job: None,
             floor: Rise::new(),
+            holes: 0,
         }
     }
 
@@ -279,7 +282,18 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
     pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session) {
-        self.floor.begin(store, &self.log, &self.snapshots);
+        let holes = self.floor.begin(store, &self.log, &self.snapshots);
+        if holes > 0 {
+            if self.holes != holes {
+                tracing::error!(
+                    holes,
+                    "The log has lost records before its end; a snapshot takes their place"
+                );
+            }
+            // Only this process has what was there. Two snapshots make the log begin behind it.
+            self.hurry(session.sequence);
+            self.holes = holes;
+        }
         if self.job.is_some() {
             return;
         }

@@ -167,3 +167,37 @@ fn no_loss_goes_unnoticed() {
     let enough = tally.restored > 100 && tally.refused > 100 && tally.unnoticed > 0 && tally.whole > 20;
     assert!(chosen().is_some() || enough, "{tally:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_living_writer_stores_what_is_missing_before_the_end() {
+    let (memory, running) = started(&["a", "b", "c", "d"]).await;
+    let hole = memory.len() as u64 - 2;
+    memory.punch(hole);
+    memory.set_connected(false);
+    sleep(Duration::from_secs(1)).await;
+    memory.set_connected(true);
+    sleep(Duration::from_secs(10)).await;
+    assert!(memory.first() > hole, "the log begins at {}", memory.first());
+    running.writer.abort();
+    let _ = running.writer.await;
+    assert_eq!(stored(&memory).await, ["a", "b", "c", "d"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repair_keeps_what_lies_before_a_hole() {
+    let (memory, running) = started(&["a", "b", "c", "d"]).await;
+    running.stop().await;
+    memory.let_purge_ahead();
+    let hole = memory.len() as u64 - 2;
+    memory.punch(hole);
+    let (log, _acks) = memory.open();
+    let refused = Replica::load(&log, &snapshots(&memory)).await.unwrap_err();
+    assert!(
+        matches!(refused, BootError::Missing { sequence } if sequence == hole),
+        "{refused:?}"
+    );
+    mend(&log, &snapshots(&memory), 1000, true).await.unwrap();
+    let mvcc = Replica::load(&log, &snapshots(&memory)).await.unwrap().state.mvcc;
+    let there = ["a", "b", "c", "d"].map(|key| mvcc.latest(key.as_bytes()).is_some());
+    assert_eq!(there, [true, true, false, false]);
+}
