@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub(crate) use upkeep::{Pace, Pacing, Unsaved, Upkeep};
 
 /// How long a challenger waits for a sign of life.
@@ -220,7 +220,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     }
 
     async fn write(&mut self, mut stop: watch::Receiver<bool>) -> Result<(), WriterError> {
-        let mut tick = interval(TICK);
+        let mut tick = interval_at(Instant::now() + TICK, TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.upkeep.begin(&self.store, &self.session);
@@ -230,15 +230,16 @@ impl<L: Log, M: Messages> Writer<L, M> {
             tokio::select! {
                 biased;
                 ack = self.acks.recv() => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await?,
+                // Before the queue, which may never be empty.
+                _ = tick.tick() => self.on_tick().await?,
+                result = self.upkeep.ended() => self.upkeep.end(&self.store, result),
+                () = stopped(&mut stop) => break,
                 queued = self.queue.recv(), if open => match queued {
                     Some(queued) => self.evaluate(Some(queued)).await?,
                     None => return self.resign().await,
                 },
                 // What was taken from the queue meanwhile is a record, too.
                 () = self.store.proof_wanted(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
-                _ = tick.tick() => self.on_tick().await?,
-                result = self.upkeep.ended() => self.upkeep.end(&self.store, result),
-                () = stopped(&mut stop) => break,
             }
         }
         self.queue.close();
