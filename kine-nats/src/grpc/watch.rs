@@ -10,7 +10,7 @@ use crate::store::Store;
 use bytes::Bytes;
 use pb::watch_request::RequestUnion;
 use pb::watch_server::Watch;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -295,7 +295,8 @@ impl Stream {
             .await?)
     }
 
-    /// Sends what every marked watch has to hear.
+    /// Sends every marked watch a page of what it has to hear: one with much to hear keeps neither the others nor the
+    /// client's requests waiting.
     async fn send_events(&mut self) -> Result<(), Gone> {
         let ids: Vec<i64> = self
             .watches
@@ -304,54 +305,43 @@ impl Stream {
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
-            self.drain(id).await?;
+            self.send_page(id).await?;
         }
         Ok(())
     }
 
-    async fn drain(&mut self, id: i64) -> Result<(), Gone> {
-        loop {
-            let Some(watch) = self.watches.get_mut(&id) else {
-                return Ok(());
-            };
-            let marked = watch.mark.take();
-            if marked == 0 {
-                return Ok(());
-            }
-            let mut from = marked.max(watch.next);
-            loop {
-                let (found, remembered, compacted) = {
-                    let state = self.store.read();
-                    let visible = state.mvcc.visible();
-                    (
-                        watch.find(state.mvcc.changes(from), from, visible),
-                        from > visible || state.mvcc.remembers(from),
-                        state.mvcc.compacted(),
-                    )
-                };
-                // A watch that is about to hear of a change is not ended because that was compacted a moment ago.
-                if !remembered {
-                    let gone = self.watches.remove(&id);
-                    if let Some(watch) = gone {
-                        self.store.hub.unregister(&watch.registration);
-                    }
-                    return self.send_compacted(id, compacted).await;
-                }
-                if found.through >= from {
-                    from = found.through + 1;
-                    watch.next = from;
-                }
-                if !found.events.is_empty() {
-                    watch.active = true;
-                    let header = self.store.header(found.through);
-                    self.store.metrics.events.inc_by(found.events.len() as u64);
-                    send_answer(&self.answers, id, header, found.events, watch.fragment).await?;
-                }
-                if !found.more {
-                    break;
-                }
-            }
+    /// Sends a watch the next page, and marks it again if there is more.
+    async fn send_page(&mut self, id: i64) -> Result<(), Gone> {
+        let Some(watch) = self.watches.get_mut(&id) else {
+            return Ok(());
+        };
+        let from = watch.mark.take().max(watch.next);
+        let (found, remembered, compacted) = {
+            let state = self.store.read();
+            let visible = state.mvcc.visible();
+            (
+                watch.find(state.mvcc.changes(from), from, visible),
+                from > visible || state.mvcc.remembers(from),
+                state.mvcc.compacted(),
+            )
+        };
+        // A watch that is about to hear of a change is not ended because that was compacted a moment ago.
+        if !remembered {
+            self.store.hub.unregister(&watch.registration);
+            self.watches.remove(&id);
+            return self.send_compacted(id, compacted).await;
         }
+        watch.next = watch.next.max(found.through + 1);
+        if found.more {
+            watch.mark.rewind(watch.next);
+        }
+        if found.events.is_empty() {
+            return Ok(());
+        }
+        watch.active = true;
+        let header = self.store.header(found.through);
+        self.store.metrics.events.inc_by(found.events.len() as u64);
+        send_answer(&self.answers, id, header, found.events, watch.fragment).await
     }
 
     /// Says how far the quiet watches are.
@@ -412,7 +402,7 @@ impl OpenWatch {
             more: false,
         };
         let (mut size, mut looked, mut revision) = (0, 0, from - 1);
-        let mut puts: Vec<&Change> = Vec::new();
+        let mut puts: HashMap<&[u8], &Change> = HashMap::new();
         for change in changes {
             if change.revision > visible {
                 break;
@@ -428,10 +418,10 @@ impl OpenWatch {
             }
             looked += 1;
             // What was there before the revision, also for a key that it wrote and removed again.
-            let put = puts.iter().find(|put: &&&Change| put.key() == change.key());
+            let put = puts.get(change.key());
             let previous = put.map_or(&change.previous, |put| &put.previous);
             if self.previous && !change.delete {
-                puts.push(change);
+                puts.entry(change.key()).or_insert(change);
             }
             if self.wants(change) {
                 let previous = previous

@@ -83,6 +83,31 @@ async fn a_watch_from_the_past_hears_everything_although_a_commit_marks_it_first
 }
 
 #[tokio::test]
+async fn watches_with_much_to_hear_take_turns() {
+    let store = store(3 * PAGE as i64);
+    let (mut stream, mut receiver) = stream(&store);
+    let working = tokio::spawn(async move {
+        for _ in 0..2 {
+            stream.create(from(2)).await.ok().unwrap();
+        }
+        for _ in 0..3 {
+            stream.send_events().await.ok().unwrap();
+        }
+    });
+    let mut heard = Vec::new();
+    while let Some(answer) = receiver.recv().await {
+        let answer = answer.unwrap();
+        heard.extend((!answer.created).then_some((answer.watch_id, answer.events.len())));
+    }
+    working.await.unwrap();
+    let last = 3 * PAGE - 1 - 2 * PAGE;
+    assert_eq!(
+        heard,
+        [(0, PAGE), (1, PAGE), (0, PAGE), (1, PAGE), (0, last), (1, last)]
+    );
+}
+
+#[tokio::test]
 async fn a_client_that_goes_while_a_watch_is_made_leaves_nothing_behind() {
     let store = store(8);
     let (mut stream, receiver) = stream(&store);
