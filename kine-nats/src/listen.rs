@@ -4,7 +4,8 @@ use crate::args::Listen;
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -21,12 +22,44 @@ const PING: Duration = Duration::from_secs(60);
 /// A socket that is open, but not served yet.
 #[derive(Debug)]
 pub(crate) enum Bound {
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, Socket),
     Tcp(TcpListener),
     Tls(TcpListener, TlsConfigs),
 }
 
-/// Opens a socket. A unix socket that a dead process left behind is replaced; a living one's is not.
+/// The file of a unix socket that this process made; it is removed with this.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    path: PathBuf,
+    /// Another process may have put its own in the same place.
+    file: FileId,
+}
+
+impl Socket {
+    fn bind(path: PathBuf) -> io::Result<(UnixListener, Self)> {
+        let listener = UnixListener::bind(&path)?;
+        let file = identify(&path)?;
+        Ok((listener, Self { path, file }))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if identify(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Device and number of a file, and since when it is what it is: the number of one that is gone is given to the next.
+type FileId = (u64, u64, i64, i64);
+
+fn identify(path: &Path) -> io::Result<FileId> {
+    let metadata = std::fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+/// Opens a socket. A unix socket that a dead process left behind is replaced; a living one's and other files are not.
 pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsConfigs>) -> io::Result<Bound> {
     match listen {
         Listen::Tcp(address) => TcpListener::bind(address.as_str()).await.map(Bound::Tcp),
@@ -36,18 +69,26 @@ pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsConfigs>) -> io::Resul
             Ok(Bound::Tls(listener, configs.clone()))
         }
         Listen::Unix(path) => {
-            if UnixStream::connect(path).await.is_ok() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    "another process serves this socket",
-                ));
-            }
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
-            UnixListener::bind(path).map(|listener| Bound::Unix(listener, path.clone()))
+            make_room(path).await?;
+            Socket::bind(path.clone()).map(|(listener, socket)| Bound::Unix(listener, socket))
         }
+    }
+}
+
+/// Removes a socket that nobody serves.
+async fn make_room(path: &Path) -> io::Result<()> {
+    let taken = |why| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(metadata) if !metadata.file_type().is_socket() => return taken("there is a file that is no socket"),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        // Who has more clients waiting than it may have lives, too.
+        Ok(_) | Err(_) => taken("another process serves this socket"),
     }
 }
 
@@ -84,11 +125,9 @@ pub(crate) async fn serve(
             let (served, ()) = tokio::join!(serving, accepting);
             served
         }
-        Bound::Unix(listener, path) => {
+        Bound::Unix(listener, _socket) => {
             let incoming = patient(UnixListenerStream::new(listener));
-            let served = router.serve_with_incoming_shutdown(incoming, stopped(stop)).await;
-            let _ = std::fs::remove_file(path);
-            served
+            router.serve_with_incoming_shutdown(incoming, stopped(stop)).await
         }
     }
 }
@@ -106,4 +145,41 @@ fn patient<C>(incoming: impl Stream<Item = io::Result<C>> + Unpin) -> impl Strea
             }
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn open(path: &Path) -> io::Result<Bound> {
+        bind(&Listen::Unix(path.to_owned()), None).await
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_replaced_when_nobody_serves_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let Bound::Unix(listener, first) = open(&path).await.unwrap() else {
+            panic!("another kind of socket")
+        };
+        let living = open(&path).await.unwrap_err();
+        assert_eq!(living.kind(), io::ErrorKind::AddrInUse);
+        // As a process that drains its connections, which removes its file last.
+        drop(listener);
+        let second = open(&path).await.unwrap();
+        drop(first);
+        assert!(UnixStream::connect(&path).await.is_ok(), "the second one is there");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_no_socket_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "kept").unwrap();
+        let refused = open(&path).await.unwrap_err();
+        assert!(refused.to_string().contains("no socket"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+    }
 }
