@@ -113,7 +113,8 @@ impl TlsFiles {
         let chain = certificates(&self.certificate, &contents.certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&contents.key).map_err(parse(&self.key))?;
         let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Pair)?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        // Metrics and probes are asked for by HTTP/1.1, too.
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config))
     }
 }

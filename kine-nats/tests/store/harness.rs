@@ -1,10 +1,12 @@
 //! Starts nats-server and kine-nats for one test, each in its own directory and on its own ports.
 
+use rustix::process::{Pid, WaitOptions, waitpid};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tonic::transport::{Channel, Endpoint};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 use yoke_kine_nats::proto::etcdserverpb::kv_client::KvClient;
@@ -359,6 +361,12 @@ fn signal(child: &Child, name: &str) {
         .args([format!("-{name}"), child.id().to_string()])
         .status();
     assert!(sent.unwrap().success());
+    if name == "STOP" {
+        // Its threads run on until each of them has heard of it.
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
+    }
 }
 
 /// Runs etcd's tool for servers. Answers what it printed, or what it complained of.
@@ -420,8 +428,7 @@ pub(crate) fn repair(nats: &impl Servers, stream: &str, more: &[&str]) -> Result
 }
 
 /// Asks in the oldest form: the answer comes in one piece.
-pub(crate) async fn http_get(mut stream: tokio::net::TcpStream, path: &str) -> Option<String> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+pub(crate) async fn http_get(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> Option<String> {
     stream
         .write_all(format!("GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").as_bytes())
         .await

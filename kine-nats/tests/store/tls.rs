@@ -2,12 +2,17 @@
 
 use yoke_test_support::free_port;
 
-use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually};
+use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually, http_get};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 struct Ca {
     issuer: Issuer<'static, KeyPair>,
@@ -143,8 +148,11 @@ async fn a_client_needs_a_certificate_when_a_ca_is_given() {
     assert!(plain.is_err(), "{plain:?}");
     assert_eq!(kine.client().await.get("/r").await.unwrap().value, "1");
 
-    // Who says nothing holds up neither others nor the end.
-    let _silent = TcpStream::connect(url.trim_start_matches("https://")).await.unwrap();
+    // Who says nothing holds up neither others nor the end, however many they are.
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(TcpStream::connect(url.trim_start_matches("https://")).await.unwrap());
+    }
     files.etcdctl(&url, Some("client"), &["get", "/r"]).unwrap();
     assert!(kine.terminate() < Duration::from_secs(2));
 }
@@ -162,6 +170,32 @@ async fn without_a_ca_a_client_needs_no_certificate() {
     files.write("servers.crt", &Ca::new("servers").pem);
     let error = files.etcdctl(&url, None, &["put", "/r", "2"]).unwrap_err();
     assert!(error.contains("deadline exceeded") || error.contains("x509"), "{error}");
+}
+
+#[tokio::test]
+async fn probes_are_answered_to_clients_without_http2() {
+    let servers = Ca::new("servers");
+    let files = Files::new();
+    files.pair("server", &servers.leaf(ExtendedKeyUsagePurpose::ServerAuth));
+    let nats = Nats::start().await;
+    let (_kine, url) = files.serve(&nats, "http1", false).await;
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(servers.pem.as_bytes()).unwrap())
+        .unwrap();
+    let mut config = ClientConfig::builder()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let stream = TcpStream::connect(url.trim_start_matches("https://")).await.unwrap();
+    let connector = TlsConnector::from(Arc::new(config));
+    let stream = connector
+        .connect("localhost".try_into().unwrap(), stream)
+        .await
+        .unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let answer = http_get(stream, "/health").await.unwrap();
+    assert!(answer.contains(r#""health":"true""#), "{answer}");
 }
 
 #[tokio::test]

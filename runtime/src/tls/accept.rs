@@ -1,5 +1,6 @@
 //! From TCP connections to connections whose TLS handshake is done and whose client may come in.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -18,8 +19,9 @@ use tokio_rustls::server::TlsStream;
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Handshakes at a time; whoever has no certificate holds one of them for a limited time.
+/// Handshakes at a time. The oldest one is given up for another client: strangers who say nothing keep nobody out.
 const HANDSHAKES: usize = 128;
+/// How long one may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a server takes its connections from.
@@ -63,17 +65,13 @@ async fn run(
     stop: impl Future,
     accepted: Accepted,
 ) {
-    let slots = Arc::new(Semaphore::new(HANDSHAKES));
     let mut handshakes = JoinSet::new();
-    let next = async || {
-        let slot = Arc::clone(&slots).acquire_owned().await.ok();
-        (slot, listener.accept().await)
-    };
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     let mut stop = pin!(stop);
     let mut backoff = AcceptBackoff::default();
     loop {
-        let (slot, connection) = tokio::select! {
-            next = next() => next,
+        let connection = tokio::select! {
+            connection = listener.accept() => connection,
             _ = &mut stop => return,
             () = accepted.closed() => return,
         };
@@ -81,7 +79,13 @@ async fn run(
         match connection {
             Ok(connection) => {
                 let (configs, admission) = (configs.clone(), admission.clone());
-                handshakes.spawn(admit(slot, connection, configs, admission, accepted.clone()));
+                oldest.retain(|handshake| !handshake.is_finished());
+                if oldest.len() == HANDSHAKES
+                    && let Some(handshake) = oldest.pop_front()
+                {
+                    handshake.abort();
+                }
+                oldest.push_back(handshakes.spawn(admit(connection, configs, admission, accepted.clone())));
             }
             Err(error) => backoff.wait(&error).await,
         }
@@ -89,7 +93,6 @@ async fn run(
 }
 
 async fn admit(
-    _slot: Option<OwnedSemaphorePermit>,
     (stream, peer): (TcpStream, SocketAddr),
     configs: TlsConfigs,
     admission: impl Admission,
