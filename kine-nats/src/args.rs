@@ -43,10 +43,10 @@ pub struct Args {
     /// How to reach the store.
     #[command(flatten)]
     pub nats: NatsArgs,
-    /// Make both streams when they do not exist. Without it they must.
+    /// Make the streams when they do not exist. Without it they must.
     #[arg(long, env = "KINE_NATS_CREATE")]
     pub create: bool,
-    /// With --create: on how many NATS servers the streams are kept.
+    /// With --create: on how many NATS servers the streams are kept. Of an even number as many may fail as of one less.
     #[arg(long, value_name = "N", default_value_t = 1, env = "KINE_NATS_REPLICAS")]
     pub replicas: usize,
     /// With --create: most bytes of the log. The default is twice the quota and 64 MiB.
@@ -59,8 +59,8 @@ pub struct Args {
     /// Generation of this process. One with a lower generation than the log's last writer ends for good.
     #[arg(long, value_name = "N", default_value_t = 0, env = "KINE_NATS_INCARNATION")]
     pub incarnation: u64,
-    /// Serve while another process writes, too: watches and reads of old revisions from what this process has read of the
-    /// log, everything else by asking the writer. When the writer goes, one of the others takes over. A process that was
+    /// Serve while another process writes, too: watches and serializable reads from what this process has read of the log,
+    /// everything else by asking the writer. When the writer goes, one of the others takes over. A process that was
     /// replaced follows, where it ends without this. Give it to all processes of a stream, or to none.
     #[arg(long, env = "KINE_NATS_FOLLOW")]
     pub follow: bool,

@@ -44,13 +44,13 @@ pub(crate) struct Args {
     /// CustomResourceDefinitions.
     #[arg(long, value_name = "N", default_value_t = 1372, value_parser = clap::value_parser!(u64).range(1..))]
     crds: u64,
-    /// Objects of these kinds. A million wants about a quarter of an hour for each store, 20 GiB of memory and 6 GiB of
+    /// Objects of these kinds. A million wants about a quarter of an hour for each store, 22 GiB of memory and 6 GiB of
     /// disk.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     objects: u64,
     /// How many of the objects, the last ones, are created through kube-apiserver. Those before are written to the store as
     /// kube-apiserver stores them, which takes minutes instead of most of an hour.
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
     through_api: u64,
     /// Namespaces that the objects are in.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 64)]
     clients: usize,
     /// What Go is to keep the memory of kube-apiserver below: its GOMEMLIMIT, or off.
-    #[arg(long, value_name = "SIZE", default_value = "14GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "18GiB")]
     memory_limit: String,
 }
 

@@ -86,7 +86,6 @@ fn granted(id: &str) -> (Vec<String>, Vec<String>) {
         .to_vec();
     publish.push(format!("_INBOX_{id}.>"));
     publish.push("$JS.API.INFO".to_owned());
-    publish.push(format!("$JS.API.STREAM.MSG.DELETE.KINE_SNAP_{id}"));
     for stream in ["KINE", "KINE_SNAP", "KINE_SPARE"].map(|begin| format!("{begin}_{id}")) {
         for request in ["STREAM.INFO", "STREAM.MSG.GET", "STREAM.PURGE", "DIRECT.GET"] {
             publish.push(format!("$JS.API.{request}.{stream}"));

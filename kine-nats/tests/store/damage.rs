@@ -197,7 +197,10 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
         kine.terminate();
         nats.kill();
-        flip(&files(&nats, stream)[0], 40, 0);
+        let file = files(&nats, stream).remove(0);
+        flip(&file, 40, 0);
+        // With an index as new as the file, which a purge writes, a server does not look at what it holds.
+        let _ = std::fs::remove_file(file.with_file_name("index.db"));
         nats.restart().await;
         kine.restart().await;
         eventually("a snapshot is stored", || async {

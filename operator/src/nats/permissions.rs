@@ -16,7 +16,7 @@ const STREAMS: [&str; 3] = ["KINE_{{name()}}", "KINE_SNAP_{{name()}}", "KINE_SPA
 ///
 /// No consumers: they deliver to whatever subject they name, and a store reads by sequence, so it needs none.
 ///
-/// A store purges its log below a snapshot and deletes old snapshots, so it may destroy its own data; it can neither
+/// A store purges its log below a snapshot, and old snapshots, so it may destroy its own data; it can neither
 /// delete a stream nor change one.
 pub fn cluster_scope() -> UserLimits {
     let mut publish: Vec<String> = [
@@ -27,7 +27,6 @@ pub fn cluster_scope() -> UserLimits {
         // Answers between the store's instances.
         "_INBOX_{{name()}}.>",
         "$JS.API.INFO",
-        "$JS.API.STREAM.MSG.DELETE.KINE_SNAP_{{name()}}",
     ]
     .map(str::to_owned)
     .to_vec();

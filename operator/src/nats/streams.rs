@@ -79,7 +79,6 @@ pub fn build_log(plan: &StreamsPlan) -> Config {
         name: plan.id.stream(),
         subjects: vec![plan.id.log_subject()],
         max_bytes: limits::log_bytes(plan.size.quota),
-        deny_delete: true,
         ..base(plan)
     }
 }
@@ -122,6 +121,8 @@ fn base(plan: &StreamsPlan) -> Config {
         max_consumers: -1,
         max_message_size: -1,
         duplicate_window: DUPLICATE_WINDOW,
+        // Nothing is dropped but from the beginning, or all of one subject.
+        deny_delete: true,
         allow_direct: true,
         ..Config::default()
     }
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn log_cannot_lose_single_messages() {
+    fn streams_cannot_lose_single_messages() {
         let log = build_log(&plan());
         assert_eq!(log.name, "KINE_bcdfghjk24");
         assert_eq!(log.subjects, ["kine.bcdfghjk24.log"]);
@@ -302,7 +303,7 @@ mod tests {
         assert!(log.deny_delete && !log.deny_purge && log.allow_direct);
         let snapshots = build_snapshots(&plan());
         assert_eq!(snapshots.subjects, ["kine.bcdfghjk24.snap.>"]);
-        assert!(!snapshots.deny_delete);
+        assert!(snapshots.deny_delete && !snapshots.deny_purge);
     }
 
     #[test]

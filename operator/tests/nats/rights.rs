@@ -41,11 +41,6 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
         ),
         ("read a snapshot", api(&format!("DIRECT.GET.KINE_SNAP_{OWN}")), first),
         (
-            "delete a snapshot",
-            api(&format!("STREAM.MSG.DELETE.KINE_SNAP_{OWN}")),
-            first,
-        ),
-        (
             "read a spare snapshot",
             api(&format!("DIRECT.GET.KINE_SPARE_{OWN}")),
             first,
@@ -128,6 +123,11 @@ async fn cluster_user_reaches_its_own_streams_and_nothing_else() {
             "consume its own log",
             api(&format!("CONSUMER.CREATE.KINE_{OWN}")),
             consumer,
+        ),
+        (
+            "delete a message of a snapshot",
+            api(&format!("STREAM.MSG.DELETE.KINE_SNAP_{OWN}")),
+            first,
         ),
         (
             "delete a log record",
