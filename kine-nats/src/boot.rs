@@ -70,6 +70,17 @@ pub(crate) enum BootError {
         /// The revision there.
         revision: i64,
     },
+    /// The log ends before where it ended while it was read.
+    #[error(
+        "open the store: the log ended at sequence {known} while it was read, and ends at {last} now: if what is behind \
+         that was acknowledged, it is lost; `kine-nats repair` says what can be read without it"
+    )]
+    Shrunk {
+        /// Where the log ends.
+        last: u64,
+        /// Where it ended before.
+        known: u64,
+    },
     /// The log's server dropped its end, as far as anybody can tell.
     #[error(
         "open the store: the NATS server found the log damaged and dropped {bytes} bytes of it: what was acknowledged \
@@ -299,11 +310,9 @@ impl Tail {
                     return Err(BootError::Missing { sequence: next });
                 }
                 if info.last < next && waited > LEADERLESS {
-                    let revision = state.read().unwrap_or_else(PoisonError::into_inner).mvcc.visible();
-                    return Err(BootError::Behind {
+                    return Err(BootError::Shrunk {
                         last: info.last,
                         known: last,
-                        revision,
                     });
                 }
                 sleep(pause).await;

@@ -95,12 +95,16 @@ impl Node {
 pub(crate) fn routes(node: &Node, calls: &Arc<Calls>) -> Routes {
     let mut routes = Routes::builder();
     let kv = KvServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let watch = WatchServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let lease = LeaseServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let cluster = ClusterServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let maintenance = MaintenanceServer::new(node.clone()).max_decoding_message_size(MAX_MESSAGE);
     routes
         .add_service(Counted::new(kv, Arc::clone(calls)))
-        .add_service(Counted::new(WatchServer::new(node.clone()), Arc::clone(calls)))
-        .add_service(Counted::new(LeaseServer::new(node.clone()), Arc::clone(calls)))
-        .add_service(Counted::new(ClusterServer::new(node.clone()), Arc::clone(calls)))
-        .add_service(Counted::new(MaintenanceServer::new(node.clone()), Arc::clone(calls)))
+        .add_service(Counted::new(watch, Arc::clone(calls)))
+        .add_service(Counted::new(lease, Arc::clone(calls)))
+        .add_service(Counted::new(cluster, Arc::clone(calls)))
+        .add_service(Counted::new(maintenance, Arc::clone(calls)))
         .add_service(Counted::new(HealthServer::new(node.clone()), Arc::clone(calls)));
     routes.routes()
 }

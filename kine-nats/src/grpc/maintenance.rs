@@ -11,14 +11,15 @@ use pb::alarm_request::AlarmAction;
 use pb::maintenance_server::Maintenance;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Keys that are hashed before others may use the store.
 const HASH_PAGE: usize = 2000;
-/// Between two hashes: who keeps the store looks for something to drop several times in it.
-const HASH_PAUSE: Duration = Duration::from_millis(500);
+/// Between two hashes: a writer looks for something to drop twice in it, a follower at least once.
+const HASH_PAUSE: Duration = Duration::from_millis(600);
 
 #[tonic::async_trait]
 impl Maintenance for Node {
@@ -76,27 +77,21 @@ impl Maintenance for Node {
 
     async fn hash(&self, request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let revision = store.revision();
+        let hashed = self.hash_in_turn(&store, 0).await?;
         Ok(Response::new(pb::HashResponse {
-            header: Some(store.header(revision)),
-            hash: self.hash_in_turn(&store, revision).await?,
+            header: Some(store.header(hashed.visible)),
+            hash: hashed.hash,
         }))
     }
 
     async fn hash_kv(&self, request: Request<pb::HashKvRequest>) -> Result<Response<pb::HashKvResponse>, Status> {
         let store = self.store(request.metadata()).await?;
-        let asked = request.into_inner().revision;
-        let (visible, compacted) = {
-            let state = store.read();
-            (state.mvcc.visible(), state.mvcc.compacted())
-        };
-        range::check_revision(asked, visible, compacted)?;
-        let at = if asked > 0 { asked } else { visible };
+        let hashed = self.hash_in_turn(&store, request.into_inner().revision).await?;
         Ok(Response::new(pb::HashKvResponse {
-            header: Some(store.header(visible)),
-            hash: self.hash_in_turn(&store, at).await?,
-            compact_revision: compacted,
-            hash_revision: at,
+            header: Some(store.header(hashed.visible)),
+            hash: hashed.hash,
+            compact_revision: hashed.compacted,
+            hash_revision: hashed.revision,
         }))
     }
 
@@ -130,18 +125,45 @@ impl Maintenance for Node {
     }
 }
 
+/// What was hashed.
+struct Hashed {
+    hash: u32,
+    revision: i64,
+    /// Newest and compact revision when it began.
+    visible: i64,
+    compacted: i64,
+}
+
 impl Node {
-    /// Hashes when nobody else does. A pause follows: what is compacted is dropped only while nobody hashes.
-    async fn hash_in_turn(&self, store: &Store, revision: i64) -> Result<u32, Refusal> {
+    /// Hashes the keys at a revision, 0 for the newest, when nobody else does. A pause follows, also when the caller goes:
+    /// what is compacted is dropped only while nobody hashes.
+    async fn hash_in_turn(&self, store: &Arc<Store>, asked: i64) -> Result<Hashed, Refusal> {
         let turn = timeout(REQUEST_LIMIT, Arc::clone(&self.hashes).lock_owned()).await;
         let turn = turn.map_err(|_| Refusal::TooManyRequests)?;
-        let hash = hash_at(store, revision).await;
+        let store = Arc::clone(store);
+        let (answer, hashed) = oneshot::channel();
         tokio::spawn(async move {
-            let _turn = turn;
+            let _ = answer.send(hash(&store, asked).await);
             sleep(HASH_PAUSE).await;
+            drop(turn);
         });
-        hash
+        hashed.await.unwrap_or(Err(Refusal::Stopped))
     }
+}
+
+async fn hash(store: &Store, asked: i64) -> Result<Hashed, Refusal> {
+    let (visible, compacted) = {
+        let state = store.read();
+        (state.mvcc.visible(), state.mvcc.compacted())
+    };
+    range::check_revision(asked, visible, compacted)?;
+    let revision = if asked > 0 { asked } else { visible };
+    Ok(Hashed {
+        hash: hash_at(store, revision).await?,
+        revision,
+        visible,
+        compacted,
+    })
 }
 
 /// Whether nothing more is put. Every process says the same as the writer.

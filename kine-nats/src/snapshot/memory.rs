@@ -12,6 +12,8 @@ struct Inner {
     messages: BTreeMap<u64, (String, Bytes)>,
     /// How many messages are taken until none is.
     left: Option<u32>,
+    /// A message that it cannot read, and behind which it finds none.
+    unreadable: Option<u64>,
 }
 
 /// The stream.
@@ -53,6 +55,13 @@ impl MemoryMessages {
             .collect()
     }
 
+    /// Has it find nothing where the newest message of a subject is, as a server does that finds it damaged.
+    pub(crate) fn hide(&self, subject: &str) {
+        let mut inner = self.lock();
+        let newest = inner.messages.iter().rev().find(|(_, (found, _))| found == subject);
+        inner.unreadable = newest.map(|(sequence, _)| *sequence);
+    }
+
     /// Puts something else in the place of a message.
     pub(crate) fn replace(&self, sequence: u64, payload: Bytes) {
         self.lock().messages.get_mut(&sequence).unwrap().1 = payload;
@@ -80,9 +89,10 @@ impl Messages for MemoryMessages {
     }
 
     async fn last(&self, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
-        let messages = &self.lock().messages;
-        let newest = messages.iter().rev().find(|(_, (found, _))| found == subject);
-        Ok(newest.map(|(sequence, (_, payload))| (*sequence, payload.clone())))
+        let inner = self.lock();
+        let newest = inner.messages.iter().rev().find(|(_, (found, _))| found == subject);
+        let readable = newest.filter(|(sequence, _)| inner.unreadable != Some(**sequence));
+        Ok(readable.map(|(sequence, (_, payload))| (*sequence, payload.clone())))
     }
 
     async fn first(&self, from: u64, subject: &str) -> Result<Option<(u64, Bytes)>, LogError> {
@@ -91,9 +101,10 @@ impl Messages for MemoryMessages {
 
     async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
         tokio::task::yield_now().await;
-        let messages = &self.lock().messages;
-        let found = messages.range(from..).filter(|(_, (found, _))| found == subject);
+        let inner = self.lock();
+        let found = inner.messages.range(from..).filter(|(_, (found, _))| found == subject);
         Ok(found
+            .take_while(|(sequence, _)| inner.unreadable != Some(**sequence))
             .map(|(sequence, (_, payload))| (*sequence, payload.clone()))
             .collect())
     }

@@ -102,14 +102,15 @@ impl<M: Messages> Shelf<M> {
 
     /// Manifests that can be read.
     async fn list(&self) -> Result<Vec<Kept<'_, M>>, SnapshotError> {
-        let Some((last, newest)) = self.stream.last(&self.manifests()).await? else {
-            return Ok(Vec::new());
-        };
+        // A server may find nothing where it finds damage: at the end, or from there on.
+        let newest = self.stream.last(&self.manifests()).await?;
         let (mut manifests, mut from) = (Vec::new(), 1);
-        while from <= last {
-            // A server may find nothing where it finds damage.
+        loop {
             let found = self.stream.first(from, &self.manifests()).await?;
-            let (sequence, message) = found.unwrap_or_else(|| (last, newest.clone()));
+            let newest = || newest.clone().filter(|(sequence, _)| *sequence >= from);
+            let Some((sequence, message)) = found.or_else(newest) else {
+                return Ok(manifests);
+            };
             from = sequence + 1;
             match Manifest::decode(&message) {
                 Ok(manifest) => manifests.push(Kept {
@@ -120,7 +121,6 @@ impl<M: Messages> Shelf<M> {
                 Err(error) => tracing::error!(sequence, error = %error, "A snapshot's manifest is damaged"),
             }
         }
-        Ok(manifests)
     }
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {

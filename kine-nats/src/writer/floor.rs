@@ -65,24 +65,26 @@ impl Rise {
         (self.due, self.not_before) = (true, Duration::ZERO);
     }
 
-    /// Begins when it is time. Answers how many records the log was just found to have lost before its end.
+    /// Begins when it is time. Answers how many records the log has lost before its end if that was just found out.
     pub(super) fn begin<L: Log, M: Messages>(
         &mut self,
         store: &Arc<Store>,
         log: &Arc<L>,
         snapshots: &Snapshots<M, L>,
-    ) -> u64 {
-        let mut holes = 0;
+    ) -> Option<u64> {
+        let mut holes = None;
         if let Some(job) = &mut self.job {
-            let Some(ended) = job.now_or_never() else { return 0 };
+            let ended = job.now_or_never()?;
             self.job = None;
             let raised = ended.unwrap_or(Raised::Not);
             if raised != Raised::Stored {
                 (self.due, self.not_before) = (true, clock::now() + AGAIN);
             }
-            if let Raised::Holes(count) = raised {
-                holes = count;
-            }
+            holes = match raised {
+                Raised::Stored => Some(0),
+                Raised::Not => None,
+                Raised::Holes(count) => Some(count),
+            };
         }
         if self.due && clock::now() >= self.not_before {
             (self.due, self.not_before) = (false, clock::now() + EVERY);

@@ -282,17 +282,18 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
     pub(super) fn begin(&mut self, store: &Arc<Store>, session: &Session) {
-        let holes = self.floor.begin(store, &self.log, &self.snapshots);
-        if holes > 0 {
-            if self.holes != holes {
-                tracing::error!(
-                    holes,
-                    "The log has lost records before its end; a snapshot takes their place"
-                );
+        if let Some(holes) = self.floor.begin(store, &self.log, &self.snapshots) {
+            let before = std::mem::replace(&mut self.holes, holes);
+            if holes > 0 {
+                if holes != before {
+                    tracing::error!(
+                        holes,
+                        "The log has lost records before its end; a snapshot takes their place"
+                    );
+                }
+                // Only this process has what was there. Two snapshots make the log begin behind it.
+                self.hurry(session.sequence);
             }
-            // Only this process has what was there. Two snapshots make the log begin behind it.
-            self.hurry(session.sequence);
-            self.holes = holes;
         }
         if self.job.is_some() {
             return;

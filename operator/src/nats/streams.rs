@@ -133,12 +133,14 @@ fn plan_update(is: &Config, wanted: &Config) -> Option<Config> {
     let same = is.subjects == wanted.subjects
         && is.max_bytes == wanted.max_bytes
         && is.num_replicas == wanted.num_replicas
-        && is.allow_direct == wanted.allow_direct;
+        && is.allow_direct == wanted.allow_direct
+        && is.deny_delete == wanted.deny_delete;
     (!same).then(|| Config {
         subjects: wanted.subjects.clone(),
         max_bytes: wanted.max_bytes,
         num_replicas: wanted.num_replicas,
         allow_direct: wanted.allow_direct,
+        deny_delete: wanted.deny_delete,
         ..is.clone()
     })
 }
@@ -328,5 +330,7 @@ mod tests {
         let update = plan_update(&is, &build_log(&larger)).unwrap();
         assert_eq!(update.max_bytes, (4 << 20) + (64 << 20));
         assert_eq!(update.metadata, is.metadata);
+        is.deny_delete = false;
+        assert!(plan_update(&is, &build_log(&plan())).unwrap().deny_delete);
     }
 }

@@ -10,17 +10,19 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Handshakes at a time. The oldest one is given up for another client: strangers who say nothing keep nobody out.
+/// Handshakes at a time. One that has had its time is given up for another client: strangers who say nothing keep nobody
+/// out for longer.
 const HANDSHAKES: usize = 128;
+const TURN: Duration = Duration::from_millis(500);
 /// How long one may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -66,26 +68,29 @@ async fn run(
     accepted: Accepted,
 ) {
     let mut handshakes = JoinSet::new();
-    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+    // The oldest first; who is dropped from here is given up.
+    let mut places: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
     let mut stop = pin!(stop);
     let mut backoff = AcceptBackoff::default();
     loop {
+        places.retain(|(place, _)| !place.is_closed());
+        let turn = places.front().map(|(_, begun)| *begun + TURN);
         let connection = tokio::select! {
-            connection = listener.accept() => connection,
+            connection = listener.accept(), if places.len() < HANDSHAKES => connection,
+            () = sleep_until(turn.unwrap_or_else(Instant::now)), if places.len() == HANDSHAKES => {
+                places.pop_front();
+                continue;
+            }
+            Some(_) = handshakes.join_next() => continue,
             _ = &mut stop => return,
             () = accepted.closed() => return,
         };
-        while handshakes.try_join_next().is_some() {}
         match connection {
             Ok(connection) => {
                 let (configs, admission) = (configs.clone(), admission.clone());
-                oldest.retain(|handshake| !handshake.is_finished());
-                if oldest.len() == HANDSHAKES
-                    && let Some(handshake) = oldest.pop_front()
-                {
-                    handshake.abort();
-                }
-                oldest.push_back(handshakes.spawn(admit(connection, configs, admission, accepted.clone())));
+                let (place, given_up) = oneshot::channel();
+                places.push_back((place, Instant::now()));
+                handshakes.spawn(admit(given_up, connection, configs, admission, accepted.clone()));
             }
             Err(error) => backoff.wait(&error).await,
         }
@@ -93,6 +98,7 @@ async fn run(
 }
 
 async fn admit(
+    given_up: oneshot::Receiver<()>,
     (stream, peer): (TcpStream, SocketAddr),
     configs: TlsConfigs,
     admission: impl Admission,
@@ -105,9 +111,9 @@ async fn admit(
         admission.check(stream.get_ref().1.peer_certificates().unwrap_or_default())?;
         Ok(stream)
     };
-    let result: io::Result<_> = match timeout(HANDSHAKE_LIMIT, handshake).await {
-        Ok(result) => result,
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    let result: io::Result<_> = tokio::select! {
+        result = timeout(HANDSHAKE_LIMIT, handshake) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        _ = given_up => Err(io::Error::other("given up for another client")),
     };
     admission.count(result.is_ok());
     match result {

@@ -113,6 +113,18 @@ async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
 }
 
 #[tokio::test]
+async fn a_manifest_that_a_server_does_not_find_hides_no_other() {
+    let (memory, snapshots, state) = bench(60);
+    for sequence in [10, 20] {
+        snapshots.keep(&state, &pin(&state, sequence, 1)).await.unwrap();
+    }
+    memory.messages().hide("snap.m");
+    assert_eq!(newest(&snapshots).await, (10, 1));
+    snapshots.keep(&state, &pin(&state, 30, 1)).await.unwrap();
+    assert_eq!((newest(&snapshots).await, memory.first()), ((30, 1), 11));
+}
+
+#[tokio::test]
 async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
     let (memory, snapshots, state) = bench(60);
     for sequence in [10, 20] {
