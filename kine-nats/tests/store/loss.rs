@@ -2,7 +2,8 @@
 
 use crate::damage::files;
 use crate::faults::{Load, check, serves};
-use crate::harness::{Client, Kine, Nats, decode, eventually, repair};
+use crate::harness::{Client, Kine, Nats, decode, eventually};
+use crate::repair::accept_loss;
 use serde_json::Value;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -128,11 +129,7 @@ async fn what_cannot_be_stored_again_is_saved_from_memory() {
     assert!(!status.success(), "{log}");
     assert!(log.contains("the log has lost records"), "{log}");
 
-    let refused = repair(&nats, "memory", &[]).unwrap_err();
-    assert!(refused.contains("run again with --accept-loss"), "{refused}");
-    let said = repair(&nats, "memory", &["--accept-loss", "--bump=1000"]).unwrap();
-    assert!(said.contains("The store goes on from here"), "{said}");
-    kine.restart().await;
+    accept_loss(&nats, &mut kine, "memory", &["--bump=1000"]).await;
     let answer = client.range("/r/", "/r0", 0).await.unwrap();
     assert_eq!(answer.count, 50);
     let newest_kept = answer.kvs.iter().map(|pair| decode(pair).mod_revision).max().unwrap();

@@ -1,7 +1,16 @@
 //! A log that is gone while its snapshots are there: nothing starts on it by guess, and `kine-nats repair` goes on.
 
-use crate::harness::{Kine, Nats, Watching, eventually, prefix, repair};
+use crate::harness::{Kine, Nats, Servers, Watching, eventually, prefix, repair};
 use tonic::Code;
+
+/// Has a store go on without what it has lost, which no repair does before the loss is accepted, and serves it again.
+pub(crate) async fn accept_loss(nats: &impl Servers, kine: &mut Kine, stream: &str, more: &[&str]) {
+    let refused = repair(nats, stream, more).unwrap_err();
+    assert!(refused.contains("run again with --accept-loss"), "{refused}");
+    let said = repair(nats, stream, &[&["--accept-loss"], more].concat()).unwrap();
+    assert!(said.contains("The store goes on from here"), "{said}");
+    kine.restart().await;
+}
 
 #[tokio::test]
 async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
@@ -37,11 +46,7 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     );
     assert!(log.contains("`kine-nats repair` goes on without it"), "{log}");
 
-    let refused = repair(&nats, "lost", &[]).unwrap_err();
-    assert!(refused.contains("run again with --accept-loss"), "{refused}");
-    let said = repair(&nats, "lost", &["--accept-loss", "--bump=5000000"]).unwrap();
-    assert!(said.contains("The store goes on from here"), "{said}");
-    kine.restart().await;
+    accept_loss(&nats, &mut kine, "lost", &["--bump=5000000"]).await;
     let answer = client.range("/r/", "/r0", 0).await.unwrap();
     assert_eq!(answer.count, 50);
     let revision = answer.header.unwrap().revision;
