@@ -25,6 +25,10 @@ impl Servers for Cluster {
             .collect();
         urls.join(",")
     }
+
+    fn replicas(&self) -> usize {
+        self.servers.len()
+    }
 }
 
 impl Cluster {

@@ -216,7 +216,7 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
 async fn a_flipped_bit_of_one_of_three_servers_loses_nothing_though_it_leads() {
     let mut random = seeded();
     let mut cluster = Cluster::start().await;
-    let mut kine = Kine::start(&cluster, "third", &["--replicas=3", "--snapshot-bytes=20000"]).await;
+    let mut kine = Kine::start(&cluster, "third", &["--snapshot-bytes=20000"]).await;
     let written = write(&mut kine).await;
     for stream in ["KINE_third", "KINE_SNAP_third"] {
         kine.terminate();

@@ -211,9 +211,9 @@ async fn a_watch_goes_on_over_a_restart_without_a_gap() {
 }
 
 /// A writer sleeps for longer than its lease, and is asked while it does.
-pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers, more: &[&str]) {
-    let mut first = Kine::start(nats, "two", more).await;
-    let mut second = Kine::spawn(nats, "two", more);
+pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
+    let mut first = Kine::start(nats, "two", &[]).await;
+    let mut second = Kine::spawn(nats, "two", &[]);
     let mut old = first.client().await;
     old.put("/a", b"1").await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -247,7 +247,7 @@ pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers, more: &[&str])
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_writers_the_paused_one_is_fenced() {
-    the_paused_one_is_fenced(&Nats::start().await, &[]).await;
+    the_paused_one_is_fenced(&Nats::start().await).await;
 }
 
 #[tokio::test]
@@ -307,14 +307,14 @@ async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
 
 #[tokio::test]
 async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only() {
-    a_full_stream_is_made_room_in(&Nats::start().await, &[]).await;
+    a_full_stream_is_made_room_in(&Nats::start().await).await;
 }
 
 /// Fills the log, then the quota, and makes room in both.
-pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers, more: &[&str]) {
+pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers) {
     // The log takes 4 MB; the cadence alone would never make room.
     let small = ["--max-bytes=4000000", "--quota=20000000", "--snapshot-bytes=100000000"];
-    let mut kine = Kine::start(nats, "full", &[&small, more].concat()).await;
+    let mut kine = Kine::start(nats, "full", &small).await;
     let mut client = kine.client().await;
     for number in 0..100 {
         let begun = Instant::now();

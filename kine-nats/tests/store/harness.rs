@@ -30,6 +30,11 @@ pub(crate) struct Nats {
 pub(crate) trait Servers {
     /// Their addresses, with commas between.
     fn urls(&self) -> String;
+
+    /// How many of them keep each stream.
+    fn replicas(&self) -> usize {
+        1
+    }
 }
 
 impl Servers for Nats {
@@ -189,7 +194,8 @@ impl Kine {
 
     /// Starts without waiting until it serves.
     pub(crate) fn spawn(nats: &impl Servers, stream: &str, more: &[&str]) -> Self {
-        Self::spawn_on(nats, stream, &[&["--create"], more].concat())
+        let replicas = format!("--replicas={}", nats.replicas());
+        Self::spawn_on(nats, stream, &[&["--create", &replicas], more].concat())
     }
 
     /// Starts on streams that exist.

@@ -7,8 +7,7 @@ use crate::harness::{Client, Kine};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const REPLICATED: [&str; 1] = ["--replicas=3"];
-const FOLLOW: [&str; 2] = ["--replicas=3", "--follow"];
+const FOLLOW: [&str; 1] = ["--follow"];
 const STREAMS: [&str; 4] = ["KINE_alone", "KINE_pair", "KINE_SNAP_alone", "KINE_SNAP_pair"];
 
 /// Waits until all serve; answers how long each took behind the one before.
@@ -27,7 +26,7 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
     let mut cluster = Cluster::start().await;
     // One that is alone, and two that follow each other.
     let (alone, one) = tokio::join!(
-        Kine::start(&cluster, "alone", &REPLICATED),
+        Kine::start(&cluster, "alone", &[]),
         Kine::start(&cluster, "pair", &FOLLOW)
     );
     let other = Kine::start(&cluster, "pair", &FOLLOW).await;
@@ -92,7 +91,7 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
 async fn a_writer_that_slept_is_fenced_and_a_full_stream_is_made_room_in() {
     let cluster = Cluster::start().await;
     tokio::join!(
-        the_paused_one_is_fenced(&cluster, &REPLICATED),
-        a_full_stream_is_made_room_in(&cluster, &REPLICATED),
+        the_paused_one_is_fenced(&cluster),
+        a_full_stream_is_made_room_in(&cluster),
     );
 }
