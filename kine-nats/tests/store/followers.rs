@@ -2,8 +2,9 @@
 //! on when one is stopped, killed or asleep.
 
 use crate::faults::{Load, check, serves};
-use crate::harness::{Kine, Nats, Watching, etcdctl, events, eventually, json, prefix};
+use crate::harness::{Client, Kine, Nats, Servers, Watching, etcdctl, events, eventually, json, prefix};
 use crate::semantics::hears_what_is_compacted;
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -14,7 +15,7 @@ use yoke_kine_nats::proto::etcdserverpb as pb;
 const FOLLOW: [&str; 1] = ["--follow"];
 
 /// The writer and a follower.
-async fn two(nats: &Nats, stream: &str) -> (Kine, Kine) {
+async fn two(nats: &impl Servers, stream: &str) -> (Kine, Kine) {
     let first = Kine::start(nats, stream, &FOLLOW).await;
     let second = Kine::start(nats, stream, &FOLLOW).await;
     assert_eq!(first.metric("etcd_server_is_leader").await, 1.0);
@@ -235,8 +236,12 @@ async fn a_follower_takes_over_from_a_killed_writer_and_loses_and_doubles_nothin
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_that_slept_says_nothing_stale_and_follows() {
-    let nats = Nats::start().await;
-    let (mut writer, follower) = two(&nats, "sleep").await;
+    the_one_that_slept_follows(&Nats::start().await).await;
+}
+
+/// A writer sleeps until a follower has taken over, and is asked while it does.
+pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
+    let (mut writer, follower) = two(nats, "sleep").await;
     let (mut old, mut new) = (writer.client().await, follower.client().await);
     old.put("/a", b"1").await.unwrap();
     let mut watching = Watching::open(&mut old, prefix("/", 2)).await.unwrap();
@@ -256,16 +261,17 @@ async fn a_writer_that_slept_says_nothing_stale_and_follows() {
         new.put(&format!("/b/{number}"), b"").await.unwrap();
     }
     // Asked while it sleeps: it answers when it is awake, and then only what is true by then.
-    let head = new.revision().await;
+    let (head, before) = (new.revision().await, writer.unread());
     let read = tokio::spawn({
         let mut old = old.clone();
         async move { old.range("/", "0", 0).await }
     });
+    let asked = arrives(&writer, before).await;
     let write = tokio::spawn({
         let mut old = old.clone();
         async move { old.create("/once", b"").await }
     });
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    arrives(&writer, asked).await;
     writer.signal("CONT");
     match read.await.unwrap() {
         // `/once` may be there by then.
@@ -280,7 +286,8 @@ async fn a_writer_that_slept_says_nothing_stale_and_follows() {
     }
     let written = write.await.unwrap();
     eventually("it follows", || {
-        std::future::ready(writer.log().contains("it follows from here on").then_some(()))
+        let said = "This process was replaced; it follows from here on";
+        std::future::ready(writer.log().contains(said).then_some(()))
     })
     .await;
     assert!(writer.exited().is_none(), "{}", writer.log());
@@ -300,6 +307,30 @@ async fn a_writer_that_slept_says_nothing_stale_and_follows() {
     assert_eq!(old.get("/a").await.unwrap().value.as_ref(), b"2");
     assert_eq!(writer.metric("etcd_server_is_leader").await, 0.0);
     assert_eq!(writer.metric("etcd_server_has_leader").await, 1.0);
+    assert_eq!(contents(&mut old).await, contents(&mut new).await);
+}
+
+/// Waits until a process that sleeps has more to read; answers how much.
+async fn arrives(kine: &Kine, before: u64) -> u64 {
+    eventually("what it is asked has arrived", || {
+        std::future::ready(Some(kine.unread()).filter(|unread| *unread > before))
+    })
+    .await
+}
+
+/// The revision of a process, and the keys that it has read itself.
+async fn contents(client: &mut Client) -> (i64, Vec<Bytes>) {
+    // Up to what was acknowledged.
+    let revision = client.revision().await;
+    let request = pb::RangeRequest {
+        key: [0].to_vec().into(),
+        range_end: [0].to_vec().into(),
+        serializable: true,
+        ..Default::default()
+    };
+    let answer = client.kv.range(request).await.unwrap().into_inner();
+    assert!(answer.count >= 52, "{}", answer.count);
+    (revision, answer.kvs)
 }
 
 #[tokio::test]

@@ -256,6 +256,19 @@ impl Kine {
         Duration::from_millis(10 * ticks)
     }
 
+    /// Bytes that its clients sent and it has not read.
+    pub(crate) fn unread(&self) -> u64 {
+        let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let own = format!(":{:04X}", self.port);
+        let bytes = sockets.lines().filter_map(|line| {
+            // Address, the other's address, state (1 is connected), and bytes to send and to read.
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let (_, unread) = fields[4].split_once(':')?;
+            (fields[1].ends_with(&own) && fields[3] == "01").then(|| u64::from_str_radix(unread, 16).unwrap())
+        });
+        bytes.sum()
+    }
+
     pub(crate) async fn restart(&mut self) {
         self.respawn();
         self.ready().await;

@@ -2,6 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::faults::{Load, a_full_stream_is_made_room_in, check, serves, the_paused_one_is_fenced};
+use crate::followers::the_one_that_slept_follows;
 use crate::fuzz::fuzz_runs;
 use crate::harness::{Client, Kine};
 use std::collections::BTreeMap;
@@ -94,4 +95,9 @@ async fn a_writer_that_slept_is_fenced_and_a_full_stream_is_made_room_in() {
         the_paused_one_is_fenced(&cluster),
         a_full_stream_is_made_room_in(&cluster),
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_slept_while_a_follower_took_over_says_nothing_stale_and_follows() {
+    the_one_that_slept_follows(&Cluster::start().await).await;
 }
