@@ -3,6 +3,7 @@
 use yoke_test_support::free_port;
 
 use crate::harness::{Nats, Servers, eventually};
+use crate::loss::Disks;
 use serde_json::Value;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
@@ -28,6 +29,12 @@ impl Servers for Cluster {
 
     fn replicas(&self) -> usize {
         self.servers.len()
+    }
+}
+
+impl Disks for Cluster {
+    fn all(&mut self) -> &mut [Nats] {
+        &mut self.servers
     }
 }
 

@@ -1,22 +1,54 @@
-//! A nats-server that comes back with less than it acknowledged while the writer lives, which stores the rest again.
+//! nats-servers that come back with less than they acknowledged while the writer lives, which stores the rest again.
 
 use crate::damage::files;
 use crate::faults::{Load, check, serves};
-use crate::harness::{Client, Kine, Nats, decode, eventually};
+use crate::harness::{Client, Kine, Nats, Servers, decode, eventually};
 use crate::repair::accept_loss;
+use futures::future::join_all;
 use serde_json::Value;
 use std::time::Duration;
 use tokio::time::sleep;
 
+/// All servers of a stream: what one has lost is not there any more.
+pub(crate) trait Disks: Servers {
+    fn all(&mut self) -> &mut [Nats];
+
+    fn kill_all(&mut self) {
+        self.all().iter_mut().for_each(Nats::kill);
+    }
+
+    async fn restart_all(&mut self) {
+        join_all(self.all().iter_mut().map(Nats::restart)).await;
+    }
+
+    /// Has the API of streams do something, as soon as it can.
+    async fn ask(&mut self, subject: &str, payload: &str) -> Value {
+        let client = async_nats::connect(self.all()[0].url()).await.unwrap();
+        eventually("the streams' API does as asked", || async {
+            let answer = client.request(format!("$JS.API.STREAM.{subject}"), payload.to_owned().into());
+            let answer: Value = serde_json::from_slice(&answer.await.ok()?.payload).unwrap();
+            let refused = answer.get("error");
+            refused.iter().for_each(|error| println!("{subject}: {error}"));
+            refused.is_none().then_some(answer)
+        })
+        .await
+    }
+}
+
+impl Disks for Nats {
+    fn all(&mut self) -> &mut [Nats] {
+        std::slice::from_mut(self)
+    }
+}
+
 /// Has the writer of a stream find it shorter under load.
-async fn shorten(stream: &str, shorten: impl AsyncFnOnce(&mut Nats, &Client)) {
-    let mut nats = Nats::start().await;
-    let mut kine = Kine::start(&nats, stream, &[]).await;
+async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce(&mut D, &Client)) {
+    let mut kine = Kine::start(nats, stream, &[]).await;
     let mut client = kine.client().await;
     let load = Load::start(&client, 4);
     sleep(Duration::from_millis(500)).await;
-    shorten(&mut nats, &client).await;
-    nats.restart().await;
+    shorten(nats, &client).await;
+    nats.restart_all().await;
     eventually("it is stored again", || async {
         kine.log().contains("They are stored again").then_some(())
     })
@@ -32,15 +64,15 @@ async fn shorten(stream: &str, shorten: impl AsyncFnOnce(&mut Nats, &Client)) {
     kine.restart().await;
     check(&mut client, &acknowledged).await;
     kine.kill();
-    nats.kill();
-    nats.restart().await;
+    nats.kill_all();
+    nats.restart_all().await;
     kine.restart().await;
     check(&mut client, &acknowledged).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_cut_off_a_file_under_a_living_writer_is_stored_again() {
-    shorten("short", async |nats, _| {
+    shorten(&mut Nats::start().await, "short", async |nats, _| {
         nats.kill();
         let newest = files(nats, "/KINE_short/").pop().unwrap();
         let file = std::fs::File::options().write(true).open(&newest).unwrap();
@@ -52,57 +84,56 @@ async fn what_is_cut_off_a_file_under_a_living_writer_is_stored_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_earlier_copy_of_the_files_lacks_is_stored_again() {
-    shorten("early", async |nats, client| {
-        nats.kill();
-        let copy = nats.copy();
-        nats.restart().await;
+    an_earlier_copy_comes_back(&mut Nats::start().await).await;
+}
+
+pub(crate) async fn an_earlier_copy_comes_back(nats: &mut impl Disks) {
+    shorten(nats, "early", async |nats, client| {
+        nats.kill_all();
+        let copies: Vec<_> = nats.all().iter().map(Nats::copy).collect();
+        nats.restart_all().await;
         serves(client).await;
         sleep(Duration::from_millis(300)).await;
-        nats.kill();
-        nats.take_files(&copy);
+        nats.kill_all();
+        for (server, copy) in nats.all().iter().zip(&copies) {
+            server.take_files(copy);
+        }
     })
     .await;
 }
 
-/// Has a nats-server come back with an empty disk, and makes its streams again after a kine-nats has missed them.
-async fn lose_disk(nats: &mut Nats, kine_said: impl AsyncFnOnce()) {
-    let ask = async |nats: &Nats, subject: String, payload: String| {
-        let direct = async_nats::connect(nats.url()).await.unwrap();
-        let answer = direct
-            .request(format!("$JS.API.STREAM.{subject}"), payload.into())
-            .await;
-        let answer: Value = serde_json::from_slice(&answer.unwrap().payload).unwrap();
-        assert!(answer.get("error").is_none(), "{answer}");
-        answer
-    };
-    let list = ask(nats, "LIST".to_owned(), String::new()).await;
-    nats.kill();
-    std::fs::remove_dir_all(nats.store()).unwrap();
-    nats.restart().await;
-    kine_said().await;
-    for stream in list["streams"].as_array().unwrap() {
-        let config = &stream["config"];
-        let name = config["name"].as_str().unwrap();
-        ask(nats, format!("CREATE.{name}"), config.to_string()).await;
+/// Has the servers come back with empty disks, and makes the streams again after a kine-nats has missed its own.
+async fn lose_disks(nats: &mut impl Disks, kine: &Kine) {
+    let list = nats.ask("LIST", "").await;
+    let streams = list["streams"].as_array().unwrap();
+    assert_eq!(streams.len(), 2, "{list}");
+    nats.kill_all();
+    for server in nats.all() {
+        std::fs::remove_dir_all(server.store()).unwrap();
     }
-}
-
-/// Waits until a kine-nats says that its stream is not there.
-async fn misses(kine: &Kine) {
+    nats.restart_all().await;
     eventually("it misses its stream", || async {
         kine.log().contains("10059: stream not found").then_some(())
     })
     .await;
+    for stream in streams {
+        let config = &stream["config"];
+        let name = config["name"].as_str().unwrap();
+        nats.ask(&format!("CREATE.{name}"), &config.to_string()).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_on_a_lost_disk_is_stored_again() {
-    let mut nats = Nats::start().await;
-    let mut kine = Kine::start(&nats, "disk", &[]).await;
+    disks_are_lost(&mut Nats::start().await).await;
+}
+
+pub(crate) async fn disks_are_lost(nats: &mut impl Disks) {
+    let mut kine = Kine::start(nats, "disk", &[]).await;
     let mut client = kine.client().await;
     let load = Load::start(&client, 4);
     sleep(Duration::from_millis(500)).await;
-    lose_disk(&mut nats, async || misses(&kine).await).await;
+    lose_disks(nats, &kine).await;
     serves(&client).await;
     let acknowledged = load.stop().await;
     assert!(acknowledged.len() > 50, "{}: {}", acknowledged.len(), kine.log());
@@ -112,27 +143,36 @@ async fn what_was_on_a_lost_disk_is_stored_again() {
     check(&mut client, &acknowledged).await;
 }
 
-/// The log is longer than what is remembered of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_stored_again_is_saved_from_memory() {
-    let mut nats = Nats::start().await;
-    let mut kine = Kine::start(&nats, "memory", &[]).await;
+    more_is_lost_than_is_remembered(&mut Nats::start().await).await;
+}
+
+/// The writer says so and ends, and a repair goes on with what it saved.
+pub(crate) async fn more_is_lost_than_is_remembered(nats: &mut impl Disks) {
+    let mut kine = Kine::start(nats, "memory", &[]).await;
     let mut client = kine.client().await;
     let mut newest = 0;
     for number in 0..150 {
         let key = format!("/r/{}", number % 50);
         newest = client.put(&key, &[b'v'; 60_000]).await.unwrap();
     }
-    lose_disk(&mut nats, async || misses(&kine).await).await;
+    lose_disks(nats, &kine).await;
     let status = eventually("it ends", || std::future::ready(kine.exited())).await;
     let log = kine.log();
     assert!(!status.success(), "{log}");
-    assert!(log.contains("the log has lost records"), "{log}");
+    let revision = format!("were acknowledged, with revision {newest}");
+    assert!(
+        log.contains("the log has lost records: it ends at sequence 0,") && log.contains(&revision),
+        "{log}"
+    );
 
-    accept_loss(&nats, &mut kine, "memory", &["--bump=1000"]).await;
+    accept_loss(nats, &mut kine, "memory", &["--bump=1000"]).await;
     let answer = client.range("/r/", "/r0", 0).await.unwrap();
     assert_eq!(answer.count, 50);
     let newest_kept = answer.kvs.iter().map(|pair| decode(pair).mod_revision).max().unwrap();
     assert_eq!(newest_kept, newest, "all that was acknowledged");
-    assert!(answer.header.unwrap().revision >= newest + 1000);
+    let revision = answer.header.unwrap().revision;
+    assert!(revision >= newest + 1000, "{revision}");
+    assert_eq!(client.put("/r/new", b"").await.unwrap(), revision + 1);
 }

@@ -5,6 +5,7 @@ use crate::faults::{Load, a_full_stream_is_made_room_in, check, serves, the_paus
 use crate::followers::the_one_that_slept_follows;
 use crate::fuzz::fuzz_runs;
 use crate::harness::{Client, Kine};
+use crate::loss::{an_earlier_copy_comes_back, disks_are_lost, more_is_lost_than_is_remembered};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -100,4 +101,19 @@ async fn a_writer_that_slept_is_fenced_and_a_full_stream_is_made_room_in() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_that_slept_while_a_follower_took_over_says_nothing_stale_and_follows() {
     the_one_that_slept_follows(&Cluster::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_all_servers_have_lost_is_stored_again() {
+    an_earlier_copy_comes_back(&mut Cluster::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_on_the_lost_disks_of_all_servers_is_stored_again() {
+    disks_are_lost(&mut Cluster::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_all_servers_have_lost_beyond_memory_is_said_and_a_repair_goes_on() {
+    more_is_lost_than_is_remembered(&mut Cluster::start().await).await;
 }
