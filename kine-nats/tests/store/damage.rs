@@ -4,6 +4,7 @@
 use crate::cluster::Cluster;
 use crate::fuzz::{fuzz_runs, seeded};
 use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually, repair};
+use crate::repair::accept_loss;
 use futures::StreamExt;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -13,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Keys and values by the revisions that they were written at.
 type Written = BTreeMap<i64, (String, Vec<u8>)>;
+
+/// Snapshots in two streams by turns.
+const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
 
 /// How a store came back.
 #[derive(Debug)]
@@ -92,6 +96,13 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
 
 /// Asserts that all that was written is served, and nothing else.
 async fn check(kine: &Kine, written: &Written) {
+    let revision = check_keys(kine, written).await;
+    let last = written.last_key_value().map(|(last, _)| *last);
+    assert_eq!(Some(revision), last, "it is shorter: {}", kine.log());
+}
+
+/// Asserts that the keys are what was written up to a revision that they are served at, which it answers.
+async fn check_keys(kine: &Kine, written: &Written) -> i64 {
     let answer = kine.client().await.range("/", "0", 0).await.unwrap();
     let revision = answer.header.unwrap().revision;
     let mut newest = BTreeMap::new();
@@ -112,8 +123,7 @@ async fn check(kine: &Kine, written: &Written) {
         "what is served at {revision} was not written so: {}",
         kine.log()
     );
-    let last = written.last_key_value().map(|(last, _)| *last);
-    assert_eq!(Some(revision), last, "it is shorter: {}", kine.log());
+    revision
 }
 
 /// Writes enough for some snapshots.
@@ -165,7 +175,6 @@ async fn until_both_are_stored(kine: &Kine) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
-    const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
     let mut random = seeded();
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "spare", SPARE).await;
@@ -187,9 +196,16 @@ async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     }
 }
 
+/// Has a server that is not running drop all snapshots of a stream when it starts: it drops what is behind a damaged message.
+fn drop_snapshots(nats: &Nats, stream: &str) {
+    let file = files(nats, stream).remove(0);
+    println!("{}", flip(&file, 40, 0));
+    // With an index as new as the file, which a purge writes, a server does not look at what it holds.
+    let _ = std::fs::remove_file(file.with_file_name("index.db"));
+}
+
 #[tokio::test]
 async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
-    const SPARE: &[&str] = &["--spare", "--snapshot-bytes=20000"];
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "again", SPARE).await;
     let written = write(&mut kine).await;
@@ -197,10 +213,7 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
         kine.terminate();
         nats.kill();
-        let file = files(&nats, stream).remove(0);
-        flip(&file, 40, 0);
-        // With an index as new as the file, which a purge writes, a server does not look at what it holds.
-        let _ = std::fs::remove_file(file.with_file_name("index.db"));
+        drop_snapshots(&nats, stream);
         nats.restart().await;
         kine.restart().await;
         eventually("a snapshot is stored", || async {
@@ -285,6 +298,43 @@ async fn accept(nats: &Nats, kine: &mut Kine, stream: &str, keys: i64) {
         assert_eq!(answer.header.unwrap().revision, 5_000_001 + keys);
         kine.kill();
     }
+}
+
+/// All snapshots of one stream are lost, and the newest write with them: a repair goes on with what the other stream and
+/// the log hold.
+async fn lose_snapshots_and_the_newest_write(stream: &str, lost: &str, without_spare: &str) {
+    let mut nats = Nats::start().await;
+    let mut kine = Kine::start(&nats, stream, SPARE).await;
+    let written = write(&mut kine).await;
+    until_both_are_stored(&kine).await;
+    kine.terminate();
+    // One that stores no snapshot so soon.
+    let mut kine = Kine::start(&nats, stream, &["--spare"]).await;
+    kine.client().await.put("/lost", b"the newest write").await.unwrap();
+    kine.terminate();
+    nats.kill();
+    drop_snapshots(&nats, lost);
+    damage_value(&nats, stream, b"the newest write");
+    nats.restart().await;
+    assert!(refusal(&mut kine).await.contains("`kine-nats repair`"));
+    let refused = repair(&nats, stream, &[]).unwrap_err();
+    assert!(refused.contains(without_spare), "{refused}");
+    accept_loss(&nats, &mut kine, stream, &["--spare", "--bump=5000000"]).await;
+    let last = written.last_key_value().unwrap().0;
+    assert_eq!(check_keys(&kine, &written).await, last + 5_000_000);
+    kine.terminate();
+    kine.restart().await;
+    check_keys(&kine, &written).await;
+}
+
+#[tokio::test]
+async fn a_repair_goes_on_with_the_spare_snapshot_when_the_others_are_lost() {
+    lose_snapshots_and_the_newest_write("spared", "/KINE_SNAP_", "nothing of it can be read").await;
+}
+
+#[tokio::test]
+async fn a_repair_goes_on_without_the_spare_snapshot() {
+    lose_snapshots_and_the_newest_write("unspared", "/KINE_SPARE_", "run again with --accept-loss").await;
 }
 
 #[tokio::test]
