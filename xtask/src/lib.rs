@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  yoke-api types ──crds──▶ crds/*.yaml ──▶ charts/yoke/files/crds/*.yaml
+//!  envoy-types' *.proto ──descriptors──▶ ingress-xds/envoy/descriptors.binpb
 //!  ingress-xds/envoy/*.yaml ──chart-files──▶ charts/yoke/files/envoy/*.yaml
 //!  docs/layers.txt, crds/, the chart, every *.rs ──check──▶ a list of complaints, each naming what to do
 //! ```
@@ -17,6 +18,7 @@
 mod chart;
 mod copies;
 mod crds;
+mod descriptors;
 mod layers;
 mod mounted;
 mod workspace;
@@ -42,6 +44,8 @@ enum Command {
     Crds,
     /// Copy into the chart what it must carry of other folders.
     ChartFiles,
+    /// Write ingress-xds/envoy/descriptors.binpb from the protocol files of the crate with Envoy's types.
+    Descriptors,
     /// Run every check below, and that every .rs file is part of a crate.
     Check,
     /// Compare the dependencies between the workspace's crates with docs/layers.txt.
@@ -62,10 +66,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     match arguments.command {
         Command::Crds => crds::write(root),
         Command::ChartFiles => copies::write(root),
+        Command::Descriptors => descriptors::write(root),
         Command::Check => settle([
             ("crds", Some(crds::check(root)?)),
             ("layers", Some(layers::check(&workspace)?)),
             ("chart-files", Some(copies::check(root)?)),
+            ("descriptors", Some(descriptors::check(root)?)),
             ("mounted", Some(mounted::check(&workspace)?)),
             ("chart", check_chart(root)?),
         ]),
