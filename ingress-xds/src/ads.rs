@@ -10,8 +10,8 @@
 //! - A resource is sent when the client does not hold its version, when it subscribes to it by name, and when Envoy needs
 //!   it again (below); else never. Versions are content hashes, so a client that comes from another replica, or from before
 //!   a restart, is sent only what changed in between.
-//! - A refused resource is not sent again until something of its cluster changes or the client reconnects: the client has
-//!   its last good one.
+//! - A refused resource is not sent again until something of its cluster changes (of the host owner's: anything of those) or
+//!   the client reconnects: the client has its last good one.
 //! - The first wildcard subscription is always answered, if need be by an empty response: Envoy waits for it at start.
 //!
 //! Assumptions: the version of a name's endpoints changes with its Cluster's, see below.
@@ -20,13 +20,16 @@
 //! that was subscribed before, so it does not ask). So endpoints follow each Cluster that is sent, and never go before it.
 //! Should the connection be lost in between, the version that the client holds shows that they are still owed; it does not
 //! if the Cluster had changed there and back, or had been refused before, and then Envoy goes on by itself after 15 s.
-//! Names that do not exist are answered as removed, as the protocol wants; nothing is kept for them but the subscription.
+//! Names that do not exist are answered as removed, as the protocol wants, but for routes; nothing is kept for them but the
+//! subscription.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::model::Route;
 use crate::snapshot::{Entry, Resource, Snapshot, resource_names};
+
+pub use crate::snapshot::Kind;
 
 /// A resource name by which a client subscribes to all there are.
 const WILDCARD: &str = "*";
@@ -38,17 +41,6 @@ const WINDOW: usize = 128;
 const REMOVED_BATCH: usize = 512;
 /// Names to which one client may subscribe. Envoy subscribes to what it was sent; more is no Envoy of ours.
 const MAX_NAMES: usize = 500_000;
-
-/// The types of resources that are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// Envoy's Cluster.
-    Cluster,
-    /// Envoy's ClusterLoadAssignment.
-    Endpoints,
-    /// Envoy's Secret: the ingress's certificate.
-    Secret,
-}
 
 /// What is served of one type under one name.
 #[derive(Debug)]
@@ -64,25 +56,33 @@ impl Kind {
             resource,
             route: Some(&entry.route),
         };
-        match self {
+        let own = match self {
             Self::Cluster => snapshot.get(name).map(|entry| of_cluster(entry, &entry.cluster)),
             Self::Endpoints => snapshot.get(name).map(|entry| of_cluster(entry, &entry.endpoints)),
+            Self::Listener | Self::Routes => None,
             Self::Secret => {
                 let certificate = snapshot.certificate().filter(|(own, _)| **own == *name);
                 certificate.map(|(_, resource)| Found { resource, route: None })
             }
-        }
+        };
+        own.or_else(|| {
+            let resource = snapshot.base()?.get(self, name)?;
+            Some(Found { resource, route: None })
+        })
     }
 
     fn names(self, snapshot: &Snapshot) -> Vec<Arc<str>> {
-        match self {
+        let mut names: Vec<_> = match self {
             Self::Cluster | Self::Endpoints => snapshot.names().cloned().collect(),
+            Self::Listener | Self::Routes => Vec::new(),
             Self::Secret => snapshot
                 .certificate()
                 .map(|(name, _)| Arc::clone(name))
                 .into_iter()
                 .collect(),
-        }
+        };
+        names.extend(snapshot.base().into_iter().flat_map(|base| base.names(self)).cloned());
+        names
     }
 }
 
@@ -121,8 +121,10 @@ pub struct Response {
 pub struct Refusal {
     /// Of which type.
     pub kind: Kind,
-    /// The cluster whose resources were in it; `None` if it only removed.
+    /// The cluster whose resources were in it; `None` if they were the host owner's, or it only removed.
     pub route: Option<Arc<Route>>,
+    /// What was in it, with its versions.
+    pub resources: Vec<(Arc<str>, Arc<str>)>,
     /// The client's reason.
     pub reason: String,
 }
@@ -141,6 +143,8 @@ pub struct Stream {
     snapshot: Arc<Snapshot>,
     clusters: Interest,
     endpoints: Interest,
+    listeners: Interest,
+    routes: Interest,
     secrets: Interest,
     /// Names whose Cluster was sent before the client opened the endpoints type on this stream.
     owed: BTreeSet<Arc<str>>,
@@ -191,6 +195,8 @@ impl Stream {
             snapshot,
             clusters: Interest::new(Kind::Cluster),
             endpoints: Interest::new(Kind::Endpoints),
+            listeners: Interest::new(Kind::Listener),
+            routes: Interest::new(Kind::Routes),
             secrets: Interest::new(Kind::Secret),
             owed: BTreeSet::new(),
             deferred: BTreeMap::new(),
@@ -208,6 +214,8 @@ impl Stream {
         let interest = match request.kind {
             Kind::Cluster => &mut self.clusters,
             Kind::Endpoints => &mut self.endpoints,
+            Kind::Listener => &mut self.listeners,
+            Kind::Routes => &mut self.routes,
             Kind::Secret => &mut self.secrets,
         };
         let first = !interest.opened;
@@ -238,6 +246,16 @@ impl Stream {
                 }
             }
         }
+        if self.snapshot.base() != newer.base() {
+            for interest in [
+                &mut self.clusters,
+                &mut self.endpoints,
+                &mut self.listeners,
+                &mut self.routes,
+            ] {
+                interest.look_at_base([&self.snapshot, &newer]);
+            }
+        }
         let certificates = [self.snapshot.certificate(), newer.certificate()];
         for (name, _) in certificates.into_iter().flatten() {
             if self.secrets.covers(name) {
@@ -248,7 +266,7 @@ impl Stream {
     }
 
     /// The next response to send, if one is due and the client is not too far behind. The types take turns, but for the
-    /// certificate, for which a listener waits.
+    /// certificate, for which a listener waits, and what needs Clusters, which comes after them.
     pub fn next_response(&mut self) -> Option<Response> {
         if let Some(response) = self.next_of(Kind::Secret) {
             return Some(response);
@@ -256,16 +274,24 @@ impl Stream {
         let order: &[Kind] = match self.last {
             // Endpoints that had to wait are let go by Clusters, so they are looked at again.
             Kind::Cluster => &[Kind::Endpoints, Kind::Cluster, Kind::Endpoints],
-            Kind::Endpoints | Kind::Secret => &[Kind::Cluster, Kind::Endpoints],
+            _ => &[Kind::Cluster, Kind::Endpoints],
         };
-        let response = order.iter().find_map(|kind| self.next_of(*kind))?;
-        self.last = response.kind;
-        Some(response)
+        if let Some(response) = order.iter().find_map(|kind| self.next_of(*kind)) {
+            self.last = response.kind;
+            return Some(response);
+        }
+        if !self.clusters.due.is_empty() {
+            return None;
+        }
+        [Kind::Listener, Kind::Routes]
+            .into_iter()
+            .find_map(|kind| self.next_of(kind))
     }
 
     /// Number of responses that the client has not answered.
     pub fn in_flight(&self) -> usize {
-        self.clusters.flights.len() + self.endpoints.flights.len() + self.secrets.flights.len()
+        let owners = self.listeners.flights.len() + self.routes.flights.len();
+        self.clusters.flights.len() + self.endpoints.flights.len() + owners + self.secrets.flights.len()
     }
 
     fn next_of(&mut self, kind: Kind) -> Option<Response> {
@@ -287,6 +313,8 @@ impl Stream {
                 }
                 response
             }
+            Kind::Listener => self.listeners.next(nonce, &mut Turn::new(&self.snapshot, None)),
+            Kind::Routes => self.routes.next(nonce, &mut Turn::new(&self.snapshot, None)),
             Kind::Secret => self.secrets.next(nonce, &mut Turn::new(&self.snapshot, None)),
         }?;
         self.next_nonce += 1;
@@ -337,9 +365,9 @@ impl Interest {
         };
         // If one of them has changed since, the others may be good without it.
         let retry = !flight.versions.iter().all(is_current);
-        for sent in flight.versions {
-            let is_current = is_current(&sent);
-            let (name, version) = sent;
+        for sent in &flight.versions {
+            let is_current = is_current(sent);
+            let (name, version) = sent.clone();
             let is_newest = self.held.get(&name) == Some(&version);
             if is_newest {
                 // It may hold an earlier one, so it must still be told of a removal.
@@ -354,6 +382,7 @@ impl Interest {
         Some(Refusal {
             kind: self.kind,
             route: flight.route,
+            resources: flight.versions,
             reason,
         })
     }
@@ -369,10 +398,25 @@ impl Interest {
         }
     }
 
+    /// Looks again at what the host's owner added before, adds now, or had added when nobody knew it.
+    fn look_at_base(&mut self, snapshots: [&Snapshot; 2]) {
+        let kind = self.kind;
+        let bases = snapshots.into_iter().filter_map(Snapshot::base);
+        let names = bases.flat_map(|base| base.names(kind)).chain(self.held.keys());
+        let names: Vec<_> = names.filter(|name| kind.is_owners(name)).cloned().collect();
+        for name in names {
+            if self.covers(&name) {
+                // What was refused along with others may be good without them.
+                let retry = self.refused.contains_key(&name);
+                *self.due.entry(name).or_insert(false) |= retry;
+            }
+        }
+    }
+
     fn open(&mut self, request: &Request) {
         self.opened = true;
-        // Only Clusters have the older form of the wildcard: a first request without a name.
-        if self.kind == Kind::Cluster && request.subscribe.is_empty() {
+        // Only these have the older form of the wildcard: a first request without a name.
+        if matches!(self.kind, Kind::Cluster | Kind::Listener) && request.subscribe.is_empty() {
             self.wildcard = true;
         }
         for (name, version) in &request.held {
@@ -464,8 +508,15 @@ impl Interest {
     fn fill(&mut self, response: &mut Response, turn: &mut Turn<'_>) -> Option<Arc<Route>> {
         while let Some((name, forced)) = self.pop_due(turn) {
             let Some(found) = self.kind.find(turn.snapshot, &name) else {
+                if turn.snapshot.base().is_none() && self.kind.is_owners(&name) {
+                    turn.passed.push((name, false));
+                    continue;
+                }
                 self.refused.remove(&name);
-                if self.held.remove(&name).is_some() || forced {
+                // Envoy ignores that routes are gone, but takes it for an answer: a listener that names them would wait for
+                // ever, and a new Envoy for the listener. Without an answer both wait for 15 s.
+                let is_told = self.kind != Kind::Routes;
+                if (self.held.remove(&name).is_some() || forced) && is_told {
                     response.removed.push(name.to_string());
                 }
                 turn.passed.push((name, false));
@@ -491,13 +542,23 @@ impl Interest {
     }
 
     fn pop_due(&mut self, turn: &mut Turn<'_>) -> Option<(Arc<str>, bool)> {
-        while let Some((name, forced)) = self.due.pop_first() {
+        while let Some((name, forced)) = self.pop_gone(turn).or_else(|| self.due.pop_first()) {
             if !turn.must_wait(&name) {
                 return Some((name, forced));
             }
             turn.held_back.push((name, forced));
         }
         None
+    }
+
+    /// A listener that is gone goes before all others: one of them may have its port.
+    fn pop_gone(&mut self, turn: &Turn<'_>) -> Option<(Arc<str>, bool)> {
+        if self.kind != Kind::Listener {
+            return None;
+        }
+        let is_gone = |name: &&Arc<str>| self.kind.find(turn.snapshot, name).is_none();
+        let name = self.due.keys().find(is_gone).cloned()?;
+        self.due.remove_entry(&name)
     }
 
     fn offer(

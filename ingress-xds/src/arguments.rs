@@ -30,6 +30,12 @@ pub struct Arguments {
     /// Domain of which every cluster's public name is one label
     #[arg(long, value_name = "DOMAIN")]
     pub base_domain: String,
+    /// ConfigMap in this process's namespace with listeners, clusters, endpoints and routes of the host's owner, if there is one
+    #[arg(long, value_name = "NAME")]
+    pub base_config_map: Option<String>,
+    /// Port on which Envoy listens by its bootstrap, and so nothing of the owner's may; may be repeated
+    #[arg(long, default_values_t = [8443, 8081, 9901], value_name = "PORT")]
+    pub envoy_port: Vec<u16>,
     /// Address of the HTTP endpoint with /metrics, /livez and /readyz
     #[arg(long, default_value = "0.0.0.0:9090", value_name = "ADDRESS")]
     pub metrics: SocketAddr,
@@ -108,6 +114,8 @@ mod tests {
         assert_eq!(arguments.listen_xds.to_string(), "0.0.0.0:18000");
         assert_eq!(arguments.metrics.to_string(), "0.0.0.0:9090");
         assert_eq!(arguments.client_name, ["envoy.yoke-system.svc"]);
+        assert_eq!(arguments.envoy_port, [8443, 8081, 9901]);
+        assert_eq!(arguments.base_config_map, None);
         assert!(Arguments::try_parse_from(["x"]).is_err());
         assert!(Arguments::try_parse_from(needed.into_iter().chain(["--name-rate=0"])).is_err());
         let twice = needed.into_iter().chain(["--name-rate=1", "--name-rate=2"]);

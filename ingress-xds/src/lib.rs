@@ -8,11 +8,15 @@
 //!                                                                                ▲ server ◀─ Envoy: connections that ended
 //! ```
 //!
-//! Pure: [`validate`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`]. The rest are adapters. The answer is a
+//! What the host's owner adds to Envoy's configuration (a ConfigMap) comes by [`base`] into the same snapshot.
+//!
+//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`]. The rest are adapters. The answer is a
 //! function of host objects alone, so any number of replicas gives the same one, and none keeps state.
 
 pub mod ads;
+pub mod announce;
 pub mod arguments;
+pub mod base;
 pub mod gate;
 pub mod metrics;
 pub mod model;

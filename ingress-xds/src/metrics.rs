@@ -46,6 +46,8 @@ pub struct Metrics {
     handshakes: Family<ResultLabel, Counter>,
     reloads: Family<ResultLabel, Counter>,
     watch_errors: Counter<u64, AtomicU64>,
+    base_refused: Gauge,
+    base_changes: Family<ResultLabel, Counter>,
 }
 
 impl Metrics {
@@ -75,6 +77,12 @@ impl Metrics {
             registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
             registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
             registry.register("certificate_reloads", "Changed certificates taken into use", m.reloads);
+            registry.register(
+                "base_refused",
+                "1 if the base configuration is refused and the last good one served",
+                m.base_refused,
+            );
+            registry.register("base_changes", "Changes of the base configuration", m.base_changes);
             registry.register("watch_errors", "Failures of a watch on the host API", m.watch_errors);
         });
         metrics
@@ -125,6 +133,14 @@ impl Metrics {
         self.reloads.get_or_create(&to_result(good)).inc();
     }
 
+    pub(crate) fn set_base_refused(&self, refused: bool) {
+        self.base_refused.set(refused.into());
+    }
+
+    pub(crate) fn count_base_change(&self, good: bool) {
+        self.base_changes.get_or_create(&to_result(good)).inc();
+    }
+
     pub(crate) fn count_watch_error(&self) {
         self.watch_errors.inc();
     }
@@ -138,6 +154,8 @@ fn to_word(kind: Kind) -> &'static str {
     match kind {
         Kind::Cluster => "cluster",
         Kind::Endpoints => "endpoints",
+        Kind::Listener => "listener",
+        Kind::Routes => "routes",
         Kind::Secret => "secret",
     }
 }

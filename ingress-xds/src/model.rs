@@ -482,7 +482,8 @@ fn config_key(namespace: &str) -> ObjectKey {
     }
 }
 
-fn to_chain(error: &dyn Error) -> String {
+/// An error with its causes.
+pub(crate) fn to_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -11,17 +11,21 @@ use yoke_api::names::is_domain;
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
+use crate::announce::announce;
 use crate::arguments::Arguments;
+use crate::base::Tracker;
 use crate::metrics::{Metrics, PROCESS};
 use crate::routing::Routing;
 use crate::server::{Context, Server};
 use crate::tls::{files_in, keep_certificates};
 use crate::validate::Rules;
-use crate::watch::{watch_certificate, watch_configs, watch_slices};
+use crate::watch::{watch_base, watch_certificate, watch_configs, watch_slices};
 
 const GRACE: Duration = Duration::from_secs(10);
 /// Observations on their way to the table; the watches wait when it is full.
 const EVENTS: usize = 1024;
+/// Events to write; more are only logged.
+const NOTICES: usize = 16;
 
 /// Runs the process until it is told to end.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -48,20 +52,32 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     );
 
     let rules = Rules::new(&arguments.base_domain);
-    let (routing, snapshots) = Routing::new(rules, arguments.envoy_limits(), metrics.clone(), synced);
+    let base = match &arguments.base_config_map {
+        Some(_) => Tracker::new(&arguments.envoy_port),
+        None => Tracker::without(),
+    };
+    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), metrics.clone(), synced);
     let (events, observed) = mpsc::channel(EVENTS);
-    supervisor.spawn("routing", routing.run(observed, drain.clone()));
+    let (base, inputs) = mpsc::channel(EVENTS);
+    let (notices, told) = mpsc::channel(NOTICES);
+    supervisor.spawn("routing", routing.run(observed, inputs, notices, drain.clone()));
 
     let client = connect(arguments.kubeconfig.as_deref()).await?;
     let configs = watch_configs(client.clone(), events.clone(), metrics.clone(), drain.clone());
     supervisor.spawn("config-watch", configs);
     let certificate = watch_certificate(client.clone(), events.clone(), metrics.clone(), drain.clone());
     supervisor.spawn("certificate-watch", certificate);
+    if let Some(name) = arguments.base_config_map.clone() {
+        let watched = watch_base(client.clone(), name, base.clone(), metrics.clone(), drain.clone());
+        supervisor.spawn("base-watch", watched);
+    }
+    supervisor.spawn("events", announce(client.clone(), told, drain.clone()));
     let slices = watch_slices(client, events, metrics.clone(), drain.clone());
     supervisor.spawn("slice-watch", slices);
 
     let context = Context {
         snapshots,
+        base,
         tls,
         limits: arguments.gate_limits(),
         client_names: arguments.client_name,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  watch (or a test) ─▶ Event ─▶ Table ─▶ translate ─▶ Snapshot ─▶ streams, gate
+//!                       Input ─▶ Tracker (base) ─────────┘
 //! ```
 //!
 //! Nothing is published before everything that the host has was seen once: an Envoy that reconnects would otherwise be told
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use yoke_runtime::{Check, Drain};
 
+use crate::base::{Input, Notice, Tracker};
 use crate::metrics::Metrics;
 use crate::model::{Event, Report, Table};
 use crate::snapshot::{Snapshot, connection_name, request_name};
@@ -36,6 +38,7 @@ pub enum RoutingError {
 #[derive(Debug)]
 pub struct Routing {
     table: Table,
+    base: Tracker,
     limits: Limits,
     snapshot: Snapshot,
     publish: watch::Sender<Option<Arc<Snapshot>>>,
@@ -44,11 +47,12 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// The task, and what its readers hold. `synced` becomes ready with the first snapshot.
-    pub fn new(rules: Rules, limits: Limits, metrics: Metrics, synced: Check) -> (Self, Snapshots) {
+    /// The task, and what its readers hold. `base` is what the host's owner adds. `synced` becomes ready with the first snapshot.
+    pub fn new(rules: Rules, base: Tracker, limits: Limits, metrics: Metrics, synced: Check) -> (Self, Snapshots) {
         let (publish, snapshots) = watch::channel(None);
         let routing = Self {
             table: Table::new(rules),
+            base,
             limits,
             snapshot: Snapshot::default(),
             publish,
@@ -58,21 +62,41 @@ impl Routing {
         (routing, snapshots)
     }
 
-    /// Runs until the drain starts. A full channel makes the observer wait; nothing is lost.
-    pub async fn run(mut self, mut events: mpsc::Receiver<Event>, drain: Drain) -> Result<(), RoutingError> {
+    /// Runs until the drain starts. A full channel makes the observer wait; nothing is lost but notices, which are logged too.
+    pub async fn run(
+        mut self,
+        mut events: mpsc::Receiver<Event>,
+        mut inputs: mpsc::Receiver<Input>,
+        notices: mpsc::Sender<Notice>,
+        drain: Drain,
+    ) -> Result<(), RoutingError> {
         let mut batch = Vec::with_capacity(BATCH);
-        while let Some(count) = drain.until_started(events.recv_many(&mut batch, BATCH)).await {
-            if count == 0 {
-                return Err(RoutingError::SourceGone);
+        loop {
+            tokio::select! {
+                biased;
+                () = drain.started() => return Ok(()),
+                input = inputs.recv() => {
+                    let notice = self.base.apply(input.ok_or(RoutingError::SourceGone)?);
+                    self.metrics.set_base_refused(self.base.is_refused());
+                    if let Some(notice) = notice {
+                        self.metrics.count_base_change(!notice.refused);
+                        log_notice(&notice);
+                        let _ = notices.try_send(notice);
+                    }
+                }
+                count = events.recv_many(&mut batch, BATCH) => {
+                    if count == 0 {
+                        return Err(RoutingError::SourceGone);
+                    }
+                    for event in batch.drain(..) {
+                        self.table.apply(event).iter().for_each(log_report);
+                    }
+                }
             }
-            for event in batch.drain(..) {
-                self.table.apply(event).iter().for_each(log_report);
-            }
-            if self.table.is_synced() {
+            if self.table.is_synced() && self.base.is_listed() {
                 self.publish();
             }
         }
-        Ok(())
     }
 
     fn publish(&mut self) {
@@ -80,7 +104,8 @@ impl Routing {
         let first = self.publish.borrow().is_none();
         let certificate = self.table.certificate();
         let renewed = self.snapshot.set_certificate(certificate.map(translate_certificate));
-        if changes.is_empty() && !renewed && !first {
+        let rebased = self.snapshot.set_base(self.base.served().cloned());
+        if changes.is_empty() && !renewed && !rebased && !first {
             self.metrics.set_objects(&self.table);
             return;
         }
@@ -107,6 +132,14 @@ impl Routing {
             tracing::info!(names = self.table.name_count(), "first snapshot published");
             self.synced.set_ready();
         }
+    }
+}
+
+fn log_notice(notice: &Notice) {
+    let note = &notice.note;
+    match notice.refused {
+        true => tracing::warn!(note, "the base configuration is refused"),
+        false => tracing::info!(note, "the base configuration is served"),
     }
 }
 

@@ -18,10 +18,12 @@ use envoy_types::pb::envoy::service::auth::v3::authorization_server::Authorizati
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
 use rustls::pki_types::CertificateDer;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
+use crate::base::Input;
 use crate::gate::{Gate, Limits};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
@@ -63,6 +65,8 @@ pub struct Server {
 pub struct Context {
     /// What is served.
     pub snapshots: Snapshots,
+    /// Hears what an Envoy refuses of the host owner's own.
+    pub base: mpsc::Sender<Input>,
     /// Certificates.
     pub tls: TlsConfigs,
     /// DNS names, one of which a client's certificate must carry.

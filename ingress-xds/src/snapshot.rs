@@ -11,6 +11,7 @@ use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 
+use crate::base::Base;
 use crate::model::Route;
 
 /// Begins the name of every Envoy cluster that an SNI name can choose. Envoy makes the same name from the SNI that it was
@@ -24,15 +25,50 @@ pub const CERTIFICATE_NAME: &str = "ingress";
 
 const SHARDS: usize = 256;
 
-/// One resource as it is sent: its bytes and a version that is derived from nothing but them.
+/// The types of resources that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Envoy's Cluster.
+    Cluster,
+    /// Envoy's ClusterLoadAssignment.
+    Endpoints,
+    /// Envoy's Listener: of the host's owner.
+    Listener,
+    /// Envoy's RouteConfiguration: of the host's owner.
+    Routes,
+    /// Envoy's Secret: the ingress's certificate.
+    Secret,
+}
+
+impl Kind {
+    /// Whether a name is one that the host's owner can give, and no cluster's.
+    pub fn is_owners(self, name: &str) -> bool {
+        match self {
+            Self::Listener | Self::Routes => true,
+            Self::Cluster | Self::Endpoints => !is_tenants(name),
+            Self::Secret => false,
+        }
+    }
+}
+
+/// One resource as it is sent: its bytes and a version that is derived from nothing but what they say.
 #[derive(Clone)]
 pub struct Resource {
-    /// The version: equal bytes have equal versions, in every replica and after every restart. That of endpoints changes
-    /// with the Cluster's bytes, too.
+    /// The version: equal contents have equal versions, in every replica and after every restart. That of endpoints changes
+    /// with the Cluster's, too.
     pub version: Arc<str>,
     /// The encoded protobuf message.
     pub body: Arc<[u8]>,
 }
+
+// A map in the bytes may have another order.
+impl PartialEq for Resource {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+impl Eq for Resource {}
 
 // The bytes may be a secret.
 impl fmt::Debug for Resource {
@@ -63,6 +99,7 @@ type Shard = BTreeMap<Arc<str>, Arc<Entry>>;
 pub struct Snapshot {
     shards: Vec<Arc<Shard>>,
     certificate: Option<(Arc<str>, Resource)>,
+    base: Option<Arc<Base>>,
 }
 
 impl Default for Snapshot {
@@ -70,6 +107,7 @@ impl Default for Snapshot {
         Self {
             shards: vec![Arc::default(); SHARDS],
             certificate: None,
+            base: Some(Arc::default()),
         }
     }
 }
@@ -116,6 +154,18 @@ impl Snapshot {
         changed
     }
 
+    /// What the host's owner adds. While it is not known (`None`), what clients hold of it is theirs to keep.
+    pub fn base(&self) -> Option<&Arc<Base>> {
+        self.base.as_ref()
+    }
+
+    /// Serves this beside the clusters; whether that is something else than before.
+    pub fn set_base(&mut self, base: Option<Arc<Base>>) -> bool {
+        let changed = self.base != base;
+        self.base = base;
+        changed
+    }
+
     /// Every name of a cluster's resources.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.shards.iter().flat_map(|shard| shard.keys())
@@ -155,6 +205,11 @@ pub fn connection_name(sni: &str) -> String {
 /// The name of the Envoy resources for requests to the cluster with this public name.
 pub fn request_name(public_name: &str) -> String {
     format!("{REQUESTS}{public_name}")
+}
+
+/// Whether the name of an Envoy cluster is a tenant cluster's.
+pub fn is_tenants(name: &str) -> bool {
+    name.starts_with(CONNECTIONS) || name.starts_with(REQUESTS)
 }
 
 /// The names of all Envoy resources of a cluster.

@@ -288,7 +288,8 @@ fn translate_endpoints(name: String, target: &Target) -> ClusterLoadAssignment {
     }
 }
 
-fn to_version(contents: &[&[u8]]) -> Arc<str> {
+/// The version of what has these contents.
+pub(crate) fn to_version(contents: &[&[u8]]) -> Arc<str> {
     let mut hash = Sha256::new();
     contents.iter().for_each(|content| hash.update(content));
     HEXLOWER.encode(&hash.finalize()[..VERSION_BYTES]).into()

@@ -20,6 +20,7 @@ use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::INGRESS_LEAF;
 use yoke_runtime::Drain;
 
+use crate::base::Input;
 use crate::metrics::Metrics;
 use crate::model::{Event, ObjectKey, Watched};
 
@@ -49,7 +50,7 @@ pub async fn watch_configs(
 ) -> Result<(), WatchError> {
     let selector = format!("{}={}", labels::COMPONENT, labels::component::INGRESS);
     let config = Config::default().labels(&selector);
-    watch::<ConfigMap>(Api::all(client), config, events, Event::Config, metrics, drain).await
+    watch::<ConfigMap, _>(Api::all(client), config, events, Event::Config, metrics, drain).await
 }
 
 /// Watches the addresses of all control planes.
@@ -61,7 +62,7 @@ pub async fn watch_slices(
 ) -> Result<(), WatchError> {
     let selector = format!("{}={}", labels::COMPONENT, labels::component::CONTROL_PLANE);
     let config = Config::default().labels(&selector);
-    watch::<EndpointSlice>(Api::all(client), config, events, Event::Slice, metrics, drain).await
+    watch::<EndpointSlice, _>(Api::all(client), config, events, Event::Slice, metrics, drain).await
 }
 
 /// Watches the ingress's certificate, the only Secret that this process may read.
@@ -76,11 +77,24 @@ pub async fn watch_certificate(
     watch(api, config, events, Event::Certificate, metrics, drain).await
 }
 
-async fn watch<K>(
+/// Watches the ConfigMap with what the host's owner adds, in the namespace of this process.
+pub async fn watch_base(
+    client: Client,
+    name: String,
+    inputs: mpsc::Sender<Input>,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
+    let api = Api::<ConfigMap>::default_namespaced(client);
+    let config = Config::default().fields(&format!("metadata.name={name}"));
+    watch(api, config, inputs, Input::Seen, metrics, drain).await
+}
+
+async fn watch<K, E>(
     api: Api<K>,
     config: Config,
-    events: mpsc::Sender<Event>,
-    to_event: impl Fn(Watched<K>) -> Event,
+    events: mpsc::Sender<E>,
+    to_event: impl Fn(Watched<K>) -> E,
     metrics: Metrics,
     drain: Drain,
 ) -> Result<(), WatchError>

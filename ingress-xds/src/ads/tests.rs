@@ -3,6 +3,7 @@
 mod random;
 
 use super::*;
+use crate::base::Base;
 use crate::snapshot::entries::entry;
 
 fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {
@@ -83,6 +84,8 @@ fn to_text(response: &Response) -> String {
     let kind = match response.kind {
         Kind::Cluster => "C",
         Kind::Endpoints => "E",
+        Kind::Listener => "L",
+        Kind::Routes => "R",
         Kind::Secret => "S",
     };
     let short = |name: &str| name.trim_start_matches("l4/").to_owned();
@@ -338,4 +341,106 @@ fn a_flood_of_names_ends_the_stream() {
         ..ask(Kind::Endpoints)
     };
     assert!(matches!(stream.on_request(request), Err(ProtocolError::TooManyNames)));
+}
+
+/// A snapshot of one cluster, and of what the host's owner adds.
+fn with_base(resources: Option<&[(Kind, &str, &str)]>) -> Arc<Snapshot> {
+    let mut snapshot = Snapshot::clone(&snapshot(&[("a", "1", "1")]));
+    snapshot.set_base(resources.map(|resources| {
+        let mut base = Base::default();
+        for (kind, name, version) in resources {
+            let resource = Resource {
+                version: (*version).into(),
+                body: version.as_bytes().into(),
+            };
+            assert!(base.add(*kind, name, resource));
+        }
+        Arc::new(base)
+    }));
+    Arc::new(snapshot)
+}
+
+#[test]
+fn what_the_owner_adds_follows_the_clusters() {
+    let base = [
+        (Kind::Listener, "web", "1"),
+        (Kind::Routes, "web", "1"),
+        (Kind::Cluster, "web", "1"),
+    ];
+    let mut stream = Stream::new(with_base(Some(&base)));
+    let requests = [
+        ask(Kind::Cluster),
+        ask(Kind::Listener),
+        subscribe(Kind::Routes, &["web", "none"]),
+    ];
+    for request in requests {
+        stream.on_request(request).unwrap();
+    }
+    let expected = ["C+a=1", "C+web=1", "L+web=1", "R+web=1"];
+    assert_eq!(drain(&mut stream), expected);
+
+    let newer = [(Kind::Routes, "web", "2"), (Kind::Cluster, "web", "1")];
+    stream.on_snapshot(with_base(Some(&newer)));
+    assert_eq!(drain(&mut stream), ["L-web", "R+web=2"]);
+    stream.on_snapshot(with_base(Some(&[])));
+    assert_eq!(drain(&mut stream), ["C-web"], "nobody waits for routes for ever");
+    stream.on_snapshot(with_base(Some(&[(Kind::Routes, "web", "2")])));
+    assert_eq!(drain(&mut stream), ["R+web=2"]);
+}
+
+#[test]
+fn what_the_owner_adds_is_left_alone_while_nobody_knows_it() {
+    let mut stream = Stream::new(with_base(None));
+    let requests = [
+        holding(ask(Kind::Cluster), &[("l4/gone", "1"), ("web", "1"), ("old", "1")]),
+        holding(ask(Kind::Listener), &[("web", "1")]),
+    ];
+    for request in requests {
+        stream.on_request(request).unwrap();
+    }
+    assert_eq!(drain(&mut stream), ["C+a=1", "C-gone", "L"]);
+    stream.on_snapshot(with_base(Some(&[(Kind::Cluster, "web", "2")])));
+    assert_eq!(drain(&mut stream), ["C-old", "C+web=2", "L-web"]);
+}
+
+#[test]
+fn a_refusal_names_what_the_owner_added() {
+    let bad = [(Kind::Listener, "web", "bad")];
+    let mut stream = Stream::new(with_base(Some(&bad)));
+    stream.on_request(ask(Kind::Listener)).unwrap();
+    let response = stream.next_response().unwrap();
+    let refusal = stream.on_request(refuse(&response)).unwrap().unwrap();
+    assert!(refusal.route.is_none());
+    let named: Vec<_> = refusal
+        .resources
+        .iter()
+        .map(|(name, version)| (&**name, &**version))
+        .collect();
+    assert_eq!(named, [("web", "bad")]);
+    assert!(drain(&mut stream).is_empty());
+    stream.on_snapshot(with_base(Some(&[(Kind::Listener, "web", "1")])));
+    assert_eq!(drain(&mut stream), ["L+web=1"], "the last good one");
+}
+
+#[test]
+fn what_was_refused_is_tried_with_what_is_added_next() {
+    let bad = [(Kind::Listener, "web", "bad")];
+    let mut stream = Stream::new(with_base(Some(&bad)));
+    stream.on_request(ask(Kind::Listener)).unwrap();
+    let response = stream.next_response().unwrap();
+    stream.on_request(refuse(&response)).unwrap();
+    stream.on_snapshot(with_base(None));
+    assert!(drain(&mut stream).is_empty());
+    let newer = [(Kind::Listener, "more", "1"), (Kind::Listener, "web", "bad")];
+    stream.on_snapshot(with_base(Some(&newer)));
+    assert_eq!(drain(&mut stream), ["L+more=1", "L+web=bad"]);
+}
+
+#[test]
+fn a_listener_that_is_gone_leaves_its_port_first() {
+    let mut stream = Stream::new(with_base(Some(&[(Kind::Listener, "web", "1")])));
+    stream.on_request(ask(Kind::Listener)).unwrap();
+    assert_eq!(drain(&mut stream), ["L+web=1"]);
+    stream.on_snapshot(with_base(Some(&[(Kind::Listener, "again", "1")])));
+    assert_eq!(drain(&mut stream), ["L-web", "L+again=1"]);
 }

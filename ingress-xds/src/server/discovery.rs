@@ -10,16 +10,20 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 use envoy_types::pb::google::protobuf::Any;
 use futures::Stream;
 use futures::stream;
+use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 use yoke_runtime::Drain;
 
 use crate::ads;
 use crate::ads::Kind;
+use crate::base::{Input, Rejection};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
 use crate::server::Context;
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+const ROUTES: &str = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration";
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 const ENDPOINTS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
@@ -29,6 +33,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[derive(Debug)]
 pub(super) struct Discovery {
     snapshots: Snapshots,
+    base: mpsc::Sender<Input>,
     metrics: Metrics,
     drain: Drain,
 }
@@ -39,6 +44,7 @@ struct Session {
     snapshots: Snapshots,
     state: ads::Stream,
     node: Option<String>,
+    base: mpsc::Sender<Input>,
     metrics: Metrics,
     drain: Drain,
 }
@@ -47,6 +53,7 @@ impl Discovery {
     pub(super) fn new(context: &Context) -> Self {
         Self {
             snapshots: context.snapshots.clone(),
+            base: context.base.clone(),
             metrics: context.metrics.clone(),
             drain: context.drain.clone(),
         }
@@ -71,7 +78,7 @@ impl AggregatedDiscoveryService for Discovery {
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
         let requests = request.into_inner();
         let mut snapshots = self.snapshots.clone();
-        let (metrics, drain) = (self.metrics.clone(), self.drain.clone());
+        let (metrics, drain, base) = (self.metrics.clone(), self.drain.clone(), self.base.clone());
         let start = async move {
             let snapshot = drain.until_started(snapshots.wait_for(Option::is_some)).await;
             let snapshot = snapshot.and_then(Result::ok).and_then(|snapshot| snapshot.clone());
@@ -82,6 +89,7 @@ impl AggregatedDiscoveryService for Discovery {
                 snapshots,
                 state: ads::Stream::new(snapshot),
                 node: None,
+                base,
                 metrics,
                 drain,
             })
@@ -122,13 +130,13 @@ impl Session {
                 }
                 request = self.requests.message() => match request? {
                     None => return Ok(None),
-                    Some(request) => self.take(request)?,
+                    Some(request) => self.take(request).await?,
                 },
             }
         }
     }
 
-    fn take(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
+    async fn take(&mut self, message: DeltaDiscoveryRequest) -> Result<(), Status> {
         if self.node.is_none() {
             let node = message.node.as_ref().map(|node| node.id.clone()).unwrap_or_default();
             tracing::info!(
@@ -141,6 +149,8 @@ impl Session {
         let kind = match message.type_url.as_str() {
             CLUSTER => Kind::Cluster,
             ENDPOINTS => Kind::Endpoints,
+            LISTENER => Kind::Listener,
+            ROUTES => Kind::Routes,
             SECRET => Kind::Secret,
             other => {
                 tracing::warn!(r#type = other, "a type was asked for that is not served");
@@ -172,6 +182,9 @@ impl Session {
                 node = self.node,
                 "Envoy refused a resource and keeps the last good one"
             );
+            if refusal.route.is_none() {
+                tell_base(&self.base, refusal).await;
+            }
         }
         Ok(())
     }
@@ -180,6 +193,8 @@ impl Session {
         let type_url = match response.kind {
             Kind::Cluster => CLUSTER,
             Kind::Endpoints => ENDPOINTS,
+            Kind::Listener => LISTENER,
+            Kind::Routes => ROUTES,
             Kind::Secret => SECRET,
         };
         let bytes = response.resources.iter().map(|(_, resource)| resource.body.len()).sum();
@@ -206,6 +221,20 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.metrics.add_streams(-1);
+    }
+}
+
+/// What is refused of the host owner's own is taken back as a whole, by who keeps it.
+async fn tell_base(base: &mpsc::Sender<Input>, refusal: ads::Refusal) {
+    for (name, version) in refusal.resources {
+        let rejection = Rejection {
+            kind: refusal.kind,
+            name,
+            version,
+            reason: refusal.reason.clone(),
+        };
+        // An error means that nobody hears it: the process is ending.
+        let _ = base.send(Input::Refused(rejection)).await;
     }
 }
 

@@ -9,6 +9,7 @@
 )]
 
 mod attacks;
+mod base;
 mod konnectivity;
 mod limits;
 mod proxied;

@@ -92,7 +92,7 @@ impl Envoy {
                     };
                     self.clusters.insert(name, cluster);
                 }
-                Kind::Secret => panic!("nobody asked for a certificate"),
+                Kind::Listener | Kind::Routes | Kind::Secret => panic!("nobody asked for these"),
                 Kind::Endpoints => {
                     if let Some(cluster) = self.clusters.get_mut(&name) {
                         cluster.warm = true;
@@ -109,7 +109,7 @@ impl Envoy {
                     self.subscribe.remove(name);
                     self.unsubscribe.insert(name.clone());
                 }
-                Kind::Endpoints | Kind::Secret => {}
+                Kind::Endpoints | Kind::Listener | Kind::Routes | Kind::Secret => {}
             }
         }
         self.outbox.push_back(accept(response));

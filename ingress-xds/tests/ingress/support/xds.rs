@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use tempfile::TempDir;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use yoke_api::names::KONNECTIVITY_PORT;
+use yoke_ingress_xds::base::{Input, Notice, Tracker};
 use yoke_ingress_xds::gate;
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
@@ -29,6 +30,8 @@ use super::pki::{Ca, Leaf, write_secret};
 use super::{PATIENCE, eventually};
 
 pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
+/// Ports of Envoy by the chart.
+const ENVOY_PORTS: [u16; 3] = [8443, 8081, 9901];
 pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
 
 /// What outlives a restart of the server.
@@ -50,6 +53,8 @@ pub struct Xds {
     trigger: DrainTrigger,
     pub address: SocketAddr,
     events: mpsc::Sender<Event>,
+    base: mpsc::Sender<Input>,
+    notices: Mutex<mpsc::Receiver<Notice>>,
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
     certificate: Option<Leaf>,
@@ -106,14 +111,19 @@ impl Site {
         let metrics = Metrics::new(&registry);
         let (trigger, drain) = DrainTrigger::new();
         let synced = readiness.check("host-objects");
-        let (routing, snapshots) = Routing::new(rules, self.limits, metrics.clone(), synced);
+        let (routing, snapshots) =
+            Routing::new(rules, Tracker::new(&ENVOY_PORTS), self.limits, metrics.clone(), synced);
         let (events, observed) = mpsc::channel(1024);
-        let routing = routing.run(observed, drain.clone());
+        let (base, inputs) = mpsc::channel(1024);
+        let (notices, told) = mpsc::channel(16);
+        let routing = routing.run(observed, inputs, notices, drain.clone());
         let routing = tokio::spawn(async move { routing.await.unwrap() });
-        let (address, serving) = self.serve(snapshots, metrics, drain).await;
+        let (address, serving) = self.serve(snapshots, base.clone(), metrics, drain).await;
         Xds {
             address,
             events,
+            base,
+            notices: Mutex::new(told),
             registry,
             readiness,
             trigger,
@@ -134,11 +144,18 @@ impl Site {
         let registry = yoke_runtime::Metrics::new(PROCESS);
         let (trigger, drain) = DrainTrigger::new();
         let (sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
-        self.serve(snapshots, Metrics::new(&registry), drain).await;
+        let (base, _) = mpsc::channel(1);
+        self.serve(snapshots, base, Metrics::new(&registry), drain).await;
         (registry, sender, trigger)
     }
 
-    async fn serve(&self, snapshots: Snapshots, metrics: Metrics, drain: Drain) -> (SocketAddr, JoinHandle<()>) {
+    async fn serve(
+        &self,
+        snapshots: Snapshots,
+        base: mpsc::Sender<Input>,
+        metrics: Metrics,
+        drain: Drain,
+    ) -> (SocketAddr, JoinHandle<()>) {
         let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
         let (_, tls) = Reload::load(files).await.unwrap();
         // A program that another test starts has a copy of the last server's socket until it is executed.
@@ -147,6 +164,7 @@ impl Site {
         let address = server.local_address();
         let serving = server.serve(Context {
             snapshots,
+            base,
             tls,
             client_names: vec![CLIENT_NAME.into()],
             limits: self.gate,
@@ -160,6 +178,16 @@ impl Site {
 impl Xds {
     /// The host as it is: these clusters and nothing beside.
     pub async fn list(&self, clusters: &[&ClusterFixture]) {
+        self.list_with(clusters, None).await;
+    }
+
+    /// The same, with a base configuration.
+    pub async fn list_with(&self, clusters: &[&ClusterFixture], base: Option<&ConfigMap>) {
+        if let Some(map) = base {
+            self.apply_base(map).await;
+        }
+        let maps = base.into_iter().map(|map| ObjectKey::of(&map.metadata));
+        self.see_base(Watched::Listed(maps.collect())).await;
         for cluster in clusters {
             self.apply(cluster).await;
         }
@@ -176,6 +204,22 @@ impl Xds {
             }
         };
         self.send(Event::Certificate(Watched::Listed(certificates))).await;
+    }
+
+    /// The host's owner writes a base configuration.
+    pub async fn apply_base(&self, map: &ConfigMap) {
+        self.see_base(Watched::Applied(Box::new(map.clone()))).await;
+    }
+
+    pub async fn see_base(&self, seen: Watched<ConfigMap>) {
+        self.base.send(Input::Seen(seen)).await.unwrap();
+    }
+
+    /// What the host's owner is told next.
+    pub async fn notice(&self) -> Notice {
+        let mut notices = self.notices.lock().await;
+        let told = tokio::time::timeout(PATIENCE, notices.recv()).await;
+        told.expect("the owner is told").unwrap()
     }
 
     /// The ingress gets another certificate.

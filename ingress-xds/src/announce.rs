@@ -1,0 +1,42 @@
+//! What became of the base configuration → events on its ConfigMap. An adapter.
+
+use std::convert::Infallible;
+use std::error::Error;
+
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+use yoke_runtime::Drain;
+
+use crate::base::Notice;
+
+/// Length that the host API takes, in bytes.
+const MAX_NOTE: usize = 1000;
+
+/// Writes events until the drain starts. A failure is logged: no event is worth failing for.
+pub async fn announce(client: Client, mut notices: mpsc::Receiver<Notice>, drain: Drain) -> Result<(), Infallible> {
+    let reporter = Reporter {
+        controller: "yoke.drzzl.io/ingress-xds".into(),
+        instance: std::env::var("HOSTNAME").ok(),
+    };
+    let recorder = Recorder::new(client, reporter);
+    while let Some(Some(notice)) = drain.until_started(notices.recv()).await {
+        let (type_, reason) = match notice.refused {
+            true => (EventType::Warning, "BaseConfigRefused"),
+            false => (EventType::Normal, "BaseConfigServed"),
+        };
+        let mut note = notice.note;
+        note.truncate(note.floor_char_boundary(MAX_NOTE));
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: "ServeBaseConfig".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = recorder.publish(&event, &notice.object).await {
+            tracing::warn!(error = &error as &dyn Error, "event cannot be written");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! What the host's owner may not add: what is the ingress's own, ways to the tenants' control planes beside the gate, and what
+//! a new Envoy would wait for. Pure.
+//!
+//! It keeps from accidents. Who may write the ConfigMap owns the host, and could send requests anywhere by other means.
+
+use envoy_types::pb::envoy::config::cluster::v3::Cluster;
+use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
+use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
+use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
+use envoy_types::pb::envoy::config::core::v3::{Address, SocketAddress};
+use envoy_types::pb::envoy::config::listener::v3::Listener;
+use envoy_types::pb::envoy::extensions::clusters::dns::v3::DnsCluster;
+use prost::{Message as _, Name as _};
+use serde_json::Value;
+use yoke_api::ClusterId;
+use yoke_api::names::HOSTED_NAMESPACE_PREFIX;
+
+use crate::snapshot::{Kind, is_tenants};
+
+/// Names in Envoy's bootstrap.
+const CLUSTERS: [&str; 4] = ["admin", "gate", "none", "xds"];
+const LISTENERS: [&str; 2] = ["health", "ingress"];
+const ROUTES: [&str; 2] = ["health", "terminated"];
+/// What tells Envoy's TCP proxy the cluster: a key that a filter can set (on the ingress's own listener from the SNI name that
+/// the gate has let through), and a filter that takes any SNI name.
+const CHOICES: [&str; 2] = [
+    "envoy.tcp_proxy.cluster",
+    "envoy.extensions.filters.network.sni_cluster.v3.SniCluster",
+];
+
+/// What is not the owner's to give.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// The name is taken.
+    #[error("has a name of the ingress's own")]
+    OwnName,
+    /// A cluster of the ingress is used.
+    #[error("leads to {0}, a cluster of the ingress's own")]
+    OwnCluster(String),
+    /// Whoever sends a request could choose any cluster.
+    #[error("lets a client choose the cluster by {0}")]
+    Chosen(String),
+    /// A cluster has no fixed addresses: whoever sends a request could choose any, or nobody here knows what they are.
+    #[error("is of another type than STATIC, STRICT_DNS, LOGICAL_DNS, EDS and DnsCluster")]
+    Type,
+    /// A cluster's endpoints have another name: they follow the cluster by its own.
+    #[error("has endpoints by another name, {0}")]
+    ServiceName(String),
+    /// A new Envoy would wait for something as long as it likes, and take no connection before.
+    #[error("sets initial_fetch_timeout, for which a new Envoy waits before it serves anybody")]
+    Waits,
+    /// The message is nested too deep.
+    #[error("decoding it")]
+    Decode(#[from] prost::DecodeError),
+    /// A control plane is named.
+    #[error("names {0}, in the namespace of a tenant's control plane")]
+    Hosted(String),
+    /// It listens on something that is not known not to be the ingress's.
+    #[error("listens on something else than an address with a port number")]
+    Address,
+    /// It listens where the ingress does.
+    #[error("listens on port {0}, which is the ingress's own")]
+    Port(u32),
+    /// It leads to Envoy's own listeners, the admin interface among them.
+    #[error("leads to port {0} of this Envoy, which is the ingress's own")]
+    OwnPort(u64),
+}
+
+/// Holds one resource, as JSON and as protobuf, against what is the ingress's own.
+pub(super) fn guard(kind: Kind, name: &str, json: &Value, body: &[u8], ports: &[u16]) -> Result<(), GuardError> {
+    let own: &[&str] = match kind {
+        Kind::Cluster | Kind::Endpoints => &CLUSTERS,
+        Kind::Listener => &LISTENERS,
+        Kind::Routes => &ROUTES,
+        Kind::Secret => &[],
+    };
+    if own.contains(&name) || !kind.is_owners(name) {
+        return Err(GuardError::OwnName);
+    }
+    match kind {
+        Kind::Cluster => guard_cluster(Cluster::decode(body)?)?,
+        Kind::Listener => {
+            let listener = Listener::decode(body)?;
+            let more = listener.additional_addresses.into_iter().map(|more| more.address);
+            for address in std::iter::once(listener.address).chain(more) {
+                guard_listening(address, ports)?;
+            }
+        }
+        Kind::Endpoints | Kind::Routes | Kind::Secret => {}
+    }
+    Walk { ports }.look(json, "", false)
+}
+
+fn guard_cluster(cluster: Cluster) -> Result<(), GuardError> {
+    let is_fixed = match cluster.cluster_discovery_type {
+        None => true,
+        Some(ClusterDiscoveryType::Type(found)) => {
+            DiscoveryType::try_from(found).is_ok_and(|found| found != DiscoveryType::OriginalDst)
+        }
+        Some(ClusterDiscoveryType::ClusterType(found)) => found
+            .typed_config
+            .is_some_and(|config| to_type(&config.type_url) == DnsCluster::full_name()),
+    };
+    if !is_fixed {
+        return Err(GuardError::Type);
+    }
+    let service = cluster.eds_cluster_config.unwrap_or_default().service_name;
+    match service.is_empty() || service == cluster.name {
+        true => Ok(()),
+        false => Err(GuardError::ServiceName(service)),
+    }
+}
+
+fn guard_listening(address: Option<Address>, ports: &[u16]) -> Result<(), GuardError> {
+    let Some(AddressKind::SocketAddress(SocketAddress {
+        port_specifier: Some(PortSpecifier::PortValue(port)),
+        ..
+    })) = address.and_then(|address| address.address)
+    else {
+        return Err(GuardError::Address);
+    };
+    match ports.iter().any(|own| u32::from(*own) == port) {
+        true => Err(GuardError::Port(port)),
+        false => Ok(()),
+    }
+}
+
+/// A walk through everything in a resource, extensions included.
+struct Walk<'a> {
+    ports: &'a [u16],
+}
+
+impl Walk<'_> {
+    /// `weighted`: in a list of clusters of which one is drawn.
+    fn look(&self, value: &Value, key: &str, weighted: bool) -> Result<(), GuardError> {
+        match value {
+            Value::Object(fields) => {
+                if key == "socketaddress" {
+                    self.look_at_address(value)?;
+                }
+                for (field, value) in fields {
+                    let plain = to_plain(field);
+                    match plain.as_str() {
+                        "clusterheader" => return Err(GuardError::Chosen(field.clone())),
+                        "initialfetchtimeout" => return Err(GuardError::Waits),
+                        _ => {}
+                    }
+                    let weighted = weighted || plain == "weightedclusters";
+                    self.look(value, &plain, weighted)?;
+                }
+                Ok(())
+            }
+            Value::Array(members) => members.iter().try_for_each(|member| self.look(member, key, weighted)),
+            Value::String(text) => look_at_text(text, key, weighted),
+            _ => Ok(()),
+        }
+    }
+
+    fn look_at_address(&self, value: &Value) -> Result<(), GuardError> {
+        let of = |name: &str| {
+            let mut fields = value.as_object().into_iter().flatten();
+            fields
+                .find(|(field, _)| to_plain(field) == name)
+                .map(|(_, value)| value)
+        };
+        let host = of("address").and_then(Value::as_str).unwrap_or_default();
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let ip: Option<std::net::IpAddr> = host.parse().ok();
+        let is_self =
+            host == "localhost" || ip.is_some_and(|ip| ip.to_canonical().is_loopback() || ip.is_unspecified());
+        let port = of("portvalue").and_then(|port| match port {
+            Value::String(text) => text.parse().ok(),
+            number => number.as_u64(),
+        });
+        match port {
+            Some(port) if is_self && self.ports.iter().any(|own| u64::from(*own) == port) => {
+                Err(GuardError::OwnPort(port))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn look_at_text(text: &str, key: &str, weighted: bool) -> Result<(), GuardError> {
+    let leads = key.contains("cluster") || (weighted && key == "name");
+    if is_tenants(text) || (leads && CLUSTERS.contains(&text)) {
+        return Err(GuardError::OwnCluster(text.to_owned()));
+    }
+    if CHOICES.contains(&to_type(text)) {
+        return Err(GuardError::Chosen(text.to_owned()));
+    }
+    let host = text
+        .rsplit_once(':')
+        .map_or(text, |(host, _)| host)
+        .to_ascii_lowercase();
+    let is_hosted = |label: &str| {
+        let id = label.strip_prefix(HOSTED_NAMESPACE_PREFIX);
+        id.is_some_and(|id| id.parse::<ClusterId>().is_ok())
+    };
+    match host.split('.').any(is_hosted) {
+        true => Err(GuardError::Hosted(text.to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// The name of the type in a URL that says what an extension is.
+fn to_type(url: &str) -> &str {
+    url.rsplit('/').next().unwrap_or_default()
+}
+
+/// A field has two names in protobuf's JSON mapping: `cluster_header` and `clusterHeader`.
+fn to_plain(field: &str) -> String {
+    field.replace('_', "").to_ascii_lowercase()
+}

@@ -1,0 +1,180 @@
+//! ConfigMap → [`Base`]: Envoy's messages in protobuf's JSON mapping, written as YAML. Pure.
+//!
+//! What the messages are made of is read from descriptors, of the same version as the crate with Envoy's types (`cargo xtask
+//! descriptors`): those types know no JSON. A field that they do not have is refused, as Envoy refuses it in its own files.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor, Value as Field};
+use serde_json::Value;
+
+use super::Base;
+use super::guard::{GuardError, guard};
+use crate::snapshot::{Kind, Resource};
+use crate::translate::to_version;
+
+const DESCRIPTORS: &[u8] = include_bytes!("../../envoy/descriptors.binpb");
+const TYPE: &str = "@type";
+const TYPE_PREFIX: &str = "type.googleapis.com/";
+/// Keys of the ConfigMap: what its members are, and the field with their name. Clusters come before their endpoints.
+const KEYS: [(&str, Kind, &str, &str); 4] = [
+    ("clusters", Kind::Cluster, "envoy.config.cluster.v3.Cluster", "name"),
+    (
+        "endpoints",
+        Kind::Endpoints,
+        "envoy.config.endpoint.v3.ClusterLoadAssignment",
+        "cluster_name",
+    ),
+    ("listeners", Kind::Listener, "envoy.config.listener.v3.Listener", "name"),
+    (
+        "routes",
+        Kind::Routes,
+        "envoy.config.route.v3.RouteConfiguration",
+        "name",
+    ),
+];
+
+/// Why a base configuration is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum BaseError {
+    /// A key that nobody reads: likely a slip, and what is in it would be missed.
+    #[error("the key {0} is none of clusters, endpoints, listeners and routes")]
+    Key(String),
+    /// The text is no YAML.
+    #[error("reading the key {key}: it is to hold a list of YAML or JSON")]
+    Text {
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        #[source]
+        source: Box<serde_saphyr::Error>,
+    },
+    /// A member is not of the type that the key stands for.
+    #[error("{key}[{index}] is not {expected}")]
+    Type {
+        /// The key.
+        key: &'static str,
+        /// Its place in the list.
+        index: usize,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A member is not what Envoy knows.
+    #[error("reading {key}[{index}]")]
+    Message {
+        /// The key.
+        key: &'static str,
+        /// Its place in the list.
+        index: usize,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A member has no name.
+    #[error("{key}[{index}] has no name")]
+    Nameless {
+        /// The key.
+        key: &'static str,
+        /// Its place in the list.
+        index: usize,
+    },
+    /// Two members have one name.
+    #[error("{key} has {name} twice")]
+    Twice {
+        /// The key.
+        key: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A member takes what is not the owner's to give.
+    #[error("{key} {name}")]
+    Guard {
+        /// The key.
+        key: &'static str,
+        /// Its name.
+        name: String,
+        /// What it takes.
+        #[source]
+        source: GuardError,
+    },
+}
+
+/// Reads a base configuration. `ports` are those on which Envoy listens without it.
+pub fn read(map: &ConfigMap, ports: &[u16]) -> Result<Base, BaseError> {
+    if map.data.is_none() && map.binary_data.is_none() {
+        return Ok(Base::default());
+    }
+    // Large, and needed for a moment at each change only.
+    read_with(&decode_pool(), map, ports)
+}
+
+pub(super) fn decode_pool() -> DescriptorPool {
+    DescriptorPool::decode(DESCRIPTORS).expect("the descriptors are whole: a test reads them")
+}
+
+pub(super) fn read_with(pool: &DescriptorPool, map: &ConfigMap, ports: &[u16]) -> Result<Base, BaseError> {
+    let data = map.data.clone().unwrap_or_default();
+    let binary = map.binary_data.clone().unwrap_or_default();
+    let is_read = |key: &&String| KEYS.iter().any(|(known, ..)| known == key) && !binary.contains_key(*key);
+    if let Some(key) = data.keys().chain(binary.keys()).find(|key| !is_read(key)) {
+        return Err(BaseError::Key(key.clone()));
+    }
+    let mut base = Base::default();
+    // Endpoints are owed again when a Cluster changes, so its content is in their version: see `ads`.
+    let clusters = data.get("clusters").map_or("", String::as_str);
+    for (key, kind, expected, name_field) in KEYS {
+        let Some(text) = data.get(key).filter(|text| !text.trim().is_empty()) else {
+            continue;
+        };
+        let message = pool.get_message_by_name(expected).expect("the descriptors have it");
+        let salt = if kind == Kind::Endpoints { clusters } else { "" };
+        let members: Option<Vec<Value>> = serde_saphyr::from_str(text).map_err(|source| BaseError::Text {
+            key,
+            source: Box::new(source),
+        })?;
+        for (index, member) in members.unwrap_or_default().into_iter().enumerate() {
+            let (json, body) = to_message(member, key, index, expected, &message)?;
+            let name = body.get_field_by_name(name_field);
+            let name = name.as_deref().and_then(Field::as_str).unwrap_or_default().to_owned();
+            if name.is_empty() {
+                return Err(BaseError::Nameless { key, index });
+            }
+            let body = body.encode_to_vec();
+            guard(kind, &name, &json, &body, ports).map_err(|source| BaseError::Guard {
+                key,
+                name: name.clone(),
+                source,
+            })?;
+            let resource = Resource {
+                // Of the text, in which keys have an order: a map in a message has none.
+                version: to_version(&[json.to_string().as_bytes(), salt.as_bytes()]),
+                body: body.into(),
+            };
+            if !base.add(kind, &name, resource) {
+                return Err(BaseError::Twice { key, name });
+            }
+        }
+    }
+    Ok(base)
+}
+
+fn to_message(
+    mut member: Value,
+    key: &'static str,
+    index: usize,
+    expected: &'static str,
+    message: &MessageDescriptor,
+) -> Result<(Value, DynamicMessage), BaseError> {
+    let wrong = BaseError::Type { key, index, expected };
+    let Value::Object(fields) = &mut member else {
+        return Err(wrong);
+    };
+    let given = fields.remove(TYPE);
+    if given.is_some_and(|given| given.as_str().and_then(|given| given.strip_prefix(TYPE_PREFIX)) != Some(expected)) {
+        return Err(wrong);
+    }
+    let options = DeserializeOptions::new().deny_unknown_fields(true);
+    let body = DynamicMessage::deserialize_with_options(message.clone(), &member, &options)
+        .map_err(|source| BaseError::Message { key, index, source })?;
+    Ok((member, body))
+}
