@@ -1,0 +1,122 @@
+//! What the host's owner adds to the ingress's Envoy by a ConfigMap, on the whole stack: it is watched, served, refused with an
+//! event, and taken away.
+//!
+//! Not beside other tests: what is refused is a warning in a log that they read.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+use tokio::process::Command;
+use yoke_e2e::{Stack, network, run, wait_until};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const NAMESPACE: &str = "yoke-system";
+const NAME: &str = "yoke-ingress-base";
+const PORT: u16 = 8085;
+const ADMIN_PORT: u16 = 9901;
+
+/// A listener that answers with a text.
+fn config_map(listener: &str, port: u16, text: &str) -> String {
+    let route = json!({"match": {"prefix": "/"}, "directResponse": {"status": 200, "body": {"inlineString": text}}});
+    let extensions = "type.googleapis.com/envoy.extensions.filters";
+    let manager = json!({
+        "@type": format!("{extensions}.network.http_connection_manager.v3.HttpConnectionManager"),
+        "statPrefix": "page",
+        "routeConfig": {"virtualHosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "httpFilters": [{
+            "name": "envoy.filters.http.router",
+            "typedConfig": {"@type": format!("{extensions}.http.router.v3.Router")},
+        }],
+    });
+    let listeners = json!([{
+        "name": listener,
+        "address": {"socketAddress": {"address": "127.0.0.1", "portValue": port}},
+        "filterChains": [{"filters": [{"name": "envoy.filters.network.http_connection_manager", "typedConfig": manager}]}],
+    }]);
+    json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "data": {"listeners": listeners.to_string()},
+    })
+    .to_string()
+}
+
+/// What the listener answers, asked in Envoy's network.
+async fn get(envoy: u32) -> Result<String> {
+    let script = format!(
+        "exec 3<>/dev/tcp/127.0.0.1/{PORT} && printf 'GET / HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3"
+    );
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &envoy.to_string(), "--net", "--", "bash", "-c", &script]);
+    run(command, Duration::from_secs(10)).await?.ok()
+}
+
+async fn serves(envoy: u32, text: &str) -> Result<()> {
+    wait_until(text, LIMIT, || async { Ok(get(envoy).await?.ends_with(text)) }).await
+}
+
+/// Waits for an event on the ConfigMap.
+async fn told(stack: &Stack, reason: &str, text: &str) -> Result<()> {
+    let selector = format!("involvedObject.name={NAME},reason={reason}");
+    wait_until(&format!("an event {reason}"), LIMIT, || async {
+        let events = [
+            "get",
+            "events",
+            "-n",
+            NAMESPACE,
+            "--field-selector",
+            &selector,
+            "-o",
+            "jsonpath={.items[*].message}",
+        ];
+        Ok(stack.host_kubectl(&events).await?.ok()?.contains(text))
+    })
+    .await
+}
+
+async fn is_refused(stack: &Stack) -> Result<bool> {
+    let pod = network::pod(stack, NAMESPACE, "app.kubernetes.io/name=yoke-ingress-xds").await?;
+    let pod = pod.metadata.name.context("a pod without a name")?;
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9090/proxy/metrics");
+    let text = stack.host_kubectl(&["get", "--raw", &path]).await?.ok()?;
+    Ok(text.lines().any(|line| line == "yoke_ingress_xds_base_refused 1"))
+}
+
+#[tokio::test]
+async fn owners_page_is_served_changed_and_taken_away() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let pod = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
+    let envoy = network::container_pid(&stack, &pod, "envoy").await?;
+    // Events of earlier runs have other names.
+    let listener = format!("page-{}", Timestamp::now().as_second());
+
+    stack.apply(&config_map(&listener, PORT, "first")).await?.ok()?;
+    serves(envoy, "first").await?;
+    told(&stack, "BaseConfigServed", "1 resources are served.").await?;
+
+    stack.apply(&config_map(&listener, ADMIN_PORT, "second")).await?.ok()?;
+    let reason = format!("listeners {listener}: listens on port {ADMIN_PORT}");
+    told(&stack, "BaseConfigRefused", &reason).await?;
+    ensure!(is_refused(&stack).await?, "the metric does not say so");
+    ensure!(get(envoy).await?.ends_with("first"), "the last good one stays");
+
+    stack.apply(&config_map(&listener, PORT, "third")).await?.ok()?;
+    serves(envoy, "third").await?;
+    ensure!(!is_refused(&stack).await?, "the metric does not say that it is mended");
+
+    let delete = ["delete", "configmap", NAME, "-n", NAMESPACE];
+    stack.host_kubectl(&delete).await?.ok()?;
+    wait_until("the listener to be gone", LIMIT, || async {
+        Ok(get(envoy).await.is_err())
+    })
+    .await?;
+    let again = network::pod(&stack, NAMESPACE, "app.kubernetes.io/name=envoy").await?;
+    ensure!(
+        network::container_pid(&stack, &again, "envoy").await? == envoy,
+        "Envoy was started again"
+    );
+    Ok(())
+}
