@@ -51,7 +51,7 @@ endef
 
 .PHONY: help
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 # What builds and starts everything else, and the compilers for it.
 .PHONY: yoke-dev
@@ -144,6 +144,11 @@ bench-store: tools ## Measure the store beside etcd and Go kine (ARGS="--rounds 
 bench-fleet: tools ## Measure 1,372 kinds and a million objects (ARGS="--crds 20 --objects 2000" for a look)
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench fleet $(ARGS))
+
+.PHONY: bench-ingress
+bench-ingress: tools ## Measure the ingress with 10,000 clusters (ARGS="--clusters 200" for a look)
+	$(call timed,ingress,$(CARGO) build --release --package yoke-ingress-xds --package yoke-ingress-bench)
+	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-ingress-bench $(ARGS))
 
 .PHONY: bench
 bench: yoke-dev ## Measure, on a stack built for speed

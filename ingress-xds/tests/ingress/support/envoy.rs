@@ -1,7 +1,7 @@
 //! The real Envoy, with the bootstrap that the chart ships.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -16,6 +16,12 @@ use super::xds::SERVER_NAME;
 use super::{PATIENCE, eventually, loopback};
 
 const DIRECTORY: &str = "YOKE_BIN";
+/// What the chart ships.
+const FILES: [(&str, &str); 3] = [
+    ("bootstrap.yaml", include_str!("../../../envoy/bootstrap.yaml")),
+    ("sds-tls.yaml", include_str!("../../../envoy/sds-tls.yaml")),
+    ("sds-ca.yaml", include_str!("../../../envoy/sds-ca.yaml")),
+];
 const EVERYBODY: &str = r#"{address_prefix: 0.0.0.0, prefix_len: 0}, {address_prefix: "::", prefix_len: 0}"#;
 
 pub struct Envoy {
@@ -45,14 +51,24 @@ impl Envoy {
 
     /// Starts it with other texts in place of some of the bootstrap's, so that a test need not wait or send as long.
     pub async fn start_with(xds: SocketAddr, leaf: &Leaf, ca: &str, changes: &[(&str, &str)]) -> Self {
+        Self::start_workers(1, xds, leaf, ca, changes).await
+    }
+
+    /// Starts it with so many workers.
+    pub async fn start_workers(
+        workers: usize,
+        xds: SocketAddr,
+        leaf: &Leaf,
+        ca: &str,
+        changes: &[(&str, &str)],
+    ) -> Self {
         let directory = TempDir::new().unwrap();
         let (ingress, health, admin) = (free_port(), free_port(), free_port());
         let tls = directory.path().join("tls");
         std::fs::create_dir(&tls).unwrap();
         write_secret(&tls, leaf, ca);
-        for name in ["bootstrap.yaml", "sds-tls.yaml", "sds-ca.yaml"] {
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name);
-            let mut text = std::fs::read_to_string(source).unwrap();
+        for (name, text) in FILES {
+            let mut text = text.to_owned();
             for (old, new) in changes.iter().filter(|_| name == "bootstrap.yaml") {
                 assert!(text.contains(old), "{old} is in the bootstrap");
                 text = text.replace(old, new);
@@ -90,7 +106,8 @@ impl Envoy {
             .arg("-c")
             .arg(directory.path().join("bootstrap.yaml"))
             .args(["--service-cluster", "yoke-ingress", "--service-node", "test"])
-            .args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"])
+            .args(["--concurrency", &workers.to_string()])
+            .args(["--disable-hot-restart", "--log-level", "warning"])
             // Tests wait for lines of the access log.
             .args(["--file-flush-interval-msec", "50"])
             .stdin(Stdio::null())
@@ -161,6 +178,11 @@ impl Envoy {
         lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// Kills it.
+    pub async fn kill(&mut self) {
+        self.process.kill().await.unwrap();
+    }
+
     pub fn process_id(&self) -> u32 {
         self.process.id().unwrap()
     }
@@ -174,7 +196,8 @@ impl Drop for Envoy {
     }
 }
 
-async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+/// A page of a server that closes the connection behind it.
+pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;

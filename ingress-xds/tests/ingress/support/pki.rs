@@ -78,17 +78,14 @@ impl Ca {
     }
 
     fn roots(&self) -> RootCertStore {
-        let mut roots = RootCertStore::empty();
-        let certificate = CertificateDer::from_pem_slice(self.pem.as_bytes()).unwrap();
-        roots.add(certificate).unwrap();
-        roots
+        to_roots(&self.pem)
     }
 
     pub fn client(&self, leaf: Option<&Leaf>) -> ClientConfig {
-        let builder = ClientConfig::builder().with_root_certificates(self.roots());
         match leaf {
-            None => builder.with_no_client_auth(),
+            None => trust(&self.pem),
             Some(leaf) => {
+                let builder = ClientConfig::builder().with_root_certificates(self.roots());
                 let (chain, key) = leaf.parts();
                 builder.with_client_auth_cert(chain, key).unwrap()
             }
@@ -111,6 +108,19 @@ impl Leaf {
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap();
         (chain.collect::<Result<_, _>>().unwrap(), key)
     }
+}
+
+/// A client that trusts a CA, and has no certificate.
+pub fn trust(ca: &str) -> ClientConfig {
+    let builder = ClientConfig::builder().with_root_certificates(to_roots(ca));
+    builder.with_no_client_auth()
+}
+
+fn to_roots(ca: &str) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_slice(ca.as_bytes()).unwrap();
+    roots.add(certificate).unwrap();
+    roots
 }
 
 fn params(name: &str) -> CertificateParams {

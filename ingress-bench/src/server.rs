@@ -1,0 +1,105 @@
+//! The process `yoke-ingress-xds`, as the chart starts it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use yoke_test_support::{Process, free_port};
+
+use crate::support::envoy::get;
+use crate::support::fixtures::BASE_DOMAIN;
+use crate::support::pki::{Ca, Leaf, write_secret};
+use crate::support::xds::{CLIENT_NAME, SERVER_NAME};
+use crate::support::{PATIENCE, eventually, loopback};
+
+/// The process, and what it is started with.
+pub(crate) struct Server {
+    /// Where Envoy reaches it.
+    pub(crate) address: SocketAddr,
+    /// Signs both sides' certificates.
+    pub(crate) ca: Ca,
+    metrics: SocketAddr,
+    dir: PathBuf,
+    arguments: Vec<String>,
+    process: Option<Process>,
+}
+
+impl Server {
+    /// Starts it.
+    pub(crate) async fn start(dir: &Path, kubeconfig: &Path) -> Result<Self> {
+        let ca = Ca::new("yoke-system");
+        let tls = dir.join("xds-tls");
+        std::fs::create_dir(&tls)?;
+        write_secret(&tls, &ca.leaf("xds", &[SERVER_NAME]), &ca.pem);
+        let (address, metrics) = (loopback(free_port()), loopback(free_port()));
+        let arguments = vec![
+            format!("--listen-xds={address}"),
+            format!("--metrics={metrics}"),
+            format!("--tls-dir={}", tls.display()),
+            format!("--client-ca={}", tls.join("ca.crt").display()),
+            format!("--client-name={CLIENT_NAME}"),
+            format!("--base-domain={BASE_DOMAIN}"),
+            format!("--kubeconfig={}", kubeconfig.display()),
+        ];
+        let mut server = Self {
+            address,
+            ca,
+            metrics,
+            dir: dir.to_owned(),
+            arguments,
+            process: None,
+        };
+        server.begin().await;
+        Ok(server)
+    }
+
+    /// What Envoy shows it.
+    pub(crate) fn client_leaf(&self) -> Leaf {
+        self.ca.leaf("envoy", &[CLIENT_NAME])
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it and waits until it has read the host. Answers how long that took.
+    pub(crate) async fn begin(&mut self) -> Duration {
+        self.process = Some(Process::spawn(&self.dir, "yoke-ingress-xds", &self.arguments));
+        let ready = async || {
+            let page = get(self.metrics, "/readyz").await.ok()?;
+            page.starts_with("HTTP/1.1 200").then_some(())
+        };
+        eventually("yoke-ingress-xds is ready", PATIENCE, ready).await.1
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> Result<u32> {
+        Ok(self.process.as_ref().context("the server does not run")?.id())
+    }
+
+    /// One number of its metrics; 0 if it was never counted.
+    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
+        let page = get(self.metrics, "/metrics").await?;
+        find(&page, name)
+    }
+}
+
+fn find(page: &str, name: &str) -> Result<f64> {
+    let found = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found.map_or(Ok(0.0), |value| Ok(value.trim().parse()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let page = "# HELP a_total what\na_total{type=\"b\"} 3\na_total_more 4\na 1.5\n";
+        assert_eq!(find(page, "a_total{type=\"b\"}").unwrap(), 3.0);
+        assert_eq!(find(page, "a").unwrap(), 1.5);
+        assert_eq!(find(page, "a_total").unwrap(), 0.0);
+    }
+}

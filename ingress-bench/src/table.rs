@@ -1,0 +1,230 @@
+//! The table: what was measured, beside what is aimed at.
+
+use std::time::Duration;
+
+/// How long each of many took.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Times {
+    /// In milliseconds.
+    taken: Vec<f64>,
+    failed: usize,
+}
+
+impl Times {
+    /// One more.
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.taken.push(time.as_secs_f64() * 1000.0);
+    }
+
+    /// One more that came to nothing.
+    pub(crate) fn fail(&mut self) {
+        self.failed += 1;
+    }
+
+    /// How many came to nothing.
+    pub(crate) fn failed(&self) -> usize {
+        self.failed
+    }
+
+    /// The time, in milliseconds, within which a share of those took that came to something.
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
+        let mut sorted = self.taken.clone();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().saturating_sub(1);
+        let found = sorted.get((last as f64 * share).round() as usize);
+        found.copied().unwrap_or(f64::NAN)
+    }
+}
+
+/// What a number may be at most.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Target {
+    limit: f64,
+    unit: &'static str,
+    measured: f64,
+    failed: usize,
+}
+
+impl Target {
+    /// Nothing that failed, and nothing that is no number, meets a target.
+    fn is_met(self) -> bool {
+        self.failed == 0 && self.measured <= self.limit
+    }
+}
+
+/// Which of many times the target is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// The 99th percentile.
+    P99,
+    /// The longest.
+    Longest,
+}
+
+#[derive(Debug)]
+struct Row {
+    what: String,
+    measured: String,
+    target: Option<(Target, &'static str)>,
+}
+
+/// All rows, in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    rows: Vec<Row>,
+}
+
+impl Table {
+    /// Words.
+    pub(crate) fn say(&mut self, what: &str, measured: String) {
+        self.push(what, measured, None);
+    }
+
+    /// One number, with what it may be at most.
+    pub(crate) fn number(&mut self, what: &str, value: f64, unit: &'static str, limit: Option<f64>) {
+        self.numbers(what, &[value], unit, limit);
+    }
+
+    /// Numbers of which none may be more.
+    pub(crate) fn numbers(&mut self, what: &str, values: &[f64], unit: &'static str, limit: Option<f64>) {
+        let shown: Vec<_> = values.iter().map(|value| to_text(*value)).collect();
+        // NaN stays, so that it meets nothing.
+        let more = |most: f64, value: f64| if most.is_nan() || value <= most { most } else { value };
+        let most = values.iter().copied().fold(f64::MIN, more);
+        let target = limit.map(|limit| Target {
+            limit,
+            unit,
+            measured: most,
+            failed: 0,
+        });
+        let unit = if unit.is_empty() {
+            String::new()
+        } else {
+            format!(" {unit}")
+        };
+        self.push(
+            what,
+            format!("{}{unit}", shown.join(" / ")),
+            target.map(|target| (target, "")),
+        );
+    }
+
+    /// Many times, with what one of them may be at most, in milliseconds.
+    pub(crate) fn times(&mut self, what: &str, times: &Times, limit: Option<(Of, f64)>) {
+        let [median, p99, longest] = [0.5, 0.99, 1.0].map(|share| times.quantile(share));
+        let mut measured = format!(
+            "{} / {} / {} ms ({})",
+            to_text(median),
+            to_text(p99),
+            to_text(longest),
+            times.taken.len()
+        );
+        if times.failed > 0 {
+            measured += &format!(", **{} failed**", times.failed);
+        }
+        let target = limit.map(|(of, limit)| {
+            let (measured, word) = match of {
+                Of::P99 => (p99, "p99 "),
+                Of::Longest => (longest, "longest "),
+            };
+            let (unit, failed) = ("ms", times.failed);
+            (
+                Target {
+                    limit,
+                    unit,
+                    measured,
+                    failed,
+                },
+                word,
+            )
+        });
+        self.push(what, measured, target);
+    }
+
+    fn push(&mut self, what: &str, measured: String, target: Option<(Target, &'static str)>) {
+        eprintln!("{what}: {measured}");
+        self.rows.push(Row {
+            what: what.to_owned(),
+            measured,
+            target,
+        });
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "| | measured | target | |\n|---|---|---|---|")?;
+        for Row { what, measured, target } in &self.rows {
+            let (aim, verdict) = match target {
+                None => (String::new(), ""),
+                Some((target, word)) => {
+                    let verdict = if target.is_met() { "met" } else { "missed" };
+                    let text = format!("{word}≤ {} {}", target.limit, target.unit);
+                    (text.trim_end().to_owned(), verdict)
+                }
+            };
+            writeln!(f, "| {what} | {measured} | {aim} | {verdict} |")?;
+        }
+        Ok(())
+    }
+}
+
+/// A number with as many digits as say something.
+fn to_text(value: f64) -> String {
+    let digits = match value.abs() {
+        size if size == size.round() => 0,
+        size if size < 1.0 => 3,
+        size if size < 10.0 => 2,
+        size if size < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(milliseconds: impl IntoIterator<Item = u64>) -> Times {
+        let mut times = Times::default();
+        for time in milliseconds {
+            times.add(Duration::from_millis(time));
+        }
+        times
+    }
+
+    #[test]
+    fn quantiles_are_of_sorted_times() {
+        let times = times((1..=200).rev());
+        assert_eq!(
+            [0.5, 0.99, 1.0].map(|share| times.quantile(share)),
+            [101.0, 198.0, 200.0]
+        );
+        assert!(Times::default().quantile(0.5).is_nan());
+    }
+
+    #[test]
+    fn the_numbers_say_whether_a_target_is_met() {
+        let mut table = Table::default();
+        table.number("memory", 60.04, "KiB", Some(60.0));
+        table.numbers("memory", &[9.0, 10.0], "KiB", Some(10.0));
+        table.numbers("nothing seen", &[f64::NAN, 0.5], "x", Some(2.0));
+        table.number("cut", 0.0, "", Some(0.0));
+        table.times("new", &times([1, 2, 101]), Some((Of::P99, 100.0)));
+        table.times("new", &times([1, 2, 100]), Some((Of::P99, 100.0)));
+        let mut failing = times([1]);
+        failing.fail();
+        table.times("gone", &failing, Some((Of::Longest, 1000.0)));
+        table.say("noise", "much".to_owned());
+        let expected = "| | measured | target | |\n|---|---|---|---|\n\
+            | memory | 60.0 KiB | ≤ 60 KiB | missed |\n\
+            | memory | 9 / 10 KiB | ≤ 10 KiB | met |\n\
+            | nothing seen | NaN / 0.500 x | ≤ 2 x | missed |\n\
+            | cut | 0 | ≤ 0 | met |\n\
+            | new | 2 / 101 / 101 ms (3) | p99 ≤ 100 ms | missed |\n\
+            | new | 2 / 100 / 100 ms (3) | p99 ≤ 100 ms | met |\n\
+            | gone | 1 / 1 / 1 ms (1), **1 failed** | longest ≤ 1000 ms | missed |\n\
+            | noise | much |  |  |\n";
+        assert_eq!(table.to_string(), expected);
+    }
+}
