@@ -1,6 +1,11 @@
 //! kine-nats as a process, on a real nats-server, through real sockets.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 mod backup;
 mod cluster;
