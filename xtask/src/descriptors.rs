@@ -3,15 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
 use protox::Compiler;
 use serde::Deserialize;
 
 use crate::Complaints;
+use crate::workspace::ask;
 
 const COMMAND: &str = "cargo xtask descriptors";
 const FILE: &str = "ingress-xds/envoy/descriptors.binpb";
@@ -109,19 +109,8 @@ fn gather(root: &Path, folder: &Path, files: &mut Vec<String>) -> Result<()> {
 }
 
 fn find(root: &Path) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["metadata", "--locked", "--offline", "--format-version", "1"])
-        .args(["--filter-platform", "x86_64-unknown-linux-gnu", "--manifest-path"])
-        .arg(root.join("Cargo.toml"))
-        .output()
-        .context("cannot run cargo metadata")?;
-    ensure!(
-        output.status.success(),
-        "cargo metadata: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")?;
+    let arguments = ["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"];
+    let metadata: Metadata = ask(&root.join("Cargo.toml"), &arguments)?;
     let Some(package) = metadata.packages.into_iter().find(|package| package.name == CRATE) else {
         bail!("{CRATE} is not in Cargo.lock");
     };

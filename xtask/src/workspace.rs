@@ -1,10 +1,11 @@
 //! The workspace as `cargo metadata` tells it. The one place that asks cargo.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 /// The workspace's packages.
 #[derive(Debug, Deserialize)]
@@ -44,24 +45,24 @@ pub(crate) struct Target {
 impl Workspace {
     /// Asks cargo about the workspace of this crate, without the network.
     pub(crate) fn load() -> Result<Self> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let output = Command::new(cargo)
-            .args([
-                "metadata",
-                "--no-deps",
-                "--offline",
-                "--format-version",
-                "1",
-                "--manifest-path",
-            ])
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
-            .output()
-            .context("cannot run cargo metadata")?;
-        ensure!(
-            output.status.success(),
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+        ask(Path::new(manifest), &["--no-deps"])
     }
+}
+
+/// What `cargo metadata` says of a manifest, without the network.
+pub(crate) fn ask<T: DeserializeOwned>(manifest: &Path, arguments: &[&str]) -> Result<T> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--offline", "--format-version", "1", "--manifest-path"])
+        .arg(manifest)
+        .args(arguments)
+        .output()
+        .context("cannot run cargo metadata")?;
+    ensure!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
 }
