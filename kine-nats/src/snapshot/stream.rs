@@ -80,10 +80,9 @@ impl<M: Messages> Shelf<M> {
     /// Removes chunks below a sequence that no manifest names. A manifest that cannot be read may name any of them.
     async fn remove_strays(&self, sequence: u64) -> Result<(), SnapshotError> {
         let begin = self.chunks("");
-        let counts = self.stream.subjects(&self.chunks(">")).await?;
+        let counts = self.stream.subjects(&format!("{}.>", self.prefix)).await?;
         let manifests = self.list().await?;
-        let stored = self.stream.subjects(&self.manifests()).await?;
-        if stored.values().sum::<u64>() != manifests.len() as u64 {
+        if counts.get(&self.manifests()).copied().unwrap_or(0) != manifests.len() as u64 {
             return Ok(());
         }
         for subject in counts.keys() {

@@ -18,6 +18,7 @@ use super::*;
 use crate::boot::{BootError, Replica};
 use crate::codec::{self, Operation};
 use crate::follow::{Follower, Identity};
+use crate::fuzz::seeds;
 use crate::keep::{Plan, promote};
 use crate::log::memory::{Fault, Memory, MemoryLog};
 use crate::metrics::Metrics;
@@ -27,11 +28,25 @@ use crate::snapshot::Snapshots;
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 type MemorySnapshots = Snapshots<MemoryMessages, MemoryLog>;
+
+/// Does a run for each of so many seeds, in a time that passes when nothing else is to be done.
+fn on_each_seed(count: u64, mut run: impl AsyncFnMut(u64)) {
+    for seed in seeds(count) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let run = AssertUnwindSafe(|| runtime.block_on(run(seed)));
+        assert!(catch_unwind(run).is_ok(), "SEED={seed} fails");
+    }
+}
 
 fn snapshots(memory: &Memory) -> MemorySnapshots {
     Snapshots::new(memory.messages(), "snap".into(), Arc::new(memory.open().0))

@@ -9,7 +9,7 @@
 //! `SEED=n` runs one seed.
 
 use super::*;
-use crate::fuzz::{chosen, seeds};
+use crate::fuzz::chosen;
 use crate::repair::{Repaired, mend};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -154,15 +154,7 @@ async fn simulate(seed: u64, tally: &mut Tally) {
 #[test]
 fn no_loss_goes_unnoticed() {
     let mut tally = Tally::default();
-    for seed in seeds(SEEDS) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
-        let run = std::panic::AssertUnwindSafe(|| runtime.block_on(simulate(seed, &mut tally)));
-        assert!(std::panic::catch_unwind(run).is_ok(), "SEED={seed} fails");
-    }
+    on_each_seed(SEEDS, async |seed| simulate(seed, &mut tally).await);
     println!("{tally:?}");
     let enough = tally.restored > 100 && tally.refused > 100 && tally.unnoticed > 0 && tally.whole > 20;
     assert!(chosen().is_some() || enough, "{tally:?}");

@@ -13,7 +13,7 @@
 //! `SEED=n` runs one seed.
 
 use super::*;
-use crate::fuzz::{chosen, seeds};
+use crate::fuzz::chosen;
 use crate::keep::{Ended, LifeError, live};
 use crate::log::LogInfo;
 use crate::peer::{Member, Peers, Unanswered, serve};
@@ -507,21 +507,15 @@ struct Tally {
 #[test]
 fn whatever_happens_what_was_acknowledged_is_stored() {
     let mut all = Tally::default();
-    for seed in seeds(SEEDS) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
-        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(simulate(seed))));
-        let tally = run.unwrap_or_else(|_| panic!("SEED={seed} fails"));
+    on_each_seed(SEEDS, async |seed| {
+        let tally = simulate(seed).await;
         all.writes += tally.writes;
         all.shortened += tally.shortened;
         all.replaced += tally.replaced;
         all.forwarded += tally.forwarded;
         all.moved += tally.moved;
         all.proved += tally.proved;
-    }
+    });
     println!("{all:?}");
     let told = all.writes.min(all.forwarded as usize).min(all.proved as usize);
     let enough = told > 1000 && all.shortened > 100 && all.replaced > 100 && all.moved > 5;
