@@ -2,6 +2,7 @@
 
 use crate::etcd::Etcd;
 use crate::harness::{Client, Kine, Nats};
+use std::time::Duration;
 use tonic::{Code, Status};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
@@ -37,6 +38,8 @@ async fn ask(client: &mut Client) -> Vec<(&'static str, Told)> {
         if let Err(status) = client.put(&format!("/r/{number}"), &large).await {
             break status;
         }
+        // etcd learns how large its file is when it next commits, at most 100 ms later.
+        tokio::time::sleep(Duration::from_millis(10)).await;
     };
     assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
     let renewals = tokio_stream::iter([pb::LeaseKeepAliveRequest { id: 7 }]);
