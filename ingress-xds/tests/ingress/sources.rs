@@ -121,13 +121,15 @@ async fn a_cluster_is_reached_from_where_it_allows() {
     );
     assert!(elsewhere.by_name(1).await.is_ok(), "another cluster is as it was");
     assert_eq!(elsewhere.status(1).await, 200);
+    let name = open.public_name();
     let (line, _) = eventually("the access log says why", PATIENCE, async || {
         let lines = stage.envoy.access_log();
         lines
             .into_iter()
-            .find(|line| line["verdict"] == "source_not_allowed" && line["source"] == "127.2.0.7")
+            .find(|line| line["verdict"] == "source_not_allowed" && line["sni"] == name)
     })
     .await;
+    assert_eq!(line["source"], "127.2.0.7", "{line}");
     assert_eq!(line["cluster"], "a", "{line}");
 
     stage.xds().apply(&open.clone().reached_from(&[])).await;
