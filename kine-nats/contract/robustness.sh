@@ -18,6 +18,7 @@ for program in nats-server go "$KINE_NATS"; do
     command -v "$program" >/dev/null || { echo "robustness: $program not found" >&2; exit 2; }
 done
 mkdir -p "$cache"
+go test -C "$here/robustness" .
 go build -C "$here/robustness" -o "$cache/robustness" .
 # Small disks are mounted, which only root may do; they go with the namespace.
 case $(id -u) in

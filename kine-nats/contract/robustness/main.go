@@ -65,15 +65,14 @@ func main() {
 	}
 }
 
-// planOf goes through all faults with seeds that follow each other, and through all combinations of a fault with a traffic
-// and a shape in as many rounds as there are of these.
+// planOf goes through all faults with seeds that follow each other, moves to the next traffic and the next shape with each
+// round of them, and so through all combinations of the three in as many rounds as these have: they share no factor.
 func planOf(seed int64) plan {
-	number := int(seed)
-	round := number / len(faults)
+	number, round := int(seed)%len(faults), int(seed)/len(faults)
 	return plan{
-		fault: faults[number%len(faults)],
+		fault: faults[number],
 		kind:  kinds[(number+round)%len(kinds)],
-		shape: shapes[(number+round/len(kinds))%len(shapes)],
+		shape: shapes[(number+round)%len(shapes)],
 	}
 }
 
