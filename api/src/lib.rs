@@ -17,6 +17,7 @@ pub mod condition;
 pub mod extra_args;
 pub mod ingress;
 pub mod labels;
+pub mod lenient;
 pub mod names;
 pub mod network;
 pub mod tenant;
@@ -24,6 +25,7 @@ pub mod version;
 
 pub use cluster::{Cluster, ClusterSpec, ClusterStatus};
 pub use condition::{ConditionType, Reason};
+pub use lenient::Lenient;
 pub use names::{ClusterId, HostedNamespace, PublicName};
 pub use network::Cidr;
 pub use tenant::{Tenant, TenantSpec, TenantStatus};

@@ -11,7 +11,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use yoke_api::labels;
+use yoke_api::{Lenient, labels};
 
 /// A write failed.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +151,7 @@ impl Applier {
 
     /// Removes the operator's finalizer, whoever else owns it too: a server-side apply would leave it to them. Only of the
     /// very object that was seen, and as it is now.
-    pub async fn release<K>(&self, api: &Api<K>, object: &K) -> Result<(), ApplyError>
+    pub async fn release<K>(&self, api: &Api<Lenient<K>>, object: &K) -> Result<(), ApplyError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {

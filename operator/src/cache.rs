@@ -21,15 +21,14 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use yoke_api::{Cluster, Tenant, labels};
+use yoke_api::{Cluster, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
@@ -253,12 +252,11 @@ impl Starter<'_> {
     {
         let mut triggers = self.triggers.clone();
         let drain = self.drain.clone();
-        let api = Api::<DeserializeGuard<K>>::all(self.client.clone());
+        let api = Api::<Lenient<K>>::all(self.client.clone());
         let metrics = self.metrics.clone();
         self.supervisor.spawn(task, async move {
             let stream = watcher(api, config)
                 .try_filter_map(move |event| std::future::ready(Ok(take_readable(task, &metrics, &store, event))))
-                .modify(|object| object.managed_fields_mut().clear())
                 .default_backoff()
                 .reflect(writer);
             let mut stream = std::pin::pin!(stream);
@@ -287,24 +285,24 @@ fn take_readable<K>(
     task: &'static str,
     metrics: &OperatorMetrics,
     store: &Store<K>,
-    event: Event<DeserializeGuard<K>>,
+    event: Event<Lenient<K>>,
 ) -> Option<Event<K>>
 where
     K: Resource<DynamicType = ()> + Lookup<DynamicType = ()> + Clone + 'static,
 {
-    let (guard, rebuild): (_, fn(K) -> Event<K>) = match event {
+    let (read, rebuild): (_, fn(K) -> Event<K>) = match event {
         Event::Init => return Some(Event::Init),
         Event::InitDone => return Some(Event::InitDone),
-        Event::Apply(guard) => (guard, Event::Apply),
-        Event::InitApply(guard) => (guard, Event::InitApply),
-        Event::Delete(DeserializeGuard(Err(invalid))) => {
+        Event::Apply(read) => (read, Event::Apply),
+        Event::InitApply(read) => (read, Event::InitApply),
+        Event::Delete(Lenient(Err(invalid))) => {
             let mut key = ObjectRef::<K>::new(invalid.metadata.name.as_deref().unwrap_or_default());
             key.namespace = invalid.metadata.namespace;
             return store.get(&key).map(|known| Event::Delete((*known).clone()));
         }
-        Event::Delete(guard) => (guard, Event::Delete),
+        Event::Delete(read) => (read, Event::Delete),
     };
-    match guard.0 {
+    match read.0 {
         Ok(object) => Some(rebuild(object)),
         Err(invalid) => {
             metrics.undecodable(&<K as Resource>::kind(&()));
@@ -324,15 +322,10 @@ where
 mod tests {
     use super::*;
 
-    fn guard(value: serde_json::Value) -> DeserializeGuard<Cluster> {
-        serde_json::from_value(value).expect("metadata can be read")
-    }
-
-    fn object(name: &str, version: serde_json::Value) -> DeserializeGuard<Cluster> {
-        guard(
-            serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
-            "metadata": {"name": name, "namespace": "demo"}, "spec": {"version": version}}),
-        )
+    fn object(name: &str, version: serde_json::Value) -> Lenient<Cluster> {
+        let value = serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+            "metadata": {"name": name, "namespace": "demo"}, "spec": {"version": version}});
+        serde_json::from_value(value).expect("it is an object")
     }
 
     #[test]

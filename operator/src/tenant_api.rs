@@ -2,6 +2,8 @@
 //!
 //! It dials the control plane's Service by ClusterIP and verifies the name in the certificate, so it needs no DNS; and,
 //! for the proof that a kubeconfig works, the ingress by its address with the public name as TLS server name.
+//!
+//! What is there others wrote, who may be hostile: every object is read as [`Lenient`].
 
 pub mod agent;
 mod base;
@@ -18,7 +20,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use yoke_api::ClusterId;
+use yoke_api::{ClusterId, Lenient};
 
 pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
@@ -177,17 +179,17 @@ impl TenantApi {
 
     /// Number of Nodes.
     pub async fn count_nodes(&self) -> Result<i32, TenantApiError> {
-        let nodes = Api::<Node>::all(self.client.clone());
+        let nodes = Api::<Lenient<Node>>::all(self.client.clone());
         // One entry and the number of the others.
-        let list = limited("its nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
+        let list = limited("its nodes", nodes.list(&ListParams::default().limit(1))).await?;
         let others = list.metadata.remaining_item_count.unwrap_or(0);
         Ok(i32::try_from(others + i64::try_from(list.items.len()).unwrap_or(0)).unwrap_or(i32::MAX))
     }
 
     /// Whether the controllers work: the ServiceAccount that every pod needs is there, which they make first.
     pub async fn check_controllers(&self) -> Result<(), TenantApiError> {
-        let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), NAMESPACE);
-        match limited("its ServiceAccount", accounts.get_metadata_opt("default")).await? {
+        let accounts = Api::<Lenient<ServiceAccount>>::namespaced(self.client.clone(), NAMESPACE);
+        match limited("its ServiceAccount", accounts.get_opt("default")).await? {
             Some(_) => Ok(()),
             None => Err(TenantApiError::NoControllers),
         }
@@ -241,7 +243,7 @@ impl TenantApi {
 }
 
 /// Ends when the one object [`SERVICE`] is missing or says something else.
-async fn watch_until_other<K>(api: Api<K>, wanted: &K) -> Result<(), watcher::Error>
+async fn watch_until_other<K>(api: Api<Lenient<K>>, wanted: &K) -> Result<(), watcher::Error>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
 {
@@ -254,22 +256,23 @@ where
     while let Some(event) = events.try_next().await? {
         match event {
             Event::Init => listed = false,
-            Event::InitApply(found) => listed = is_so(wanted, &found),
+            Event::InitApply(found) => listed = found.0.is_ok_and(|found| is_so(wanted, &found)),
             Event::InitDone if listed => {}
-            Event::Apply(found) if is_so(wanted, &found) => {}
+            Event::Apply(Lenient(Ok(found))) if is_so(wanted, &found) => {}
             Event::InitDone | Event::Apply(_) | Event::Delete(_) => break,
         }
     }
     Ok(())
 }
 
-async fn ensure<K>(api: &Api<K>, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
+async fn ensure<K>(api: &Api<Lenient<K>>, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let name = object.name_any();
     let found = limited("a base object", api.get_opt(&name)).await?;
-    if found.as_ref().is_some_and(|found| is_so(object, found)) {
+    let is_there = |found: &Lenient<K>| found.0.as_ref().is_ok_and(|found| is_so(object, found));
+    if found.as_ref().is_some_and(is_there) {
         return Ok(());
     }
     let patch = Patch::Apply(object);

@@ -11,8 +11,9 @@ pub const FILTER_VARIABLE: &str = "YOKE_LOG";
 const FALLBACK_VARIABLE: &str = "RUST_LOG";
 const DEFAULT_FILTER: &str = "info";
 /// What `info` leaves out: libraries that tell of the usual as if it were remarkable, each connection made, each answer that
-/// is no success, which a probe expects; and those that let a stranger write lines, as many as he likes.
-const QUIET: &str = "async_nats=warn,kube_client::client::builder=off,russh=off,russh_sftp=off";
+/// is no success, which a probe expects; those that let a stranger write lines, as many as he likes; and kube's client, which
+/// shows an answer that it cannot read as a whole, were it a Secret.
+const QUIET: &str = "async_nats=warn,kube_client::client=off,russh=off,russh_sftp=off";
 
 /// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! A watch that starts again by itself. An adapter of kube's watcher.
 //!
-//! After a failure the next watch begins with a list: that it is complete is how one knows that the host is back.
+//! After a failure the next watch begins with a list: that it is complete is how one knows that the host is back. An object
+//! that cannot be read is left out, and what was known of it stays known until the next list.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
+
+use yoke_api::Lenient;
 
 use crate::Error;
 use crate::tenant::{REQUEST_LIMIT, explain};
@@ -23,9 +26,9 @@ const PAGE: u32 = 50;
 
 /// A list, and what changes in it, for as long as it is asked for.
 pub struct Feed<K> {
-    api: Api<K>,
+    api: Api<Lenient<K>>,
     doing: &'static str,
-    stream: Option<BoxStream<'static, watcher::Result<Event<K>>>>,
+    stream: Option<BoxStream<'static, watcher::Result<Event<Lenient<K>>>>>,
     /// When a list that is being read must be complete.
     listed_by: Option<Instant>,
     begin: Instant,
@@ -37,7 +40,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     /// A feed of what `api` has. `doing` says what it is for, should it fail.
-    pub(crate) fn new(api: Api<K>, doing: &'static str) -> Self {
+    pub(crate) fn new(api: Api<Lenient<K>>, doing: &'static str) -> Self {
         Self {
             api,
             doing,
@@ -56,6 +59,21 @@ where
 
     /// The next event. After an error it begins anew, not too soon. Nothing is lost if this is dropped while it waits.
     pub async fn next(&mut self) -> Result<Event<K>, Error> {
+        loop {
+            let readable = match self.next_of_any().await? {
+                Event::Init => Some(Event::Init),
+                Event::InitDone => Some(Event::InitDone),
+                Event::InitApply(object) => object.0.ok().map(Event::InitApply),
+                Event::Apply(object) => object.0.ok().map(Event::Apply),
+                Event::Delete(object) => object.0.ok().map(Event::Delete),
+            };
+            if let Some(event) = readable {
+                return Ok(event);
+            }
+        }
+    }
+
+    async fn next_of_any(&mut self) -> Result<Event<Lenient<K>>, Error> {
         if self.stream.is_none() {
             sleep_until(self.begin).await;
             self.listed_by = Some(Instant::now() + REQUEST_LIMIT);
@@ -121,9 +139,14 @@ mod tests {
                     true => ("b", ""),
                     false => ("a", "next"),
                 };
+                let odd = json!([{"manager": "m", "time": "9999-12-31T23:59:59Z"}]);
                 let list = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "ClusterList",
-                    "metadata": {"resourceVersion": "1", "continue": more},
-                    "items": [{"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": name}, "spec": {}}]});
+                "metadata": {"resourceVersion": "1", "continue": more},
+                "items": [
+                    {"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "unreadable"}, "spec": 1},
+                    {"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+                        "metadata": {"name": name, "managedFields": odd}, "spec": {}},
+                ]});
                 let status = if is_away { 503 } else { 200 };
                 let response = Response::builder()
                     .status(status)

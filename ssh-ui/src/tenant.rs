@@ -18,9 +18,9 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tower::service_fn;
-use yoke_api::Cluster;
 use yoke_api::cluster::DesiredState;
 use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
+use yoke_api::{Cluster, Lenient};
 use yoke_view::verdict::{Verdict, judge, may_pass};
 
 use crate::Error;
@@ -42,9 +42,9 @@ pub type Progress = mpsc::Sender<String>;
 /// A Tenant's view of the host.
 #[derive(Clone)]
 pub struct TenantHost {
-    clusters: Api<Cluster>,
+    clusters: Api<Lenient<Cluster>>,
     secrets: Api<Secret>,
-    events: Api<Event>,
+    events: Api<Lenient<Event>>,
 }
 
 /// What is waited for.
@@ -79,7 +79,8 @@ impl TenantHost {
     /// All Clusters.
     pub async fn list(&self) -> Result<Vec<Cluster>, Error> {
         let list = ask("listing your Clusters", self.clusters.list(&ListParams::default())).await?;
-        Ok(list.items)
+        // One that cannot be read is left out.
+        Ok(list.items.into_iter().filter_map(|item| item.0.ok()).collect())
     }
 
     /// All Clusters, and how they change.
@@ -94,7 +95,8 @@ impl TenantHost {
 
     /// The Cluster of this name.
     pub async fn get(&self, name: &str) -> Result<Cluster, Error> {
-        ask(&format!("getting Cluster {name}"), self.clusters.get(name)).await
+        let cluster = async { self.clusters.get(name).await?.into_object() };
+        ask(&format!("getting Cluster {name}"), cluster).await
     }
 
     /// Makes a Cluster.
@@ -104,11 +106,9 @@ impl TenantHost {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        ask(
-            &format!("creating Cluster {name}"),
-            self.clusters.create(&parameters, cluster),
-        )
-        .await
+        let cluster = Lenient(Ok(cluster.clone()));
+        let created = async { self.clusters.create(&parameters, &cluster).await?.into_object() };
+        ask(&format!("creating Cluster {name}"), created).await
     }
 
     /// Asks for a Cluster to run or to sleep.
@@ -119,7 +119,8 @@ impl TenantHost {
             ..PatchParams::default()
         };
         let doing = format!("changing Cluster {name}");
-        ask(&doing, self.clusters.patch(name, &parameters, &patch)).await
+        let patched = async { self.clusters.patch(name, &parameters, &patch).await?.into_object() };
+        ask(&doing, patched).await
     }
 
     /// Deletes a Cluster.
@@ -170,7 +171,7 @@ impl TenantHost {
                 }
             };
             let verdict = match change {
-                Ok(Some(Some(cluster))) if wanted == Wanted::AsAsked => judge(&cluster),
+                Ok(Some(Some(Lenient(Ok(cluster))))) if wanted == Wanted::AsAsked => judge(&cluster),
                 Ok(Some(Some(_))) => Verdict::Waiting(None),
                 Ok(Some(None) | None) if wanted == Wanted::Gone => return Ok(()),
                 Ok(Some(None) | None) => return Err(Error::Deleted(name.to_owned())),

@@ -14,7 +14,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, ClusterId, Reason, labels};
+use yoke_api::{Cluster, ClusterId, Lenient, Reason, labels};
 use yoke_runtime::Drain;
 
 use super::identity::Identity;
@@ -165,10 +165,15 @@ fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
 async fn is_gone(context: &Context, identity: &Identity) -> Result<bool, ReconcileError> {
     let asking = ReconcileError::host("Clusters of an identity");
     let labelled = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
-    let others = Api::<Cluster>::all(context.client.clone());
-    let named = Api::<Cluster>::namespaced(context.client.clone(), &identity.tenant);
+    let others = Api::<Lenient<Cluster>>::all(context.client.clone());
+    let named = Api::<Lenient<Cluster>>::namespaced(context.client.clone(), &identity.tenant);
     let (others, named) = tokio::try_join!(others.list(&labelled), named.get_opt(&identity.cluster)).map_err(asking)?;
-    Ok(others.items.is_empty() && named.is_none_or(|cluster| cluster.id().is_some_and(|id| id != identity.id)))
+    Ok(others.items.is_empty()
+        && named.is_none_or(|cluster| {
+            // Of one that cannot be read nobody knows whose identity it has.
+            let id = cluster.0.ok().and_then(|cluster| cluster.id());
+            id.is_some_and(|id| id != identity.id)
+        }))
 }
 
 async fn tell(context: &Context, identity: &Identity) {

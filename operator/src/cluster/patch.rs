@@ -5,7 +5,7 @@ use kube::api::Patch;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::cluster::{ClusterStatus, Phase};
-use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, VERSION, labels};
+use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, Lenient, VERSION, labels};
 
 use super::CONTROLLER;
 use super::identity::Identity;
@@ -55,7 +55,7 @@ struct StatusMetadata {
     uid: String,
 }
 
-fn api(context: &Context, cluster: &Cluster) -> Api<Cluster> {
+fn api(context: &Context, cluster: &Cluster) -> Api<Lenient<Cluster>> {
     Api::namespaced(context.client.clone(), &cluster.namespace().unwrap_or_default())
 }
 
@@ -69,6 +69,7 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
     let found = api
         .get_opt(&cluster.name_any())
         .await
+        .and_then(|found| found.map(Lenient::into_object).transpose())
         .map_err(ReconcileError::host("a Cluster"))?;
     let Some(found) = found.filter(|found| found.uid() == cluster.uid()) else {
         return Ok(None);
@@ -116,6 +117,7 @@ async fn write_identity(context: &Context, cluster: &Cluster, id: &ClusterId) ->
     api(context, cluster)
         .patch(&cluster.name_any(), context.clusters.params(), &Patch::Apply(&patch))
         .await
+        .and_then(Lenient::into_object)
         .map_err(ReconcileError::host("a Cluster's identity"))
 }
 

@@ -53,7 +53,7 @@ pub(super) async fn ensure_finalizer(context: &Context, tenant: &Tenant) -> Resu
 }
 
 pub(super) async fn release(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    let api = Api::<Tenant>::all(context.client.clone());
+    let api = Api::all(context.client.clone());
     context.tenants.release(&api, tenant).await?;
     Ok(())
 }

@@ -12,6 +12,7 @@ mod harness;
 mod issuer;
 mod konnectivity;
 mod lost;
+mod odd;
 mod paused;
 mod refused;
 mod restored;

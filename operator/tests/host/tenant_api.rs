@@ -124,8 +124,8 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
             "message": "not found", "reason": "NotFound", "code": 404});
         (404, status.to_string())
     };
-    let meta = |kind: &str, rest: serde_json::Value| {
-        let mut object = serde_json::json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+    let object = |kind: &str, rest: serde_json::Value| {
+        let mut object = serde_json::json!({"kind": kind, "apiVersion": "v1"});
         object
             .as_object_mut()
             .unwrap()
@@ -143,14 +143,11 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
             (200, text)
         }
         (_, "/readyz") => (200, "ok".into()),
-        (_, "/api/v1/namespaces/default/serviceaccounts/default") if behaviour.has_account => meta(
-            "PartialObjectMetadata",
+        (_, "/api/v1/namespaces/default/serviceaccounts/default") if behaviour.has_account => object(
+            "ServiceAccount",
             serde_json::json!({"metadata": {"name": "default", "namespace": "default"}}),
         ),
-        (_, "/api/v1/nodes") => meta(
-            "PartialObjectMetadataList",
-            serde_json::json!({"metadata": {}, "items": []}),
-        ),
+        (_, "/api/v1/nodes") => object("NodeList", serde_json::json!({"metadata": {}, "items": []})),
         _ => behaviour
             .objects
             .get(path)

@@ -1,0 +1,104 @@
+//! Objects that an API server takes and a typed client cannot read: their writer harms nobody else with them.
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Client, Resource};
+use serde_json::{Value, json};
+use yoke_api::Cluster;
+use yoke_operator::cluster;
+
+use crate::answers::{ready, run_pod};
+use crate::harness::{Host, TENANT};
+
+/// What is read as a time by Kubernetes, and by no client of the operator's kind.
+const FAR: &str = "9999-12-31T23:59:59Z";
+
+/// Makes an object with fields of a manager that were set far in the future.
+async fn make_odd<K: Resource<DynamicType = ()>>(client: &Client, namespace: Option<&str>, mut object: Value) {
+    object["apiVersion"] = K::api_version(&()).into();
+    object["kind"] = K::kind(&()).into();
+    object["metadata"]["managedFields"] = json!([{"manager": "odd", "operation": "Update", "time": FAR,
+        "apiVersion": K::api_version(&()), "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:x": {}}}}]);
+    let request = http::Request::post(K::url_path(&(), namespace))
+        .header("content-type", "application/json")
+        .body(object.to_string().into_bytes())
+        .unwrap();
+    let made = client.request_text(request).await.unwrap();
+    assert!(made.contains(FAR), "{made}");
+}
+
+/// One reconciliation of a Cluster as the operator knows it. Answers its hosted namespace, if it has one.
+async fn reconcile_known(host: &Host, name: &str) -> Option<String> {
+    let known = host.context.caches.clusters.state();
+    let known = known
+        .into_iter()
+        .find(|each| each.metadata.name.as_deref() == Some(name))?;
+    let hosted = known.id().map(|id| id.hosted_namespace().to_string());
+    if let Err(error) = Box::pin(cluster::reconcile(known, host.context.clone())).await {
+        eprintln!("{name}: {error:?}");
+    }
+    host.issuer.issue(&host.client).await;
+    Some(hosted.unwrap_or_else(|| "none".to_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_odd_cluster_is_read_and_stops_no_other() {
+    let mut host = Host::start().await;
+    let odd = json!({"metadata": {"name": "odd"}, "spec": {}});
+    make_odd::<Cluster>(&host.client, Some(TENANT), odd).await;
+    // An operator that starts lists it.
+    host.restart_operator().await;
+    host.make_cluster("b").await;
+    for name in ["b", "odd"] {
+        host.until(
+            &format!("a control plane is asked for: {name}"),
+            async || match reconcile_known(&host, name).await {
+                Some(hosted) => host.stateful_set(&hosted).await.is_some(),
+                None => false,
+            },
+        )
+        .await;
+    }
+    let path = format!("/apis/yoke.drzzl.io/v1alpha1/namespaces/{TENANT}/clusters/odd");
+    let text = host
+        .client
+        .request_text(http::Request::get(&path).body(vec![]).unwrap())
+        .await
+        .unwrap();
+    assert!(text.contains(FAR), "it is as odd as it was: {text}");
+    let known = host.context.caches.clusters.state();
+    assert!(known.iter().all(|cluster| cluster.metadata.managed_fields.is_none()));
+
+    let delete = http::Request::delete(&path).body(vec![]).unwrap();
+    host.client.request_text(delete).await.unwrap();
+    host.until("the odd one goes", async || {
+        let hosted = reconcile_known(&host, "odd").await;
+        if let Some(hosted) = &hosted {
+            host.finalize(hosted).await;
+        }
+        hosted.is_none()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_objects_of_a_tenants_own_are_read() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    let (_process, client) = host.start_tenant_api("a").await;
+    let slice = json!({"metadata": {"name": "kubernetes"}, "addressType": "IPv4", "endpoints": []});
+    make_odd::<k8s_openapi::api::discovery::v1::EndpointSlice>(&client, Some("default"), slice).await;
+    make_odd::<Node>(&client, None, json!({"metadata": {"name": "n"}})).await;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready, and its node is counted", async || {
+        let nodes = host.cluster("a").await.status.and_then(|status| status.nodes);
+        ready(&host).await == "True/AsExpected" && nodes == Some(1)
+    })
+    .await;
+    // What is changed there is seen, too.
+    let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+    let deleted = http::Request::delete(path).body(vec![]).unwrap();
+    client.request_text(deleted).await.unwrap();
+    let called = tokio::time::timeout(std::time::Duration::from_secs(20), host.called.next()).await;
+    assert_eq!(called.unwrap().unwrap().name, "a");
+}
