@@ -8,13 +8,18 @@
 //! kine.<id>.snap.m                       manifest: session, revisions, where its chunks are, their digest
 //! kine.<id>.snap.f                       floor: how far the log was acknowledged since
 //! ```
+//!
+//! A snapshot that a writer stores beside its requests rests behind each chunk that it writes or reads back, unless
+//! something waits for it.
 
 mod chunk;
 mod floor;
 #[cfg(test)]
 pub(crate) mod memory;
+mod pacer;
 mod stream;
 
+use crate::clock;
 use crate::codec::{CodecError, Operation};
 use crate::log::LogError;
 use crate::mvcc::{Item, Mvcc};
@@ -23,11 +28,14 @@ use crate::state::State;
 use bytes::Bytes;
 pub(crate) use chunk::{Chunk, Section};
 pub(crate) use floor::Floor;
+use pacer::Pacer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 pub(crate) use stream::Snapshots;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// 1 had the leases in the manifest.
 const FORMAT: u32 = 2;
@@ -105,6 +113,27 @@ pub(crate) trait Messages: Clone + Send + Sync + 'static {
     fn purge_below(&self, sequence: u64) -> impl Future<Output = Result<(), LogError>> + Send;
     /// Drops the messages of one subject.
     fn purge_subject(&self, subject: &str) -> impl Future<Output = Result<(), LogError>> + Send;
+}
+
+/// The rests of one snapshot; none where somebody waits for it from the beginning.
+#[derive(Debug)]
+struct Rests(Option<(Pacer, watch::Receiver<bool>)>);
+
+impl Rests {
+    /// `hurried` says when somebody waits.
+    fn new(hurried: Option<&watch::Receiver<bool>>) -> Self {
+        Self(hurried.map(|hurried| (Pacer::new(clock::now()), hurried.clone())))
+    }
+
+    /// Rests behind a piece of work, until somebody waits.
+    async fn rest(&mut self) {
+        let Some((pacer, hurried)) = &mut self.0 else { return };
+        let rest = pacer.rest(clock::now());
+        if !rest.is_zero() {
+            let _ = timeout(rest, hurried.wait_for(|hurried| *hurried)).await;
+        }
+        pacer.resume(clock::now());
+    }
 }
 
 /// What a snapshot is of.

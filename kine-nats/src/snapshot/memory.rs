@@ -5,6 +5,8 @@ use crate::log::LogError;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::time::sleep;
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -12,6 +14,8 @@ struct Inner {
     messages: BTreeMap<u64, (String, Bytes)>,
     /// How many messages are taken until none is.
     left: Option<u32>,
+    /// How long it takes to store a message, or to read some.
+    slowness: Duration,
     /// A message that it cannot read, and behind which it finds none.
     unreadable: Option<u64>,
 }
@@ -30,6 +34,19 @@ impl MemoryMessages {
     /// Takes so many messages and no more; `None` for all.
     pub(crate) fn set_left(&self, left: Option<u32>) {
         self.lock().left = left;
+    }
+
+    /// Takes so long for each message.
+    pub(crate) fn set_slowness(&self, slowness: Duration) {
+        self.lock().slowness = slowness;
+    }
+
+    async fn work(&self) {
+        let slowness = self.lock().slowness;
+        tokio::task::yield_now().await;
+        if !slowness.is_zero() {
+            sleep(slowness).await;
+        }
     }
 
     /// How many messages were ever taken.
@@ -77,7 +94,7 @@ impl MemoryMessages {
 
 impl Messages for MemoryMessages {
     async fn store(&self, subject: String, payload: Bytes) -> Result<u64, LogError> {
-        tokio::task::yield_now().await;
+        self.work().await;
         let mut inner = self.lock();
         if let Some(left) = &mut inner.left {
             *left = left.checked_sub(1).ok_or(LogError::Timeout)?;
@@ -100,7 +117,7 @@ impl Messages for MemoryMessages {
     }
 
     async fn batch(&self, from: u64, subject: &str) -> Result<Vec<(u64, Bytes)>, LogError> {
-        tokio::task::yield_now().await;
+        self.work().await;
         let inner = self.lock();
         let found = inner.messages.range(from..).filter(|(_, (found, _))| found == subject);
         Ok(found

@@ -2,12 +2,12 @@
 //! what is behind it in that file, which may be all snapshots of a stream; what is in the other one is not concerned.
 
 use super::chunk::Chunks;
-use super::{Chunk, Manifest, Messages, Pin, Snapshot, SnapshotError, Written};
+use super::{Chunk, Manifest, Messages, Pin, Rests, Snapshot, SnapshotError, Written};
 use crate::log::{Log, LogError, Passing};
 use crate::session::Session;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use xxhash_rust::xxh3::Xxh3;
 
 /// One stream for snapshots.
@@ -33,6 +33,8 @@ pub(crate) struct Snapshots<M, L> {
     log: Arc<L>,
     /// Held while a floor is stored: one that is lifted must not come behind a higher one.
     pub(super) floor: Arc<Mutex<()>>,
+    /// Where snapshots rest: whether somebody waits for the one under way.
+    hurried: Option<watch::Receiver<bool>>,
 }
 
 impl<M: Clone, L> Clone for Snapshots<M, L> {
@@ -42,6 +44,7 @@ impl<M: Clone, L> Clone for Snapshots<M, L> {
             spare: self.spare.clone(),
             log: Arc::clone(&self.log),
             floor: Arc::clone(&self.floor),
+            hurried: self.hurried.clone(),
         }
     }
 }
@@ -55,7 +58,12 @@ impl<M: Messages> Shelf<M> {
         format!("{}.c.{name}", self.prefix)
     }
 
-    async fn write(&self, state: &RwLock<State>, pin: &Pin, name: String) -> Result<Manifest, SnapshotError> {
+    async fn write(
+        &self,
+        (state, pin): (&RwLock<State>, &Pin),
+        name: String,
+        rests: &mut Rests,
+    ) -> Result<Manifest, SnapshotError> {
         let subject = self.chunks(&name);
         let mut written = Written {
             name,
@@ -70,6 +78,7 @@ impl<M: Messages> Shelf<M> {
                 written.first = stored;
             }
             written.chunks += 1;
+            rests.rest().await;
         }
         written.digest = digest.digest();
         let manifest = Manifest::new(pin, written);
@@ -124,12 +133,18 @@ impl<M: Messages> Shelf<M> {
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
         let mut snapshot = manifest.begin();
-        self.walk(manifest, |chunk| snapshot.load(chunk)).await?;
+        self.walk(manifest, &mut Rests::new(None), |chunk| snapshot.load(chunk))
+            .await?;
         Ok(snapshot.finish())
     }
 
     /// Reads the chunks of a snapshot, all of them or to the first that is damaged.
-    async fn walk(&self, manifest: &Manifest, mut take: impl FnMut(Chunk)) -> Result<(), SnapshotError> {
+    async fn walk(
+        &self,
+        manifest: &Manifest,
+        rests: &mut Rests,
+        mut take: impl FnMut(Chunk),
+    ) -> Result<(), SnapshotError> {
         let subject = self.chunks(&manifest.name);
         let (mut next, mut number) = (manifest.first, 0);
         let mut digest = Xxh3::new();
@@ -148,6 +163,7 @@ impl<M: Messages> Shelf<M> {
                 next = sequence + 1;
                 number += 1;
             }
+            rests.rest().await;
         }
         if digest.digest() == manifest.digest {
             Ok(())
@@ -175,6 +191,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             spare: None,
             log,
             floor: Arc::default(),
+            hurried: None,
         }
     }
 
@@ -184,19 +201,33 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         self
     }
 
+    /// Has snapshots rest as long as nobody waits for them.
+    pub(crate) fn resting(&self, hurried: watch::Receiver<bool>) -> Self {
+        let hurried = Some(hurried);
+        Self {
+            hurried,
+            ..self.clone()
+        }
+    }
+
     fn shelves(&self) -> impl Iterator<Item = &Shelf<M>> {
         std::iter::once(&self.main).chain(&self.spare)
     }
 
     /// Stores a snapshot of what is pinned, then drops what it makes superfluous. Answers the bytes it took.
     pub(crate) async fn keep(&self, state: &RwLock<State>, pin: &Pin) -> Result<u64, SnapshotError> {
-        let manifest = self.save(state, pin).await?;
-        self.tidy(&manifest).await?;
+        let mut rests = Rests::new(self.hurried.as_ref());
+        let manifest = self.store(state, pin, &mut rests).await?;
+        self.tidy(&manifest, &mut rests).await?;
         Ok(manifest.bytes)
     }
 
-    /// Stores a snapshot of what is pinned.
+    /// Stores a snapshot of what is pinned, for somebody who waits.
     pub(crate) async fn save(&self, state: &RwLock<State>, pin: &Pin) -> Result<Manifest, SnapshotError> {
+        self.store(state, pin, &mut Rests::new(None)).await
+    }
+
+    async fn store(&self, state: &RwLock<State>, pin: &Pin, rests: &mut Rests) -> Result<Manifest, SnapshotError> {
         let Session { sequence, writer, .. } = pin.session;
         self.remove_strays(sequence).await?;
         let shelf = match (&self.spare, self.whole().await?.last()) {
@@ -205,7 +236,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         };
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
         let subject = shelf.chunks(&name);
-        let saved = shelf.write(state, pin, name).await;
+        let saved = shelf.write((state, pin), name, rests).await;
         if saved.is_err()
             && let Err(error) = shelf.stream.purge_subject(&subject).await
         {
@@ -264,7 +295,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 
     /// Keeps the newest snapshot, the newest before it that reads back, and the log behind that.
-    async fn tidy(&self, newest: &Manifest) -> Result<(), SnapshotError> {
+    async fn tidy(&self, newest: &Manifest, rests: &mut Rests) -> Result<(), SnapshotError> {
         let manifests = self.whole().await?;
         match manifests.last().map(|kept| &kept.manifest) {
             Some(last) if last == newest => {}
@@ -278,7 +309,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         let Some((last, earlier)) = manifests.split_last() else {
             return Ok(());
         };
-        let Some(older) = sound(earlier).await? else {
+        let Some(older) = sound(earlier, rests).await? else {
             return Ok(());
         };
         let (end, sequence) = (self.log.info().await?.last, older.manifest.sequence);
@@ -318,9 +349,12 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 }
 
 /// The newest of them that reads back. What was stored a while ago may have been damaged since, which only reading shows.
-async fn sound<'a, 'b, M: Messages>(manifests: &'a [Kept<'b, M>]) -> Result<Option<&'a Kept<'b, M>>, SnapshotError> {
+async fn sound<'a, 'b, M: Messages>(
+    manifests: &'a [Kept<'b, M>],
+    rests: &mut Rests,
+) -> Result<Option<&'a Kept<'b, M>>, SnapshotError> {
     for kept in manifests.iter().rev() {
-        match kept.shelf.walk(&kept.manifest, drop).await {
+        match kept.shelf.walk(&kept.manifest, rests, drop).await {
             Ok(()) => return Ok(Some(kept)),
             Err(SnapshotError::Log(error)) if error.is_passing() => return Err(error.into()),
             Err(error) => {

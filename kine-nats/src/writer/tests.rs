@@ -8,6 +8,7 @@ mod hostile;
 mod leases;
 mod loss;
 mod lost;
+mod rests;
 mod simulator;
 mod space;
 mod strict;

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::timeout;
 
@@ -28,6 +29,9 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs
 const LOOK: Duration = Duration::from_secs(30);
 /// After so many at one sequence another one there frees nothing more.
 const ENOUGH: u32 = 2;
+/// A snapshot under way is hurried when what came since is this part of what makes the next one due: the log, which is
+/// kept from the snapshot before it on, has room for what comes while one is stored without a rest.
+const PART: u64 = 2;
 /// How long the last snapshot of a writer may take.
 const SAVING: Duration = Duration::from_secs(60);
 
@@ -181,6 +185,8 @@ pub(crate) struct Upkeep<L, M> {
     unsaved: Unsaved,
     /// What the snapshot under way covers, and where it stands.
     saving: (Unsaved, u64),
+    /// Whether something waits for it.
+    hurried: watch::Sender<bool>,
     /// Leases as far as they are stored; the state's are ahead of that, and have no history.
     leases: BTreeMap<i64, i64>,
     space: Space,
@@ -222,6 +228,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             cadence: pacing.cadence(info.limit),
             unsaved,
             saving: (Unsaved::default(), 0),
+            hurried: watch::Sender::new(false),
             leases: state.leases.terms().into_iter().collect(),
             space: Space {
                 limit: info.limit,
@@ -275,9 +282,23 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     fn is_due(&self) -> bool {
         let (unsaved, now) = (&self.unsaved, clock::now());
         let old = unsaved.changed && now > unsaved.since + self.cadence.age;
+        self.pace.allows() && (unsaved.urgent || self.is_much(1) || old || self.is_tight())
+    }
+
+    /// Whether what is not saved is that part of what makes a snapshot due.
+    fn is_much(&self, part: u64) -> bool {
         let bytes = self.size.min(self.cadence.most).max(self.cadence.bytes);
-        let many = unsaved.bytes >= bytes || unsaved.records >= self.cadence.records;
-        self.pace.allows() && (unsaved.urgent || many || old || self.is_tight())
+        self.unsaved.bytes >= bytes / part || self.unsaved.records >= self.cadence.records / part
+    }
+
+    fn trim_is_due(&self, store: &Store) -> bool {
+        self.grace.is_over() && store.read().mvcc.may_trim()
+    }
+
+    /// Whether something waits for the snapshot under way: room in the log, a copy of what the log has lost, or the trim
+    /// behind it.
+    fn is_awaited(&self, store: &Store) -> bool {
+        self.saving.0.urgent || self.unsaved.urgent || self.is_tight() || self.is_much(PART) || self.trim_is_due(store)
     }
 
     /// Begins a trim or a snapshot when one is due. A snapshot shows the state at the acknowledged end of the log.
@@ -296,10 +317,13 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
             }
         }
         if self.job.is_some() {
+            if !*self.hurried.borrow() && self.is_awaited(store) {
+                self.hurried.send_replace(true);
+            }
             return;
         }
         let store = Arc::clone(store);
-        if self.grace.is_over() && store.read().mvcc.may_trim() {
+        if self.trim_is_due(&store) {
             self.job = Some(tokio::spawn(async move {
                 while store.write().mvcc.trim(1000) {
                     tokio::task::yield_now().await;
@@ -312,8 +336,10 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 ..Unsaved::default()
             };
             self.saving = (std::mem::replace(&mut self.unsaved, now), session.sequence);
+            self.hurried.send_replace(self.is_awaited(&store));
             let pin = self.pin(&store, session);
-            let (snapshots, looking) = (self.snapshots.clone(), self.look());
+            let snapshots = self.snapshots.resting(self.hurried.subscribe());
+            let looking = self.look();
             self.job = Some(tokio::spawn(async move {
                 let bytes = snapshots.keep(store.state(), &pin).await?;
                 Ok(Done::Saved(bytes, looking.await))
@@ -400,7 +426,8 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 self.see(store, seen);
                 self.pace.succeed(self.saving.1);
                 store.metrics.snapshots.inc();
-                tracing::info!(bytes, "A snapshot is stored");
+                let took = clock::now().saturating_sub(self.unsaved.since);
+                tracing::info!(bytes, milliseconds = took.as_millis() as u64, "A snapshot is stored");
             }
             Ok(Err(error)) => {
                 self.unsaved.add(self.saving.0);

@@ -5,6 +5,8 @@ use crate::log::memory::{Memory, MemoryLog};
 use crate::mvcc::Mvcc;
 use crate::snapshot::memory::MemoryMessages;
 use bytes::Bytes;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 type Stored = Snapshots<MemoryMessages, MemoryLog>;
 
@@ -221,4 +223,61 @@ async fn a_second_stream_may_come_and_go() {
     assert_eq!(newest(&snapshots).await, (20, 1));
     snapshots.keep(&state, &pin(&state, 40, 1)).await.unwrap();
     assert_eq!((newest(&two).await, memory.first()), ((40, 1), 21));
+}
+
+/// A store of some chunks, whose stream takes a while for each message.
+fn slow() -> (Memory, Stored, RwLock<State>) {
+    let (memory, snapshots, state) = bench(60);
+    {
+        let mut state = state.write().unwrap();
+        for number in 0..20 {
+            let revision = state.mvcc.advance();
+            state.put(format!("/large/{number}").as_bytes(), &vec![b'v'; 400_000], 0);
+            state.mvcc.publish(revision);
+        }
+    }
+    memory.messages().set_slowness(SLOWNESS);
+    (memory, snapshots, state)
+}
+
+const SLOWNESS: Duration = Duration::from_millis(10);
+
+async fn time_to_keep(snapshots: &Stored, state: &RwLock<State>, sequence: u64) -> Duration {
+    let begun = Instant::now();
+    snapshots.keep(state, &pin(state, sequence, 1)).await.unwrap();
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_rests_while_it_is_written_and_read_back() {
+    let (_memory, snapshots, state) = slow();
+    let hurried = watch::Sender::new(false);
+    let resting = snapshots.resting(hurried.subscribe());
+    // The first one writes 20 chunks, the others read one back, too: lists and manifests are not rested behind.
+    let unrested = time_to_keep(&snapshots, &state, 10).await;
+    let rested = time_to_keep(&resting, &state, 20).await;
+    assert!(unrested < 30 * SLOWNESS, "{unrested:?}");
+    assert!(rested > 80 * SLOWNESS && rested < 120 * SLOWNESS, "{rested:?}");
+    hurried.send_replace(true);
+    let awaited = time_to_keep(&resting, &state, 30).await;
+    assert!(awaited < 40 * SLOWNESS, "{awaited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_under_way_goes_on_at_once_when_something_waits_for_it() {
+    let (memory, snapshots, state) = slow();
+    let hurried = watch::Sender::new(false);
+    let resting = snapshots.resting(hurried.subscribe());
+    let begun = Instant::now();
+    let keep = time_to_keep(&resting, &state, 10);
+    let hurry = async {
+        while memory.messages().stored() < 2 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        hurried.send_replace(true);
+        begun.elapsed()
+    };
+    let (kept, waited) = tokio::join!(keep, hurry);
+    assert!(waited > 4 * SLOWNESS, "{waited:?}");
+    assert!(kept < waited + 25 * SLOWNESS, "{kept:?}");
 }
