@@ -41,6 +41,9 @@ pub enum Refusal {
     /// The request is larger than 1.5 MiB.
     #[error("etcdserver: request is too large")]
     TooLarge,
+    /// One request deletes more keys than the writer removes at a time. etcd knows no such limit.
+    #[error("kine-nats: too many keys to delete in one request: delete them in parts of at most 100000")]
+    TooManyDeletes,
     /// The quota is used up.
     #[error("etcdserver: mvcc: database space exceeded")]
     NoSpace,
@@ -83,7 +86,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Self; 25] = [
+    const ALL: [Self; 26] = [
         Self::Compacted,
         Self::FutureRevision,
         Self::EmptyKey,
@@ -96,6 +99,7 @@ impl Refusal {
         Self::StreamOrder,
         Self::StreamFilter,
         Self::TooLarge,
+        Self::TooManyDeletes,
         Self::NoSpace,
         Self::LeaseNotFound,
         Self::LeaseExists,
@@ -127,7 +131,8 @@ impl Refusal {
             | Self::TooManyOps
             | Self::DuplicateKey
             | Self::InvalidSortOption
-            | Self::TooLarge => Code::InvalidArgument,
+            | Self::TooLarge
+            | Self::TooManyDeletes => Code::InvalidArgument,
             Self::StreamOrder | Self::StreamFilter => Code::Unimplemented,
             Self::NoSpace | Self::TooManyRequests => Code::ResourceExhausted,
             Self::LeaseNotFound => Code::NotFound,

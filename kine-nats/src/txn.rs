@@ -100,13 +100,17 @@ pub(crate) fn evaluate(evaluation: &mut Evaluation<'_>, command: &Command) -> Re
             step.check_size(step.put_size(request))?;
             Ok(Answer::Put(step.put(request)))
         }
-        Command::DeleteRange(request) => Ok(Answer::DeleteRange(step.delete_range(request))),
+        Command::DeleteRange(request) => {
+            step.check_deletes(step.deletes(request))?;
+            Ok(Answer::DeleteRange(step.delete_range(request)))
+        }
         Command::Txn(request) => {
             step.check_compares(request)?;
             let path = step.compare(request);
             step.check(&path)?;
             step.check_size(step.path_size(&path))?;
             step.check_reads(&path)?;
+            step.check_deletes(step.path_deletes(&path))?;
             if path.puts_more_than_a_compaction() {
                 step.check_space()?;
             }

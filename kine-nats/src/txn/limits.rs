@@ -12,6 +12,8 @@ use crate::validate::MAX_REQUEST;
 const MAX_WRITTEN: usize = MAX_REQUEST + 64 * 1024;
 /// Most keys that the ranges of one transaction may go over, and most that its comparisons may.
 const MAX_READ: i64 = 100_000;
+/// Most keys that one request may delete: meanwhile nobody else is answered, and the lease is not renewed.
+const MAX_DELETED: i64 = 100_000;
 /// Bytes of an operation besides its key and value.
 const OPERATION: usize = 64;
 
@@ -68,6 +70,30 @@ impl Step<'_, '_> {
         } else {
             Ok(())
         }
+    }
+
+    pub(super) fn check_deletes(&self, keys: i64) -> Result<(), Refusal> {
+        if keys > MAX_DELETED {
+            Err(Refusal::TooManyDeletes)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// How many keys a request deletes.
+    pub(super) fn deletes(&self, request: &pb::DeleteRangeRequest) -> i64 {
+        let mvcc = &self.evaluation.state.mvcc;
+        mvcc.count(&request.key, &request.range_end, mvcc.head())
+    }
+
+    /// How many keys a path deletes, a key of several ranges once for each.
+    pub(super) fn path_deletes(&self, path: &Path<'_>) -> i64 {
+        let count = |step: &PathStep<'_>| match step {
+            PathStep::Single(Request::RequestDeleteRange(request)) => self.deletes(request),
+            PathStep::Single(_) => 0,
+            PathStep::Nested(path) => self.path_deletes(path),
+        };
+        path.steps.iter().map(count).sum()
     }
 
     fn compares(&self, request: &pb::TxnRequest) -> i64 {

@@ -112,6 +112,53 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     assert_eq!(bench.run(compared(51)).err(), Some(Refusal::TooLarge));
 }
 
+#[test]
+fn a_request_deletes_100000_keys_at_most() {
+    let mut bench = Bench::new();
+    bench.state.mvcc.advance();
+    for number in 0..100_001 {
+        bench.state.put(format!("/a/{number:06}").as_bytes(), b"", 0);
+    }
+    let before = bench.state.mvcc.head();
+    let all = |key: &str| pb::DeleteRangeRequest {
+        key: text(key),
+        range_end: text("/a0"),
+        prev_kv: false,
+    };
+    let (half, rest) = ("/a/050000", "/a/000001");
+    let by_txn = |success: Vec<pb::RequestOp>| {
+        Command::Txn(pb::TxnRequest {
+            success,
+            ..Default::default()
+        })
+    };
+    let inner = pb::TxnRequest {
+        success: vec![op(Request::RequestDeleteRange(all(half)))],
+        ..Default::default()
+    };
+    let mut first_half = all("/a/");
+    first_half.range_end = text(half);
+    let nested = vec![
+        op_put("b", "1"),
+        op(Request::RequestDeleteRange(first_half)),
+        op(Request::RequestTxn(inner.clone())),
+    ];
+    for command in [
+        Command::DeleteRange(all("/a/")),
+        by_txn(vec![op(Request::RequestDeleteRange(all("/a/")))]),
+        by_txn(nested),
+    ] {
+        assert_eq!(bench.run(command).unwrap_err(), Refusal::TooManyDeletes);
+    }
+    assert_eq!(bench.state.mvcc.head(), before, "nothing was changed");
+    assert!(bench.operations.is_empty());
+    let Ok(Answer::DeleteRange(deleted)) = bench.run(Command::DeleteRange(all(rest))) else {
+        panic!()
+    };
+    assert_eq!(deleted.deleted, 100_000);
+    assert!(bench.run(by_txn(inner.success)).is_ok());
+}
+
 /// What kube-apiserver does before it compacts.
 fn kube_compaction(version: i64, revision: i64) -> pb::TxnRequest {
     let key = "compact_rev_key";
