@@ -114,6 +114,17 @@ fn needs_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
+/// Why a stream is to end that nothing is wrong with.
+fn ends_stream(store: &Store, needs_leader: bool) -> Option<Refusal> {
+    if store.is_stopping() {
+        Some(Refusal::Stopped)
+    } else if needs_leader && !store.has_leader() {
+        Some(Refusal::NoLeader)
+    } else {
+        None
+    }
+}
+
 /// A call of etcd's that there is nothing behind here, and why.
 fn unsupported(why: &str) -> Status {
     Status::unimplemented(format!("kine-nats: {why}"))

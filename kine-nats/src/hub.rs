@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 /// Where a watch has to read from.
 #[derive(Debug)]
@@ -180,9 +181,9 @@ impl Hub {
         self.everyone.notify_waiters();
     }
 
-    /// Waits for [`Hub::wake_all`].
-    pub(crate) async fn woken(&self) {
-        self.everyone.notified().await;
+    /// Waits for [`Hub::wake_all`], from the time of the call on.
+    pub(crate) fn woken(&self) -> Notified<'_> {
+        self.everyone.notified()
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {

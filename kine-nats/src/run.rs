@@ -13,6 +13,7 @@ use crate::peer::nats::NatsPeers;
 use crate::quota::{DEFAULT_QUOTA, RESERVE};
 use crate::role;
 use crate::snapshot::Snapshots;
+use crate::store::watch_leader;
 use crate::tls;
 use crate::writer::Pacing;
 use anyhow::{Context, bail};
@@ -115,8 +116,10 @@ async fn listen(
 /// Connects, and lives until told to stop.
 async fn keep(args: Args, stores: StoreSender, stop: watch::Receiver<bool>, metrics: Metrics) -> anyhow::Result<()> {
     let (client, made) = nats::connect(&args.nats).await?;
+    let leader = watch_leader(stores.subscribe());
     tokio::select! {
         ended = keep_on(args, client.clone(), stores, stop, metrics) => ended,
+        () = leader => Ok(()),
         unfit = nats::until_unfit(&client, &made) => Err(unfit),
     }
 }

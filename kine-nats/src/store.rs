@@ -7,6 +7,7 @@
 //!                                                                                             log is, waits, reads here
 //! ```
 
+mod leader;
 mod reads;
 mod requests;
 mod strict;
@@ -21,6 +22,7 @@ use crate::quota::Quota;
 use crate::role::{Leader, Queued, Role};
 use crate::session::Session;
 use crate::state::State;
+pub(crate) use leader::watch_leader;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -31,8 +33,6 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 /// How long a request may wait for the log; etcd's own limit.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(7);
-/// Without a sign of life for this long there is no leader.
-const LEADER_LOST: Duration = Duration::from_secs(3);
 
 /// Bytes of the requests that wait for the writer; more wait with their clients.
 const QUEUE_BYTES: usize = 64 << 20;
@@ -187,18 +187,6 @@ impl Store {
         }
     }
 
-    /// The member that writes; 0 when none is known.
-    pub(crate) fn leader(&self) -> u64 {
-        if !self.has_leader() {
-            return 0;
-        }
-        match &*self.role.borrow() {
-            Role::Writer { .. } => self.member(),
-            Role::Follower(Some(leader)) => leader.member(),
-            Role::Follower(None) => 0,
-        }
-    }
-
     /// Whether this process is the writer.
     pub(crate) fn is_writer(&self) -> bool {
         matches!(&*self.role.borrow(), Role::Writer { .. })
@@ -308,12 +296,6 @@ impl Store {
     /// Whether nobody else can have written.
     pub(crate) fn lease_holds(&self) -> bool {
         nanoseconds(clock::now()) < self.lease_until.load(Ordering::Acquire)
-    }
-
-    /// Whether the writer's lease holds or ended only moments ago.
-    pub(crate) fn has_leader(&self) -> bool {
-        let until = self.leader_until.load(Ordering::Acquire);
-        until > 0 && nanoseconds(clock::now()) < until.saturating_add(nanoseconds(LEADER_LOST))
     }
 
     /// Whether puts have to wait until there is room in the stream.

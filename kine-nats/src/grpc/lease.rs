@@ -1,12 +1,12 @@
 //! Leases.
 
-use super::Node;
 use super::submit::submit;
+use super::{Node, ends_stream, needs_leader};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
 use crate::txn::Command;
-use futures::StreamExt;
 use futures::stream::FuturesOrdered;
+use futures::{Stream, StreamExt};
 use pb::lease_server::Lease;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -48,9 +48,10 @@ impl Lease for Node {
         &self,
         request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
+        let needs_leader = needs_leader(request.metadata());
         let store = self.store(request.metadata()).await?;
         let (answers, receiver) = mpsc::channel(4);
-        tokio::spawn(keep_alive(store, request.into_inner(), answers));
+        tokio::spawn(keep_alive(store, needs_leader, request.into_inner(), answers));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
@@ -78,17 +79,23 @@ impl Lease for Node {
 /// have to wait for the record in flight: they wait together.
 async fn keep_alive(
     store: Arc<Store>,
-    mut requests: Streaming<pb::LeaseKeepAliveRequest>,
+    needs_leader: bool,
+    mut requests: impl Stream<Item = Result<pb::LeaseKeepAliveRequest, Status>> + Unpin,
     answers: mpsc::Sender<Result<pb::LeaseKeepAliveResponse, Status>>,
 ) {
     let mut renewals = FuturesOrdered::new();
     let mut open = true;
     while open || !renewals.is_empty() {
+        let woken = store.hub.woken();
+        if let Some(refusal) = ends_stream(&store, needs_leader) {
+            let _ = answers.send(Err(refusal.into())).await;
+            return;
+        }
         tokio::select! {
-            request = requests.message(), if open && renewals.len() < RENEWALS => match request {
-                Ok(Some(request)) => renewals.push_back(submit(&store, Command::KeepAlive(request.id))),
-                Ok(None) => open = false,
-                Err(_) => return,
+            request = requests.next(), if open && renewals.len() < RENEWALS => match request {
+                Some(Ok(request)) => renewals.push_back(submit(&store, Command::KeepAlive(request.id))),
+                None => open = false,
+                Some(Err(_)) => return,
             },
             Some(answer) = renewals.next() => {
                 let ended = answer.is_err();
@@ -97,7 +104,50 @@ async fn keep_alive(
                 }
             },
             () = answers.closed() => return,
-            () = store.hub.woken() => if store.is_stopping() { return },
+            () = woken => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::metrics::Metrics;
+    use crate::mvcc::Mvcc;
+    use crate::quota::Quota;
+    use crate::state::State;
+    use crate::store::watch_leader;
+    use std::time::Duration;
+    use tokio::sync::watch;
+    use tokio::time::{Instant, timeout};
+
+    #[tokio::test(start_paused = true)]
+    async fn renewals_end_without_a_leader_for_who_needs_one() {
+        let state = State::new(Mvcc::new());
+        let store = Arc::new(Store::new(state, Quota::new(None, None), Metrics::new(), None));
+        store.extend_lease(clock::now() + Duration::from_secs(2));
+        let stores = watch::Sender::new(Some(Arc::clone(&store)));
+        let watching = tokio::spawn(watch_leader(stores.subscribe()));
+        let open = |needs_leader| {
+            let (answers, receiver) = mpsc::channel(4);
+            let requests = tokio_stream::pending();
+            tokio::spawn(keep_alive(Arc::clone(&store), needs_leader, requests, answers));
+            receiver
+        };
+        let (mut led, mut other) = (open(true), open(false));
+        let begun = Instant::now();
+        let ended = led.recv().await.unwrap().unwrap_err();
+        assert_eq!(
+            (ended.code(), ended.message()),
+            (tonic::Code::Unavailable, "etcdserver: no leader")
+        );
+        assert!(begun.elapsed() >= Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(led.recv().await.is_none());
+        assert!(timeout(Duration::from_secs(60), other.recv()).await.is_err());
+        store.stop();
+        let ended = other.recv().await.unwrap().unwrap_err();
+        assert_eq!(ended.message(), "etcdserver: server stopped");
+        watching.abort();
     }
 }

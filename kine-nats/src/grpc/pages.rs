@@ -3,6 +3,7 @@
 //!
 //! kube-apiserver 1.37 lists by it unless the answer to the first try is Unimplemented, whatever version `Status` says.
 
+use super::ends_stream;
 use crate::proto::etcdserverpb as pb;
 use crate::range::walk::{Step, Walk};
 use crate::refusal::Refusal;
@@ -85,11 +86,8 @@ impl Sending {
     }
 
     fn step(&mut self) -> Result<Step, Refusal> {
-        if self.store.is_stopping() {
-            return Err(Refusal::Stopped);
-        }
-        if self.needs_leader && !self.store.has_leader() {
-            return Err(Refusal::NoLeader);
+        if let Some(refusal) = ends_stream(&self.store, self.needs_leader) {
+            return Err(refusal);
         }
         self.walk.step(&self.store.read().mvcc)
     }

@@ -1,11 +1,10 @@
 //! Watch streams: one task a stream, which holds all its watches and reads their events from the history when the client
 //! takes them. Nothing is buffered beyond the answer that is being sent.
 
-use super::{Node, needs_leader};
+use super::{Node, ends_stream, needs_leader};
 use crate::hub::{Mark, Registration};
 use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
-use crate::refusal::Refusal;
 use crate::store::Store;
 use bytes::Bytes;
 use pb::watch_request::RequestUnion;
@@ -26,7 +25,6 @@ const PAGE: usize = 4096;
 const NO_WATCH: i64 = -1;
 /// A client that gets no answer to its progress request asks again.
 const PROGRESS_TRIES: u32 = 64;
-const LEADER_CHECK: Duration = Duration::from_secs(1);
 
 type Answers = mpsc::Sender<Result<pb::WatchResponse, Status>>;
 
@@ -119,13 +117,11 @@ impl Stream {
         let answers = self.answers.clone();
         let mut progress_tick = interval_at(Instant::now() + progress, progress);
         progress_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut leader_tick = interval_at(Instant::now() + LEADER_CHECK, LEADER_CHECK);
-        leader_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let needs_leader = self.needs_leader;
         let mut open = true;
         loop {
-            if store.is_stopping() {
-                let _ = self.end(Refusal::Stopped).await;
+            let woken = store.hub.woken();
+            if let Some(refusal) = ends_stream(&store, self.needs_leader) {
+                let _ = self.answers.send(Err(refusal.into())).await;
                 return;
             }
             let has_progress = self.watches.values().any(|watch| watch.progress);
@@ -138,21 +134,13 @@ impl Stream {
                 },
                 () = notify.notified() => self.send_events().await,
                 _ = progress_tick.tick(), if has_progress => self.send_progress().await,
-                _ = leader_tick.tick(), if needs_leader => {
-                    if store.has_leader() { Ok(()) } else { self.end(Refusal::NoLeader).await }
-                }
-                () = store.hub.woken() => Ok(()),
+                () = woken => Ok(()),
                 () = answers.closed() => Err(Gone),
             };
             if done.is_err() {
                 return;
             }
         }
-    }
-
-    async fn end(&mut self, refusal: Refusal) -> Result<(), Gone> {
-        let _ = self.answers.send(Err(refusal.into())).await;
-        Err(Gone)
     }
 
     async fn on_request(&mut self, request: pb::WatchRequest) -> Result<(), Gone> {

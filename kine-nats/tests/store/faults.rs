@@ -1,6 +1,6 @@
 //! Killed processes, restarted servers, two writers, a full stream: nothing acknowledged is lost, nothing is told twice.
 
-use crate::harness::{Client, Kine, Nats, Servers, WAIT, Watching, events, eventually, prefix};
+use crate::harness::{Client, Kine, Nats, Servers, WAIT, Watching, events, eventually, led, prefix};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -136,15 +136,33 @@ async fn reads_are_refused_while_nats_is_away_and_streams_that_need_a_leader_end
     let kine = Kine::start(&nats, "away", &[]).await;
     let mut client = kine.client().await;
     client.put("/a", b"1").await.unwrap();
-    let mut request = tonic::Request::new(tokio_stream::pending());
-    request.metadata_mut().insert("hasleader", "true".parse().unwrap());
-    let mut stream = client.watch.watch(request).await.unwrap().into_inner();
+    let mut stream = client
+        .watch
+        .watch(led(tokio_stream::pending()))
+        .await
+        .unwrap()
+        .into_inner();
+    let renewals = client.lease.lease_keep_alive(led(tokio_stream::pending())).await;
+    let mut renewals = renewals.unwrap().into_inner();
+    let others = client.lease.lease_keep_alive(tokio_stream::pending()).await;
+    let mut others = others.unwrap().into_inner();
     nats.kill();
-    let ended = tokio::time::timeout(WAIT, stream.message()).await.unwrap().unwrap_err();
-    assert_eq!(
-        (ended.code(), ended.message()),
-        (tonic::Code::Unavailable, "etcdserver: no leader")
-    );
+    let begun = Instant::now();
+    for ended in [
+        tokio::time::timeout(WAIT, stream.message()).await.unwrap().unwrap_err(),
+        tokio::time::timeout(WAIT, renewals.message())
+            .await
+            .unwrap()
+            .unwrap_err(),
+    ] {
+        assert_eq!(
+            (ended.code(), ended.message()),
+            (tonic::Code::Unavailable, "etcdserver: no leader")
+        );
+        assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    }
+    let refused = client.lease.lease_keep_alive(led(tokio_stream::pending())).await;
+    assert_eq!(refused.unwrap_err().message(), "etcdserver: no leader");
     let refused = client.range("/a", "", 0).await.unwrap_err();
     assert_eq!(
         (refused.code(), refused.message()),
@@ -163,6 +181,8 @@ async fn reads_are_refused_while_nats_is_away_and_streams_that_need_a_leader_end
     assert_eq!(client.kv.range(request).await.unwrap().into_inner().count, 1);
     nats.restart().await;
     serves(&client).await;
+    let quiet = tokio::time::timeout(Duration::from_millis(10), others.message()).await;
+    assert!(quiet.is_err(), "who needs no leader is not told");
 }
 
 #[tokio::test]

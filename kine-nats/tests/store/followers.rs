@@ -351,9 +351,7 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
     assert!(client.get("/a").await.is_some());
     first.kill();
     nats.kill();
-    let mut request = tonic::Request::new(tokio_stream::pending());
-    request.metadata_mut().insert("hasleader", "true".parse().unwrap());
-    if let Ok(stream) = client.watch.watch(request).await {
+    if let Ok(stream) = client.watch.watch(crate::harness::led(tokio_stream::pending())).await {
         let ended = tokio::time::timeout(crate::harness::WAIT, stream.into_inner().message()).await;
         assert_eq!(ended.unwrap().unwrap_err().message(), "etcdserver: no leader");
     }

@@ -256,6 +256,19 @@ impl Kine {
         Duration::from_millis(10 * ticks)
     }
 
+    /// How often its threads waited for something and were woken.
+    pub(crate) fn wakeups(&self) -> u64 {
+        let tasks = format!("/proc/{}/task", self.child.as_ref().unwrap().id());
+        let statuses = std::fs::read_dir(tasks).unwrap().map(|task| {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.unwrap().trim().parse::<u64>().unwrap()
+        });
+        statuses.sum()
+    }
+
     /// Bytes that its clients sent and it has not read.
     pub(crate) fn unread(&self) -> u64 {
         let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -585,6 +598,15 @@ pub(crate) fn decode(bytes: &bytes::Bytes) -> mvccpb::KeyValue {
     prost::Message::decode(bytes.clone()).unwrap()
 }
 
+type Requests = tokio_stream::wrappers::ReceiverStream<pb::WatchRequest>;
+
+/// A request of a client that needs a leader.
+pub(crate) fn led<T>(message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    request.metadata_mut().insert("hasleader", "true".parse().unwrap());
+    request
+}
+
 /// An open watch stream.
 pub(crate) struct Watching {
     pub(crate) requests: tokio::sync::mpsc::Sender<pb::WatchRequest>,
@@ -593,10 +615,22 @@ pub(crate) struct Watching {
 
 impl Watching {
     pub(crate) async fn open(client: &mut Client, create: pb::WatchCreateRequest) -> Result<Self, tonic::Status> {
+        Self::ask(client, create, tonic::Request::new).await
+    }
+
+    /// For a client that needs a leader, as kube-apiserver does.
+    pub(crate) async fn open_led(client: &mut Client, create: pb::WatchCreateRequest) -> Result<Self, tonic::Status> {
+        Self::ask(client, create, led).await
+    }
+
+    async fn ask(
+        client: &mut Client,
+        create: pb::WatchCreateRequest,
+        request: impl FnOnce(Requests) -> tonic::Request<Requests>,
+    ) -> Result<Self, tonic::Status> {
         let (requests, receiver) = tokio::sync::mpsc::channel(16);
         requests.send(create_request(create)).await.unwrap();
-        let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
-        let answers = client.watch.watch(stream).await?.into_inner();
+        let answers = client.watch.watch(request(Requests::new(receiver))).await?.into_inner();
         Ok(Self { requests, answers })
     }
 

@@ -19,6 +19,7 @@ mod followers;
 mod fuzz;
 mod harness;
 mod hostile;
+mod idle;
 #[cfg(feature = "slow")]
 mod kubernetes;
 mod loss;

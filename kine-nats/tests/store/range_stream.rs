@@ -1,7 +1,7 @@
 //! Lists in parts: put together they are what a Range says, and no part is made before the client has room for it.
 
 use crate::fuzz::seeded;
-use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually};
+use crate::harness::{Client, Kine, Nats, WAIT, decode, eventually, led};
 use pb::range_request::{SortOrder, SortTarget};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -30,9 +30,7 @@ impl Listing {
 
     /// For a client that needs a leader.
     async fn open_led(client: &mut Client, request: pb::RangeRequest) -> Result<Self, Status> {
-        let mut request = tonic::Request::new(request);
-        request.metadata_mut().insert("hasleader", "true".parse().unwrap());
-        Self::ask(client, request).await
+        Self::ask(client, led(request)).await
     }
 
     async fn ask(client: &mut Client, request: tonic::Request<pb::RangeRequest>) -> Result<Self, Status> {

@@ -1,0 +1,100 @@
+//! Whether the store has a leader: a writer, here or in another process, whose lease holds or ended only moments ago.
+//! Streams whose clients need one end without it, as etcd's do; one task for all of them notices that time has passed.
+
+use super::{Store, nanoseconds};
+use crate::clock;
+use crate::role::Role;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// Without a sign of life for this long there is no leader.
+const LOST: Duration = Duration::from_secs(3);
+
+impl Store {
+    /// The member that writes; 0 when none is known.
+    pub(crate) fn leader(&self) -> u64 {
+        if !self.has_leader() {
+            return 0;
+        }
+        match &*self.role.borrow() {
+            Role::Writer { .. } => self.member(),
+            Role::Follower(Some(leader)) => leader.member(),
+            Role::Follower(None) => 0,
+        }
+    }
+
+    /// Whether the writer's lease holds or ended only moments ago.
+    pub(crate) fn has_leader(&self) -> bool {
+        !self.leader_left().is_zero()
+    }
+
+    /// For how long there is a leader if nobody hears of it any more.
+    fn leader_left(&self) -> Duration {
+        match self.leader_until.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            until => {
+                let lost = until.saturating_add(nanoseconds(LOST));
+                Duration::from_nanos(lost.saturating_sub(nanoseconds(clock::now())))
+            }
+        }
+    }
+}
+
+/// Has the streams of a process look around each time that its store has lost its leader. Ends when nobody keeps a store.
+pub(crate) async fn watch_leader(mut stores: watch::Receiver<Option<Arc<Store>>>) {
+    let Ok(Some(store)) = stores.wait_for(Option::is_some).await.map(|store| store.clone()) else {
+        return;
+    };
+    let mut led = false;
+    loop {
+        let changed = store.changed();
+        let left = store.leader_left();
+        if !left.is_zero() {
+            led = true;
+            sleep(left).await;
+            continue;
+        }
+        if std::mem::replace(&mut led, false) {
+            store.hub.wake_all();
+        }
+        changed.await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::mvcc::Mvcc;
+    use crate::quota::Quota;
+    use crate::state::State;
+    use tokio::time::{Instant, timeout};
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_hear_each_time_that_the_leader_is_lost_and_never_else() {
+        let state = State::new(Mvcc::new());
+        let store = Arc::new(Store::new(state, Quota::new(None, None), Metrics::new(), None));
+        let (stores, receiver) = watch::channel(None);
+        let watching = tokio::spawn(watch_leader(receiver));
+        stores.send_replace(Some(Arc::clone(&store)));
+        for _ in 0..2 {
+            let woken = store.hub.woken();
+            tokio::pin!(woken);
+            for _ in 0..10 {
+                store.extend_lease(clock::now() + Duration::from_secs(2));
+                let quiet = timeout(Duration::from_secs(4), &mut woken).await;
+                assert!(quiet.is_err() && store.has_leader());
+            }
+            let begun = Instant::now();
+            woken.await;
+            assert!(!store.has_leader());
+            assert!(begun.elapsed() <= Duration::from_millis(1002), "{:?}", begun.elapsed());
+        }
+        let quiet = timeout(Duration::from_secs(3600), store.hub.woken()).await;
+        assert!(quiet.is_err());
+        watching.abort();
+    }
+}
