@@ -9,12 +9,15 @@
 //!             └─► history (changes since the compact revision) ◄── watches, snapshots
 //! ```
 
+mod hold;
 mod index;
 mod item;
 #[cfg(test)]
 mod tests;
 
 use bytes::Bytes;
+pub(crate) use hold::Hold;
+use hold::Holds;
 use index::Index;
 pub(crate) use item::{InvalidItem, Item, encode_event, key_of};
 use std::collections::VecDeque;
@@ -63,13 +66,9 @@ pub(crate) struct Mvcc {
     /// The highest revision of which the history has no changes any more.
     gone: i64,
     bytes: u64,
-    /// Shared with everyone for whom nothing may be trimmed.
-    held: Arc<()>,
+    /// Shared with everyone who reads a revision piece by piece.
+    holds: Arc<Holds>,
 }
-
-/// As long as it is there, nothing is trimmed.
-#[derive(Debug)]
-pub(crate) struct Hold(Arc<()>);
 
 impl Mvcc {
     /// A store in which nothing happened: etcd begins at revision 1.
@@ -88,23 +87,30 @@ impl Mvcc {
             trimmed: i64::MIN,
             gone: compacted - 1,
             bytes: 0,
-            held: Arc::default(),
+            holds: Arc::default(),
         }
     }
 
-    /// Keeps what there is from being trimmed.
-    pub(crate) fn hold(&self) -> Hold {
-        Hold(Arc::clone(&self.held))
+    /// Keeps a revision that can be read now, and all later ones, readable.
+    pub(crate) fn hold(&self, revision: i64) -> Hold {
+        Hold::new(&self.holds, revision)
     }
 
     /// Whether a hold is one of this store, and not of one that it took the place of.
     pub(crate) fn is_held_by(&self, hold: &Hold) -> bool {
-        Arc::ptr_eq(&self.held, &hold.0)
+        hold.is_one_of(&self.holds)
     }
 
-    /// Whether there is something to trim, and nobody holds it.
+    /// Whether there is something to trim that nobody holds.
     pub(crate) fn may_trim(&self) -> bool {
-        self.trimmed < self.compacted && Arc::strong_count(&self.held) == 1
+        self.trimmed < self.compacted && self.trimmed < self.floor()
+    }
+
+    /// What lies below it is not needed: the compact revision, unless a lower one is held.
+    fn floor(&self) -> i64 {
+        self.holds
+            .lowest()
+            .map_or(self.compacted, |held| held.min(self.compacted))
     }
 
     /// Newest revision, stored or in flight.
@@ -270,37 +276,34 @@ impl Mvcc {
         self.compacted = self.compacted.max(revision);
     }
 
-    /// Drops what lies below the compact revision, at most `limit` changes. Answers whether there is more that nobody holds.
+    /// Drops what lies below the compact revision and is not held, at most `limit` changes. Answers whether there is more.
     pub(crate) fn trim(&mut self, limit: usize) -> bool {
         if !self.may_trim() {
             return false;
         }
+        let floor = self.floor();
         for _ in 0..limit {
             let Some(change) = self.history.front() else { break };
-            if change.revision >= self.compacted {
+            if change.revision >= floor {
                 break;
             }
             let kv = change.kv.clone();
             self.gone = change.revision;
             self.history.pop_front();
-            self.trim_key(key_of(&kv));
+            self.trim_key(key_of(&kv), floor);
         }
-        if self
-            .history
-            .front()
-            .is_some_and(|change| change.revision < self.compacted)
-        {
+        if self.history.front().is_some_and(|change| change.revision < floor) {
             return true;
         }
         let at: Vec<Bytes> = self
-            .changes(self.compacted)
-            .take_while(|c| c.revision == self.compacted)
+            .changes(floor)
+            .take_while(|c| c.revision == floor)
             .map(|c| c.kv.clone())
             .collect();
         for kv in at {
-            self.trim_key(key_of(&kv));
+            self.trim_key(key_of(&kv), floor);
         }
-        self.trimmed = self.compacted;
+        self.trimmed = floor;
         if self.history.capacity() > 4 * self.history.len() + 1024 {
             self.history.shrink_to_fit();
         }
@@ -336,10 +339,10 @@ impl Mvcc {
         previous
     }
 
-    fn trim_key(&mut self, key: &[u8]) {
-        let (compacted, bytes) = (self.compacted, &mut self.bytes);
+    fn trim_key(&mut self, key: &[u8], floor: i64) {
+        let bytes = &mut self.bytes;
         self.index.trim(key, |versions| {
-            let below = versions.iter().take_while(|item| item.modified <= compacted).count();
+            let below = versions.iter().take_while(|item| item.modified <= floor).count();
             let mut drop = below.saturating_sub(1);
             if below > 0 && versions.get(below - 1).is_some_and(Item::is_tombstone) {
                 drop = below;

@@ -1,5 +1,7 @@
-//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts; in pages by [`walk`].
+//! Answers a Range from the store, with etcd's rules for limits, filters, orders and counts; piece by piece by [`gather`],
+//! in pages by [`walk`].
 
+pub(crate) mod gather;
 pub(crate) mod walk;
 
 use crate::mvcc::{Item, Mvcc};
@@ -7,6 +9,10 @@ use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::refusal::Refusal;
 use bytes::Bytes;
+use std::borrow::Borrow;
+
+/// Most keys that a Range goes over in one piece; kube-apiserver asks for no more at a time.
+const WHOLE: i64 = 10_000;
 
 /// Whether the revision that is asked for can be read when the store is at `current`.
 pub(crate) fn check_revision(asked: i64, current: i64, compacted: i64) -> Result<(), Refusal> {
@@ -47,6 +53,12 @@ fn is_cut(request: &RangeRequest) -> bool {
     request.sort_order() == SortOrder::None && !is_filtered(request)
 }
 
+/// Whether a request may go over so many keys that the store is not to be locked meanwhile.
+pub(crate) fn is_long(request: &RangeRequest) -> bool {
+    let bounded = (1..=WHOLE).contains(&request.limit) && is_cut(request);
+    !(request.range_end.is_empty() || request.count_only || bounded)
+}
+
 /// Reads a range at a revision. The answer has no header.
 pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> RangeResponse {
     let (start, end) = (request.key.as_ref(), request.range_end.as_ref());
@@ -56,53 +68,83 @@ pub(crate) fn range(mvcc: &Mvcc, request: &RangeRequest, revision: i64) -> Range
             ..RangeResponse::default()
         };
     }
-    let limit = usize::try_from(request.limit).unwrap_or(0);
-    let (order, target) = (request.sort_order(), request.sort_target());
-    let order = if order == SortOrder::None && target != SortTarget::Key {
-        SortOrder::Ascend
+    let mut selection = Selection::new(request);
+    mvcc.visit(start, end, revision, |item| selection.take(item));
+    let count = if selection.cut {
+        mvcc.count(start, end, revision)
     } else {
-        order
+        selection.seen
     };
-    let sorted = order == SortOrder::Descend || target != SortTarget::Key;
-    let filtered = is_filtered(request);
-    // etcd reads one item more than it answers, to know whether there is more. Where no order is named it sorts these only.
-    let most = (limit > 0 && is_cut(request)).then(|| limit.saturating_add(1));
+    selection.answer(count)
+}
 
-    let mut items: Vec<&Item> = Vec::new();
-    let mut seen = 0i64;
-    let mut cut = false;
-    mvcc.visit(start, end, revision, |item| {
-        seen += 1;
-        if filtered && !passes(request, item) {
+/// What a request wants of the keys of its range, which are shown to it in their order.
+#[derive(Debug)]
+struct Selection<'r, I> {
+    request: &'r RangeRequest,
+    filtered: bool,
+    most: Option<usize>,
+    items: Vec<I>,
+    seen: i64,
+    /// There are keys that it did not want to see any more.
+    cut: bool,
+}
+
+impl<'r, I: Borrow<Item>> Selection<'r, I> {
+    fn new(request: &'r RangeRequest) -> Self {
+        // etcd reads one item more than it answers, to know whether there is more. Where no order is named it sorts these
+        // only.
+        let limit = usize::try_from(request.limit).unwrap_or(0);
+        let most = (limit > 0 && is_cut(request)).then(|| limit.saturating_add(1));
+        Self {
+            request,
+            filtered: is_filtered(request),
+            most,
+            items: Vec::new(),
+            seen: 0,
+            cut: false,
+        }
+    }
+
+    /// Takes a key. Answers whether it wants another one.
+    fn take(&mut self, item: I) -> bool {
+        self.seen += 1;
+        if self.filtered && !passes(self.request, item.borrow()) {
             return true;
         }
-        if most == Some(items.len()) {
-            cut = true;
+        if self.most == Some(self.items.len()) {
+            self.cut = true;
             return false;
         }
-        items.push(item);
+        self.items.push(item);
         true
-    });
-    let count = if cut { mvcc.count(start, end, revision) } else { seen };
-    if sorted {
-        sort(&mut items, target, order);
     }
-    let more = limit > 0 && items.len() > limit;
-    if limit > 0 {
-        items.truncate(limit);
-    }
-    let bytes = |item: &&Item| -> Bytes {
-        if request.keys_only {
-            item.without_value()
-        } else {
-            item.kv.clone()
+
+    /// What is answered when there are so many keys.
+    fn answer(mut self, count: i64) -> RangeResponse {
+        let limit = usize::try_from(self.request.limit).unwrap_or(0);
+        let (order, target) = (self.request.sort_order(), self.request.sort_target());
+        if order == SortOrder::Descend || target != SortTarget::Key {
+            sort(&mut self.items, target, order);
         }
-    };
-    RangeResponse {
-        header: None,
-        kvs: items.iter().map(bytes).collect(),
-        more,
-        count,
+        let more = limit > 0 && self.items.len() > limit;
+        if limit > 0 {
+            self.items.truncate(limit);
+        }
+        let bytes = |item: &I| -> Bytes {
+            let item = item.borrow();
+            if self.request.keys_only {
+                item.without_value()
+            } else {
+                item.kv.clone()
+            }
+        };
+        RangeResponse {
+            header: None,
+            kvs: self.items.iter().map(bytes).collect(),
+            more,
+            count,
+        }
     }
 }
 
@@ -125,7 +167,7 @@ fn passes(request: &RangeRequest, item: &Item) -> bool {
 }
 
 /// Items that are equal stay in the order of their keys, whichever way the others are sorted.
-fn sort(items: &mut [&Item], target: SortTarget, order: SortOrder) {
+fn sort<I: Borrow<Item>>(items: &mut [I], target: SortTarget, order: SortOrder) {
     let compare = |a: &Item, b: &Item| match target {
         SortTarget::Key => a.key().cmp(b.key()),
         SortTarget::Version => a.version.cmp(&b.version),
@@ -134,8 +176,8 @@ fn sort(items: &mut [&Item], target: SortTarget, order: SortOrder) {
         SortTarget::Value => a.value().cmp(b.value()),
     };
     match order {
-        SortOrder::Descend => items.sort_by(|a, b| compare(b, a)),
-        SortOrder::None | SortOrder::Ascend => items.sort_by(|a, b| compare(a, b)),
+        SortOrder::Descend => items.sort_by(|a, b| compare(b.borrow(), a.borrow())),
+        SortOrder::None | SortOrder::Ascend => items.sort_by(|a, b| compare(a.borrow(), b.borrow())),
     }
 }
 

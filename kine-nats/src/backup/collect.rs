@@ -42,7 +42,7 @@ struct Pin {
 impl Pin {
     fn new(state: &State) -> Self {
         Self {
-            hold: state.mvcc.hold(),
+            hold: state.mvcc.hold(state.mvcc.compacted()),
             revision: state.mvcc.head(),
             compacted: state.mvcc.compacted(),
             leases: state.leases.terms(),

@@ -19,6 +19,9 @@ impl Kv for Node {
         let store = self.store(request.metadata()).await?;
         let request = request.into_inner();
         validate::check_range(&request)?;
+        if range::is_long(&request) {
+            return Ok(Response::new(pages::whole(&store, &request).await?));
+        }
         let read = |state: &State| {
             let visible = state.mvcc.visible();
             range::check_revision(request.revision, visible, state.mvcc.compacted())?;

@@ -191,7 +191,7 @@ async fn hash_at(store: &Store, revision: i64) -> Result<u32, Refusal> {
         if revision < state.mvcc.compacted() {
             return Err(Refusal::Compacted);
         }
-        state.mvcc.hold()
+        state.mvcc.hold(revision)
     };
     loop {
         let mut next = None;

@@ -1,11 +1,19 @@
+//! Ranges that take a while.
+//!
+//! Range: what is read in pieces is one answer at one revision, which is held: what is written or compacted meanwhile
+//! changes nothing, as an etcd that has begun to read finishes. Compactions wait for those that began before.
+//!
 //! RangeStream: a range in pages. A page is read when HTTP/2 has room for it, that is when the client took what came
 //! before; nothing runs in between, and a client that goes leaves nothing behind.
 //!
 //! kube-apiserver 1.37 lists by it unless the answer to the first try is Unimplemented, whatever version `Status` says.
 
 use super::ends_stream;
+use crate::mvcc::Hold;
 use crate::proto::etcdserverpb as pb;
+use crate::range::gather::Gathering;
 use crate::range::walk::{Step, Walk};
+use crate::range::{check_revision, revision};
 use crate::refusal::Refusal;
 use crate::state::State;
 use crate::store::Store;
@@ -43,6 +51,40 @@ pub(super) async fn begin(store: Arc<Store>, request: &pb::RangeRequest, needs_l
         })
     };
     Ok(unfold(Some(sending), next).boxed())
+}
+
+/// Reads a range as one answer, without keeping writers waiting for all of it.
+pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, Refusal> {
+    let begin = |State { mvcc, .. }: &State| {
+        let visible = mvcc.visible();
+        check_revision(request.revision, visible, mvcc.compacted())?;
+        let mut gathering = Gathering::new(request, revision(request, visible));
+        let hold = gathering.step(mvcc).then(|| mvcc.hold(gathering.revision()));
+        Ok::<_, Refusal>((gathering, hold, visible))
+    };
+    let begun = if request.serializable {
+        begin(&store.read())
+    } else {
+        store.read_latest(begin).await?
+    };
+    let (mut gathering, hold, visible) = begun?;
+    if let Some(hold) = hold {
+        while step(store, &mut gathering, &hold)? {
+            yield_now().await;
+        }
+    }
+    let mut answer = gathering.finish();
+    answer.header = Some(store.header(visible));
+    Ok(answer)
+}
+
+fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, Refusal> {
+    let mvcc = &store.read().mvcc;
+    // What was read anew from the log is held by nobody; it shows the same as long as it shows the revision at all.
+    if !mvcc.is_held_by(hold) && gathering.revision() < mvcc.compacted() {
+        return Err(Refusal::LeaderChanged);
+    }
+    Ok(gathering.step(mvcc))
 }
 
 fn part(answer: pb::RangeResponse) -> pb::RangeStreamResponse {
@@ -92,3 +134,6 @@ impl Sending {
         self.walk.step(&self.store.read().mvcc)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -214,24 +214,42 @@ fn space_comes_back_after_compaction() {
 }
 
 #[test]
-fn nothing_is_trimmed_while_somebody_holds_it() {
+fn what_is_held_is_not_trimmed() {
     let mut store = Mvcc::new();
     for _ in 0..10 {
         store.advance();
         store.put(b"a", b"", 0);
     }
-    store.compact(11);
-    let (one, two) = (store.hold(), store.hold());
+    store.compact(5);
+    let (one, two, later) = (store.hold(5), store.hold(5), store.hold(8));
     let other = Mvcc::new();
     assert!(store.is_held_by(&one) && !other.is_held_by(&one));
-    assert!(!store.trim(100) && !store.may_trim());
-    assert!(store.remembers(2));
+    store.compact(11);
+    let seen = |store: &Mvcc, revision| {
+        let mut modified = None;
+        store.visit(b"a", b"", revision, |item| {
+            modified = Some(item.modified);
+            true
+        });
+        (modified, store.count(b"a", b"", revision))
+    };
+    assert!(store.may_trim() && !store.trim(100) && !store.may_trim());
+    assert_eq!((store.history_len(), seen(&store, 5)), (7, (Some(5), 1)));
     drop(one);
-    assert!(!store.trim(100));
-    assert_eq!(store.history_len(), 10);
+    assert!(!store.may_trim() && store.remembers(5));
     drop(two);
+    assert!(store.trim(2) && !store.trim(100));
+    assert_eq!((store.history_len(), seen(&store, 8)), (4, (Some(8), 1)));
+    drop(later);
     assert!(store.may_trim() && !store.trim(100));
     assert_eq!(store.history_len(), 1);
     assert!(store.remembers(11) && !store.remembers(10));
     assert!(!store.may_trim(), "there is nothing left to trim");
+    // Who reads what is newest keeps no compaction waiting.
+    let _newest = store.hold(11);
+    store.advance();
+    store.put(b"a", b"", 0);
+    store.compact(12);
+    assert!(!store.trim(100));
+    assert_eq!(store.history_len(), 2, "the held revision and the next");
 }

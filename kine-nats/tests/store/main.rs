@@ -23,6 +23,7 @@ mod idle;
 #[cfg(feature = "slow")]
 mod kubernetes;
 mod loss;
+mod many;
 mod metrics;
 mod oracle;
 mod payload;

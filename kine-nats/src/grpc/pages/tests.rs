@@ -1,0 +1,110 @@
+//! Long ranges of stores that change meanwhile.
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::mvcc::Mvcc;
+use crate::quota::Quota;
+use crate::range::gather::SLICE;
+use crate::range::range;
+
+const KEYS: usize = 3 * SLICE;
+
+fn name(key: usize) -> Vec<u8> {
+    format!("/r/{key:06}").into_bytes()
+}
+
+fn state() -> State {
+    let mut state = State::new(Mvcc::new());
+    for key in 0..KEYS {
+        state.mvcc.advance();
+        state.put(&name(key), b"old", 0);
+    }
+    state.mvcc.publish(state.mvcc.head());
+    state
+}
+
+fn store() -> Store {
+    Store::new(state(), Quota::new(None, None), Metrics::new(), None)
+}
+
+/// From this process's own state: there is no writer.
+fn all(revision: i64) -> pb::RangeRequest {
+    pb::RangeRequest {
+        key: "/r/".into(),
+        range_end: "/r0".into(),
+        revision,
+        serializable: true,
+        ..Default::default()
+    }
+}
+
+/// Overwrites half of the keys and removes the others, and has all of it compacted and dropped as far as may be.
+fn rewrite(store: &Store) -> i64 {
+    let mut state = store.write();
+    let revision = state.mvcc.advance();
+    for key in 0..KEYS {
+        if key % 2 == 0 {
+            state.put(&name(key), b"new", 0);
+        } else {
+            state.delete(&name(key));
+        }
+    }
+    state.mvcc.publish(revision);
+    state.mvcc.compact(revision);
+    while state.mvcc.trim(1000) {}
+    revision
+}
+
+#[tokio::test]
+async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() {
+    let store = store();
+    let head = store.read().mvcc.visible();
+    for asked in [0, head - 5] {
+        let expected = {
+            let mvcc = &store.read().mvcc;
+            range(mvcc, &all(asked), if asked == 0 { mvcc.visible() } else { asked })
+        };
+        let (request, visible) = (all(asked), store.read().mvcc.visible());
+        // Some keys are not read by then, and the store is not locked.
+        let (mut answer, ()) = tokio::join!(
+            biased;
+            async { whole(&store, &request).await.unwrap() },
+            async { assert!(store.state().try_write().is_ok()) }
+        );
+        assert_eq!(answer.header.take().unwrap().revision, visible);
+        assert!(answer == expected && answer.count > 0);
+    }
+    let request = all(0);
+    let reading = async {
+        let mut answer = whole(&store, &request).await.unwrap();
+        (answer.header.take().unwrap().revision, answer)
+    };
+    let expected = range(&store.read().mvcc, &all(0), head);
+    let ((revision, answer), rewritten) = tokio::join!(biased; reading, async { rewrite(&store) });
+    assert!(revision == head && answer == expected);
+    assert_eq!(whole(&store, &all(head)).await.unwrap_err(), Refusal::Compacted);
+    {
+        let mut state = store.write();
+        assert!(state.mvcc.may_trim(), "the compaction waited for the range");
+        while state.mvcc.trim(1000) {}
+    }
+    let answer = whole(&store, &all(rewritten)).await.unwrap();
+    assert_eq!(answer.count, (KEYS / 2) as i64);
+}
+
+#[tokio::test]
+async fn a_state_that_was_read_anew_goes_on_where_it_can() {
+    for (compacted, expected) in [(0, Ok(KEYS as i64)), (1, Err(Refusal::LeaderChanged))] {
+        let store = store();
+        let head = store.read().mvcc.visible();
+        let mut anew = state();
+        let later = anew.mvcc.advance();
+        anew.delete(&name(KEYS - 1));
+        anew.mvcc.publish(later);
+        anew.mvcc.compact(head + compacted);
+        let request = all(0);
+        let adopt = async { store.adopt(anew, 9) };
+        let (answer, ()) = tokio::join!(biased; whole(&store, &request), adopt);
+        assert_eq!(answer.map(|answer| answer.kvs.len() as i64), expected);
+    }
+}
