@@ -10,7 +10,6 @@ use crate::support::frames::{
 };
 use crate::terminated::{NAMES, Stage};
 
-const QUIET: Duration = Duration::from_millis(500);
 /// Frames of a flood, and its limit in Envoy's own is far below.
 const FLOOD: usize = 20_000;
 
@@ -19,14 +18,16 @@ const FLOOD: usize = 20_000;
 enum Answer {
     /// The connection ends.
     Closed,
-    /// The stream ends, with an answer of the ingress's own or without, and nobody is reached.
-    Refused,
+    /// The ingress answers on the stream itself, with this code, and nobody is reached.
+    Refused(u16),
+    /// The stream is reset, and nobody is reached.
+    Reset,
     /// The token's cluster answers.
     Own,
 }
-use Answer::{Closed, Own, Refused};
+use Answer::{Closed, Own, Refused, Reset};
 
-/// Each has its answer, and only the token's own cluster ever hears of it. Returns the number of rows.
+/// Each has its answer, silence is none, and only the token's own cluster ever hears of it. Returns the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let rows = headers(stage).into_iter().map(|(rule, fields, expected)| {
         let bytes = frame(HEADERS, END_HEADERS | END_STREAM, 1, &fields);
@@ -38,17 +39,22 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
         let config = stage.root.client(None);
         let mut connection = Frames::open(stage.envoy.ingress, NAMES[0], &config).await;
         connection.write(bytes).await;
-        let quiet = if *expected == Refused { QUIET } else { PATIENCE };
-        let ended = |frame: &Frame| frame.kind == DATA && frame.flags & END_STREAM != 0;
-        let heard = connection
-            .listen(quiet, |frame| frame.kind == GOAWAY || ended(frame))
-            .await;
-        let own = heard.text(1).contains("\"cluster\":\"a\"");
-        let good = match expected {
-            Closed => (heard.closed || heard.count(GOAWAY) == 1) && !own,
-            Refused => !own,
-            Own => own,
+        let ended = |frame: &Frame| match frame.kind {
+            _ if *expected == Closed => frame.kind == GOAWAY,
+            DATA | HEADERS => frame.flags & END_STREAM != 0,
+            kind => [GOAWAY, RST_STREAM].contains(&kind),
         };
+        let heard = connection.listen(PATIENCE, ended).await;
+        let own = heard.text(1).contains("\"cluster\":\"a\"");
+        let last = heard.frames.last().filter(|frame| ended(frame));
+        let on_stream = last.filter(|frame| frame.stream == 1).map(|frame| frame.kind);
+        let good = match expected {
+            Closed => heard.closed || last.is_some_and(|frame| frame.kind == GOAWAY),
+            Refused(code) => [Some(DATA), Some(HEADERS)].contains(&on_stream) && heard.code(1) == Some(*code),
+            Reset => on_stream == Some(RST_STREAM),
+            Own => on_stream == Some(DATA),
+        };
+        let good = good && own == (*expected == Own);
         (!good).then(|| format!("{rule}: wanted {expected:?}, heard {}", tell(&heard)))
     });
     failed.extend(at_once(answers).await);
@@ -122,9 +128,9 @@ fn headers(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
         ("no method", without(":method"), Closed),
         ("no path", without(":path"), Closed),
         ("no scheme", without(":scheme"), Closed),
-        ("no authority", without(":authority"), Refused),
+        ("no authority", without(":authority"), Closed),
         ("a path that is empty", instead(":path", ""), Closed),
-        ("a path without a slash", instead(":path", "api"), Refused),
+        ("a path without a slash", instead(":path", "api"), Closed),
         ("a path with a space", instead(":path", "/a b"), Closed),
         (
             "a method with a line end",
@@ -135,13 +141,13 @@ fn headers(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
         (
             "an authority with somebody in it",
             instead(":authority", &format!("a@{b}")),
-            Refused,
+            Closed,
         ),
         ("two paths", with(&[(":path", "/b")]), Closed),
         ("two authorities", first(&[(":authority", &b)]), Closed),
         ("an unknown one of its own", first(&[(":cluster", "b")]), Closed),
         ("B's name beside the authority", with(&[("host", &b)]), Own),
-        ("a length and no body", with(&[("content-length", "5")]), Refused),
+        ("a length and no body", with(&[("content-length", "5")]), Closed),
         (
             "two lengths",
             with(&[("content-length", "0"), ("content-length", "5")]),
@@ -153,14 +159,14 @@ fn headers(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
             first(&[(":protocol", "websocket")]),
             Closed,
         ),
-        ("many crumbs", with(&crumbs), Refused),
+        ("many crumbs", with(&crumbs), Reset),
         ("a long value", with(&[("x-a", &long)]), Closed),
-        ("an underscore", with(&[("x_remote_user", "b")]), Refused),
-        ("the token twice", with(&[("authorization", &bearer)]), Refused),
+        ("an underscore", with(&[("x_remote_user", "b")]), Reset),
+        ("the token twice", with(&[("authorization", &bearer)]), Refused(401)),
         (
             "the token of another beside it",
             with(&[("authorization", &stage.bearer(1))]),
-            Refused,
+            Refused(401),
         ),
     ]
 }

@@ -1,7 +1,5 @@
 //! What comes before HTTP: connections and their first bytes.
 
-use std::time::Duration;
-
 use rustls::ClientConfig;
 use rustls::client::Resumption;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -13,11 +11,11 @@ use crate::support::client::{Client, Http, get};
 use crate::support::tenant::open;
 use crate::terminated::{NAMES, Stage};
 
-const QUIET: Duration = Duration::from_millis(300);
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 
-/// Each ends without a tenant's being touched. Returns the number of rows.
+/// Each is closed, with an alert or without, at the latest when the time for a hello is over; no tenant is touched. Returns
+/// the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
     let rows = rows(stage);
     let connections = stage.apis.each_ref().map(|api| api.connections());
@@ -26,10 +24,12 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
         // Who is cut off in the middle learns of it by reading.
         let _ = stream.write_all(bytes).await;
         let mut heard = Vec::new();
-        // Either it is closed, or it waits in vain for the rest, which it does not get.
-        let _ = tokio::time::timeout(QUIET, stream.read_to_end(&mut heard)).await;
+        // A reset is an end, too.
+        let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut heard))
+            .await
+            .is_ok();
         let answered = heard.first().is_some_and(|kind| *kind != ALERT);
-        answered.then(|| format!("{rule}: heard {heard:02x?}"))
+        (answered || !ended).then(|| format!("{rule}: ended {ended}, heard {heard:02x?}"))
     });
     failed.extend(at_once(answers).await);
     let after = stage.apis.each_ref().map(|api| api.connections());

@@ -1,11 +1,12 @@
 //! Requests of HTTP/1.1 in bytes: where two readers of one text could read two things.
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::at_once;
 use crate::support::PATIENCE;
+use crate::support::frames::SETTINGS;
 use crate::support::tenant::open;
-use crate::support::wire::{QUIET, read_answer};
+use crate::support::wire::read_answer;
 use crate::terminated::{NAMES, Stage};
 
 /// What comes of a row.
@@ -15,10 +16,10 @@ enum Answer {
     Refused(&'static str),
     /// The token's cluster answers, once, and saw no header that is ours to set.
     Own,
-    /// There is no answer, and nobody is reached.
-    Silent,
+    /// The ingress goes on in HTTP/2, and nobody is reached.
+    Two,
 }
-use Answer::{Own, Refused, Silent};
+use Answer::{Own, Refused, Two};
 
 /// Each has its answer, and only the token's own cluster ever hears of it. Returns the number of rows.
 pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
@@ -29,12 +30,17 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
         let mut stream = open(stage.envoy.ingress, NAMES[0], &config).await.unwrap();
         // Who is cut off in the middle learns of it by reading.
         let _ = stream.write_all(text).await;
-        let first = if *expected == Silent { QUIET } else { PATIENCE };
-        let heard = read_answer(&mut stream, first).await;
+        if *expected == Two {
+            let mut head = [0; 9];
+            let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut head)).await;
+            let settings = matches!(read, Ok(Ok(_))) && head[3..] == [SETTINGS, 0, 0, 0, 0, 0];
+            return (!settings).then(|| format!("{rule}: wanted {expected:?}, heard {head:02x?}"));
+        }
+        let heard = read_answer(&mut stream, PATIENCE).await;
         let code = heard.split(' ').nth(1).unwrap_or_default();
         let own = heard.contains("\"cluster\":\"a\"");
         let good = match expected {
-            Silent => !heard.contains("HTTP/1.1"),
+            Two => false,
             Refused(wanted) => code == *wanted && !own,
             Own => code == "200" && own,
         };
@@ -197,11 +203,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
             get("Connection: Upgrade\r\nUpgrade: websocket, h2c\r\n"),
             Refused("401"),
         ),
-        (
-            "a preface of HTTP/2",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
-            Silent,
-        ),
-        ("bytes that are nothing", vec![0xff; 4096], Silent),
+        ("a preface of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), Two),
+        ("bytes that are nothing", vec![0xff; 4096], Refused("408")),
     ]
 }

@@ -59,6 +59,27 @@ impl Heard {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// The code of the answer on a stream, which is the first of its fields: one of the table, or digits in five bits
+    /// or six (RFC 7541, A and B).
+    pub fn code(&self, stream: u32) -> Option<u16> {
+        let mut own = self.frames.iter().filter(|frame| frame.stream == stream);
+        let payload = &own.find(|frame| frame.kind == HEADERS)?.payload;
+        if let Some(index) = [0x88, 0x8c, 0x8d, 0x8e]
+            .iter()
+            .position(|byte| payload.first() == Some(byte))
+        {
+            return Some([200, 400, 404, 500][index]);
+        }
+        let mut bits = u32::from_be_bytes(payload.get(2..6)?.try_into().ok()?);
+        let mut digit = || {
+            let width = if bits >> 27 < 3 { 5 } else { 6 };
+            let code = u16::try_from(bits >> (32 - width)).unwrap();
+            bits <<= width;
+            if width == 5 { code } else { code - 0x16 }
+        };
+        Some(digit() * 100 + digit() * 10 + digit())
+    }
+
     /// Number of frames of a kind.
     pub fn count(&self, kind: u8) -> usize {
         self.frames.iter().filter(|frame| frame.kind == kind).count()

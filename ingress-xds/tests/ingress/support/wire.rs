@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// How long it is waited for what should not come.
-pub const QUIET: Duration = Duration::from_millis(200);
+const QUIET: Duration = Duration::from_millis(200);
 
 /// All that comes until the connection closes, or until it is quiet after a whole answer; the answer may take up to
 /// `patience`.
