@@ -17,7 +17,7 @@ use crate::{PROMISE, Stage};
 
 const REFUSED: &str = "yoke_ingress_xds_base_refused";
 
-fn map(data: &[(&str, String)]) -> ConfigMap {
+pub(crate) fn map(data: &[(&str, String)]) -> ConfigMap {
     ConfigMap {
         metadata: ObjectMeta {
             namespace: Some("yoke-system".into()),
@@ -74,7 +74,7 @@ fn cluster(name: &str, upstream: SocketAddr) -> String {
 }
 
 /// A listener, its routes, and two clusters, one of which has its endpoints apart; JSON is YAML.
-fn web(port: u16, upstream: SocketAddr, to: &str) -> Vec<(&'static str, String)> {
+pub(crate) fn web(port: u16, upstream: SocketAddr, to: &str) -> Vec<(&'static str, String)> {
     let apart = r#"{"@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster", "name": "two", "type": "EDS",
         "connectTimeout": "1s", "edsClusterConfig": {"edsConfig": {"resourceApiVersion": "V3", "ads": {}}}}"#;
     vec![

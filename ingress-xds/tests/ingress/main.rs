@@ -10,6 +10,8 @@
 
 mod attacks;
 mod base;
+#[cfg(feature = "slow")]
+mod foreign;
 mod konnectivity;
 mod limits;
 mod proxied;
