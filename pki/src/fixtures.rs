@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use rcgen::{
-    BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, NameConstraints, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose,
+    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, SanType,
 };
 use yoke_api::ClusterId;
 
@@ -105,6 +105,14 @@ impl Host {
         self.set_validity(&mut params, "720h");
         let key = KeyPair::generate().unwrap();
         self.sign(&params, &key, self.authority(facts, AuthorityRole::Cluster))
+    }
+
+    /// Signs a request by `issuer` for whatever it asks, as a signer would that looks at nothing. Answers the chain.
+    pub(crate) fn sign_request(&self, issuer: &Issued, request: &str) -> String {
+        let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
+        self.set_validity(&mut request.params, "720h");
+        let signer = Issuer::from_ca_cert_pem(&issuer.chain, KeyPair::from_pem(&issuer.key).unwrap()).unwrap();
+        request.signed_by(&signer).unwrap().pem() + &issuer.chain
     }
 
     fn issue(&mut self, certificate: &Certificate) {

@@ -1,10 +1,12 @@
 //! The table of attacks: whoever can reach the ingress, with or without a Pod of one cluster, against another cluster and
-//! against the ingress itself. One Envoy and two clusters take all of it, row by row, and are then as they were.
+//! against the ingress itself. One real Envoy and two clusters take all of it, row by row, and are then as they were: 226 rows,
+//! 59 of tokens, 43 of bytes, 60 of frames, 46 of hellos, and 18 of certificates that a tenant asks its own CA for.
 //!
 //! What is said by a client that is a client stands in `terminated::attacks`; here is what no library would send.
 
 mod frames;
 mod hellos;
+mod requests;
 mod tokens;
 mod wire;
 
@@ -13,6 +15,8 @@ use futures::{StreamExt as _, stream};
 use crate::support::client::{BOTH, Client, Http, get};
 use crate::terminated::{Stage, assert_alive, watch};
 
+/// Rows in all: none is lost unnoticed.
+const ROWS: usize = 226;
 /// Rows that are under way at the same time; some take a second until Envoy closes.
 const AT_ONCE: usize = 16;
 
@@ -53,7 +57,10 @@ async fn attacks_reach_nobody_else() {
     assert_unharmed("frames", &stage).await;
     let hellos = hellos::run(&stage, &mut failed).await;
     assert_unharmed("hellos", &stage).await;
-    println!("rows: {tokens} of tokens, {wire} of bytes, {frames} of frames, {hellos} of hellos");
+    let requests = requests::run(&stage, &mut failed).await;
+    assert_unharmed("certificates that were asked for", &stage).await;
+    let rows = [tokens, wire, frames, hellos, requests];
+    assert_eq!(rows.iter().sum::<usize>(), ROWS, "{rows:?}");
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert_alive("a neighbour did not notice", &mut neighbour).await;
     let refused = "yoke_ingress_xds_refused_responses_total{type=\"cluster\"}";

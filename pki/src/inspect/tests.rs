@@ -1,3 +1,5 @@
+mod requests;
+
 use jiff::ToSpan as _;
 use webpki::Error;
 

@@ -5,13 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, NameConstraints,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose,
+    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints,
 };
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme};
+use yoke_pki::cert_manager;
 
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
@@ -52,6 +55,46 @@ impl Ca {
             excluded_subtrees: vec![],
         });
         self.sign(params)
+    }
+
+    /// An intermediate with the limits that a Certificate of cert-manager asks for.
+    pub fn limited(&self, name: &str, limits: &cert_manager::NameConstraints) -> Self {
+        let to_subtrees = |item: &Option<cert_manager::NameConstraintItem>| {
+            let (names, ranges) = item.iter().fold((vec![], vec![]), |_, item| {
+                (item.dns_domains.clone(), item.ip_ranges.clone())
+            });
+            let names = names.into_iter().map(GeneralSubtree::DnsName);
+            let ranges = ranges.into_iter().map(|range| {
+                let (address, bits) = range.split_once('/').unwrap();
+                let address = address.parse().unwrap();
+                GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(address, bits.parse().unwrap()))
+            });
+            names.chain(ranges).collect()
+        };
+        let mut params = params(name);
+        params.name_constraints = Some(NameConstraints {
+            permitted_subtrees: to_subtrees(&limits.permitted),
+            excluded_subtrees: to_subtrees(&limits.excluded),
+        });
+        self.sign(params)
+    }
+
+    /// Signs a request for whatever it asks, as a signer would that looks at nothing. The key is the asker's.
+    pub fn sign_request(&self, request: &str, key: String) -> Leaf {
+        let request = CertificateSigningRequestParams::from_pem(request).unwrap();
+        Leaf {
+            certificate: request.signed_by(&self.issuer).unwrap().pem() + &self.chain,
+            key,
+        }
+    }
+
+    /// A client that trusts this CA, and believes that it speaks with `name` whatever name it dials.
+    pub fn client_of(&self, name: &str) -> ClientConfig {
+        let inner = WebPkiServerVerifier::builder(Arc::new(self.roots())).build().unwrap();
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        let verifier = Arc::new(Believer { inner, name });
+        let builder = ClientConfig::builder().dangerous();
+        builder.with_custom_certificate_verifier(verifier).with_no_client_auth()
     }
 
     fn sign(&self, params: CertificateParams) -> Self {
@@ -99,6 +142,48 @@ impl Ca {
         let (chain, key) = leaf.parts();
         let builder = ServerConfig::builder().with_client_cert_verifier(verifier);
         builder.with_single_cert(chain, key).unwrap()
+    }
+}
+
+/// Verifies for another name than is dialled: who was led to the wrong place.
+#[derive(Debug)]
+struct Believer {
+    inner: Arc<WebPkiServerVerifier>,
+    name: ServerName<'static>,
+}
+
+impl ServerCertVerifier for Believer {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        _dialled: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.inner.verify_server_cert(leaf, chain, &self.name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, leaf, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, leaf, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
     }
 }
 
