@@ -124,6 +124,7 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,clean clone,e2e/clean-clone.sh)
 	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
 	$(call timed,change of version,$(call some,$(CARGO) test --package yoke-e2e --features slow --test upgrade))
+	$(call timed,Kubernetes end-to-end tests,YOKE_BIN=$(BIN) e2e/conformance/run.sh .dev/demo.kubeconfig)
 	$(call timed,foreign xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
 	$(call timed,hostile and damaged bytes,$(call some,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage))
 	$(call timed,random requests to two stores,$(call some,ORACLE_RUNS=$(ORACLE_RUNS) YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats --test store -- oracle))

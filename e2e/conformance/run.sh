@@ -1,0 +1,43 @@
+#!/bin/sh
+# Runs those of Kubernetes' own end-to-end tests that need no node against a cluster, as its tenant reaches it:
+#
+#   run.sh KUBECONFIG [arguments of the tests: -ginkgo.focus=TEXT, …]
+#
+# skipped.txt says which are left out, and why. Wants kubectl in YOKE_BIN or PATH, and go. Builds in CONTRACT_CACHE (by
+# default ~/.cache/yoke/contract); all that was said is there after a run, too.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+cache=${CONTRACT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/yoke/contract}
+PATH=${YOKE_BIN:+$YOKE_BIN:}$PATH
+export GOTOOLCHAIN=local
+
+[ $# -gt 0 ] || { echo "usage: run.sh KUBECONFIG [arguments of the tests]" >&2; exit 2; }
+kubeconfig=$(realpath "$1")
+shift
+for program in kubectl go; do
+    command -v "$program" >/dev/null || { echo "conformance: $program not found" >&2; exit 2; }
+done
+mkdir -p "$cache"
+(cd "$here" && go test -c -o "$cache/conformance.test" .)
+
+label='(sig-api-machinery || sig-auth) && Feature: isEmpty && !Flaky && !Disruptive'
+skip=$(grep -v -e '^#' -e '^$' "$here/skipped.txt" | paste -sd '|')
+log=$cache/conformance.log
+result=0
+"$cache/conformance.test" -test.timeout 2h -kubeconfig "$kubeconfig" -kubectl-path "$(command -v kubectl)" -provider skeleton \
+    -ginkgo.no-color -ginkgo.label-filter "$label" -ginkgo.skip "$skip" "$@" >"$log" 2>&1 || result=$?
+tail -n 30 "$log" | grep -a -E '^(Ran |(SUCCESS|FAIL)! )' || true
+if [ $result != 0 ]; then
+    grep -a -E '^ *\[FAIL\]|^panic' "$log" | sort -u
+    echo "conformance: failed, see $log" >&2
+    exit 1
+fi
+# As many as there are, unless some were chosen: a run of nothing proves nothing.
+passed=$(sed -n 's/^SUCCESS! -- \([0-9]*\) Passed.*/\1/p' "$log")
+case "$*" in
+*-ginkgo.focus*) least=1 ;;
+*) least=100 ;;
+esac
+[ "${passed:-0}" -ge $least ] || { echo "conformance: ${passed:-none} passed, fewer than $least" >&2; exit 1; }
+echo "conformance: $passed passed ($log)"
