@@ -1,0 +1,177 @@
+//! An ephemeral worker in a box: mounts and processes of its own, so that nothing of it outlives it.
+//!
+//! ```text
+//!  run --rm ── unshare ── init (process 1: buries orphans) ── node: a worker's life
+//!     │                                                         ▲
+//!     └── a pipe: closed to say that it is to end ──────────────┘   and closed, too, if `run` is killed
+//!  then: clean
+//! ```
+//!
+//! The network is that of whoever calls it: `nsenter --net=FILE yoke-worker run --rm …` gives it one of its own.
+//! (`ip netns exec` would hide the control groups.)
+
+use std::future::pending;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use rustix::process::WaitOptions;
+use tokio::net::unix::pipe;
+use tokio::process::Command;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::Error;
+use crate::files::{self, FileError};
+use crate::layout::Layout;
+use crate::output::say;
+use crate::state::{Lock, Worker};
+
+/// Folders of the machine that parts of a worker write to whatever they are told.
+const USUAL: &[&str] = &[
+    "/run/containerd",
+    "/var/lib/kubelet",
+    "/var/lib/cni",
+    "/var/log/containers",
+];
+/// How long a worker may take to end beside the drain: two programs, and a few requests.
+const END_LIMIT: Duration = Duration::from_secs(90);
+
+/// SIGTERM and SIGINT.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> Result<Self, Error> {
+        let listen = |kind| signal(kind).map_err(Error::Signals);
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    pub(crate) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Runs the worker in a box until a signal, the end of its time, or its own end.
+pub(crate) async fn run(layout: &Layout, worker: &Worker, ttl: Option<Duration>, lock: &Lock) -> Result<(), Error> {
+    let mut signals = Signals::listen()?;
+    let own = std::env::current_exe().map_err(Error::Start)?;
+    let mut inner = Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"])
+        .arg(own)
+        .args(["init", "--root"])
+        .arg(layout.root())
+        .stdin(Stdio::piped())
+        // Nothing is said there. The box holds the lock by it, should this process be killed.
+        .stdout(lock.share().map_err(Error::Start)?)
+        // A terminal's Ctrl-C is for this process, which says that it is to end.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(Error::Start)?;
+    let pipe = inner.stdin.take();
+    let early = tokio::select! {
+        ended = inner.wait() => Some(ended),
+        () = signals.next() => None,
+        () = over(ttl) => None,
+    };
+    let ended = match early {
+        Some(ended) => ended,
+        None => {
+            say("the worker ends; once more to end it at once");
+            drop(pipe);
+            tokio::select! {
+                ended = inner.wait() => ended,
+                () = signals.next() => inner.kill().await.and(inner.wait().await),
+                () = tokio::time::sleep(worker.drain + END_LIMIT) => inner.kill().await.and(inner.wait().await),
+            }
+        }
+    };
+    let ended = ended.map_err(Error::Start)?;
+    if ended.success() {
+        Ok(())
+    } else {
+        Err(Error::Ended(ended))
+    }
+}
+
+async fn over(ttl: Option<Duration>) {
+    match ttl {
+        Some(ttl) => tokio::time::sleep(ttl).await,
+        None => pending().await,
+    }
+}
+
+/// Process 1 of the box: starts the worker, and waits for whatever ends, as nobody else can for those without parents.
+pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
+    let own = std::env::current_exe().map_err(Error::Start)?;
+    let worker = std::process::Command::new(own)
+        .args(["node", "--root"])
+        .arg(root)
+        .spawn()
+        .map_err(Error::Start)?;
+    loop {
+        // The worker is a child of this process: there is one to wait for until it has ended.
+        let (pid, status) = match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some(ended)) => ended,
+            Ok(None) | Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(Error::Start(error.into())),
+        };
+        if u32::try_from(pid.as_raw_nonzero().get()) == Ok(worker.id()) {
+            let code = status.exit_status().and_then(|code| u8::try_from(code).ok());
+            return Ok(code.map_or(ExitCode::FAILURE, ExitCode::from));
+        }
+    }
+}
+
+/// Puts folders of the worker's own in the place of the usual ones, for this box.
+pub(crate) fn furnish(layout: &Layout) -> Result<(), Error> {
+    for usual in USUAL {
+        let own = layout.usual().join(usual.trim_start_matches('/'));
+        files::make_folder(&own)?;
+        if !Path::new(usual).exists() {
+            files::make_folder(Path::new(usual))?;
+            files::write(&made(layout, usual), "", files::PUBLIC)?;
+        }
+        rustix::mount::mount_bind(&own, *usual)
+            .map_err(|error| FileError::new("mount over", Path::new(usual), error.into()))?;
+    }
+    Ok(())
+}
+
+/// Removes the usual folders that were made for the box.
+pub(crate) fn remove_usual(layout: &Layout) {
+    for usual in USUAL.iter().filter(|usual| made(layout, usual).exists()) {
+        // What somebody has put there since is not ours.
+        let _ = std::fs::remove_dir(usual);
+    }
+}
+
+/// A file that says that a usual folder was not there.
+fn made(layout: &Layout, usual: &str) -> PathBuf {
+    layout.usual().join(format!("made{}", usual.replace('/', "-")))
+}
+
+/// Comes when the pipe that is this process's standard input is closed.
+pub(crate) async fn end_of_input() -> std::io::Result<()> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let input = pipe::Receiver::from_owned_fd(input)?;
+    let mut byte = [0; 1];
+    loop {
+        input.readable().await?;
+        match input.try_read(&mut byte) {
+            Ok(0) => return Ok(()),
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+    }
+}

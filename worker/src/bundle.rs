@@ -1,0 +1,215 @@
+//! A bundle: a folder with the programs of a worker, and a file `SHA256SUMS` as `sha256sum` writes it, which names them all.
+//!
+//! ```text
+//!  SHA256SUMS  kubelet  containerd  containerd-shim-runc-v2  ctr  runc  bridge  host-local  loopback  portmap  images/*.tar
+//!      │ parse (pure)                                                                                          │
+//!      └─▶ every file is copied into the worker's folder, and is there only if its digest is the one that is listed
+//! ```
+//!
+//! Programs that are linked to nothing run on any machine; the bundle's maker sees to that. Images are for machines that reach
+//! no registry.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+use yoke_api::KubernetesVersion;
+
+use crate::layout::Layout;
+
+/// The file that names all others.
+pub(crate) const SUMS: &str = "SHA256SUMS";
+/// Without these there is no worker.
+pub(crate) const PROGRAMS: &[&str] = &[
+    "kubelet",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "runc",
+    "bridge",
+    "host-local",
+    "loopback",
+    "portmap",
+];
+const IMAGES: &str = "images/";
+
+const SUMS_MAX: u64 = 64 << 10;
+const FILES_MAX: usize = 200;
+const PIECE: usize = 1 << 16;
+/// The skew policy: a kubelet is at most three minors older than its API server, and never newer.
+/// <https://kubernetes.io/releases/version-skew-policy/>
+const MINORS_BEHIND_MAX: u16 = 3;
+
+/// A bundle cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// A file cannot be read or written.
+    #[error("cannot {doing} {}", path.display())]
+    File {
+        /// What was being done.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A line of the list is not one of `sha256sum`.
+    #[error("line {0} of {SUMS} is not a digest and a file's name")]
+    Line(usize),
+    /// The list is longer than that of any bundle.
+    #[error("{SUMS} is too long")]
+    Long,
+    /// A file is named twice.
+    #[error("{SUMS} names {0} twice")]
+    Twice(String),
+    /// A program is not named.
+    #[error("{SUMS} does not name {0}")]
+    Missing(&'static str),
+    /// A file is not what the list says.
+    #[error("the digest of {0} is not the one in {SUMS}")]
+    Digest(String),
+    /// The kubelet does not tell its version.
+    #[error("the bundle's kubelet does not say its version: {0:?}")]
+    Version(String),
+    /// The kubelet and the API do not go together.
+    #[error(
+        "the bundle's kubelet is {kubelet}, and the API {api}: it must not be newer, nor more than three minors older"
+    )]
+    Skew {
+        /// Version of the kubelet.
+        kubelet: KubernetesVersion,
+        /// Version of the API.
+        api: KubernetesVersion,
+    },
+}
+
+type Sums = BTreeMap<String, [u8; 32]>;
+
+/// Reads the list: only names that stay in the folder, and all programs among them.
+pub(crate) fn parse_sums(text: &str) -> Result<Sums, BundleError> {
+    let mut sums = Sums::new();
+    for (index, line) in text.lines().enumerate() {
+        if index >= FILES_MAX {
+            return Err(BundleError::Long);
+        }
+        let (name, digest) = parse_line(line).ok_or(BundleError::Line(index + 1))?;
+        if sums.insert(name.to_owned(), digest).is_some() {
+            return Err(BundleError::Twice(name.to_owned()));
+        }
+    }
+    match PROGRAMS.iter().find(|name| !sums.contains_key(**name)) {
+        Some(name) => Err(BundleError::Missing(name)),
+        None => Ok(sums),
+    }
+}
+
+/// `<digest>  <name>`, or ` *` between them for a binary file.
+fn parse_line(line: &str) -> Option<(&str, [u8; 32])> {
+    let (digest, name) = line.split_once(' ')?;
+    let name = name.strip_prefix([' ', '*'])?;
+    let name = name.strip_prefix("./").unwrap_or(name);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let file = name.strip_prefix(IMAGES).unwrap_or(name);
+    let good = !file.is_empty() && !file.starts_with('.') && file.bytes().all(plain);
+    let digest = data_encoding::HEXLOWER_PERMISSIVE.decode(digest.as_bytes()).ok()?;
+    good.then_some((name, digest.try_into().ok()?))
+}
+
+/// Whether the two go together.
+pub(crate) fn check_skew(kubelet: KubernetesVersion, api: KubernetesVersion) -> Result<(), BundleError> {
+    let close = kubelet.minor <= api.minor && api.minor - kubelet.minor <= MINORS_BEHIND_MAX;
+    if kubelet.major == api.major && close {
+        Ok(())
+    } else {
+        Err(BundleError::Skew { kubelet, api })
+    }
+}
+
+/// `Kubernetes v1.35.4`, as the kubelet says.
+pub(crate) fn parse_version(said: &str) -> Result<KubernetesVersion, BundleError> {
+    let wrong = || BundleError::Version(said.chars().take(80).collect());
+    let version = said.trim().strip_prefix("Kubernetes ").ok_or_else(wrong)?;
+    // A vendor's build has more behind a `+` or `-`.
+    let version = version.split(['+', '-']).next().unwrap_or_default();
+    version.parse().map_err(|_| wrong())
+}
+
+/// Copies the bundle into the worker's folder. What is there and whole is left alone.
+pub(crate) fn install(bundle: &Path, layout: &Layout) -> Result<(), BundleError> {
+    let path = bundle.join(SUMS);
+    let file = fs::File::open(&path).map_err(failed("read", &path))?;
+    let mut text = String::new();
+    file.take(SUMS_MAX)
+        .read_to_string(&mut text)
+        .map_err(failed("read", &path))?;
+    for (name, digest) in parse_sums(&text)? {
+        let (to, mode) = match name.strip_prefix(IMAGES) {
+            Some(image) => (layout.images().join(image), 0o644),
+            None => (layout.binary(&name), 0o755),
+        };
+        if !is_whole(&to, &digest) {
+            copy(&bundle.join(&name), &to, mode, &name, &digest)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
+    fs::File::open(file)
+        .and_then(|file| pour(file, &mut io::sink()))
+        .is_ok_and(|found| found == *digest)
+}
+
+/// What is checked is what was written: the bundle may change while it is read.
+fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 32]) -> Result<(), BundleError> {
+    let partial = to.with_file_name(format!(".{}.partial", to.file_name().unwrap_or_default().display()));
+    let _ = fs::remove_file(&partial);
+    let source = fs::File::open(from).map_err(failed("read", from))?;
+    let mut options = fs::OpenOptions::new();
+    let mut target = options
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&partial)
+        .map_err(failed("write", &partial))?;
+    let poured = pour(source, &mut target).and_then(|found| target.sync_all().map(|()| found));
+    drop(target);
+    let checked = poured.map_err(failed("copy", from)).and_then(|found| {
+        let same = found == *digest;
+        same.then_some(()).ok_or_else(|| BundleError::Digest(name.to_owned()))
+    });
+    checked
+        .and_then(|()| fs::rename(&partial, to).map_err(failed("write", to)))
+        .inspect_err(|_| {
+            // Nobody reads a partial file; the next copy removes it as well.
+            let _ = fs::remove_file(&partial);
+        })
+}
+
+fn pour(mut from: impl Read, to: &mut impl Write) -> io::Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    let mut piece = vec![0; PIECE];
+    loop {
+        let count = from.read(&mut piece)?;
+        if count == 0 {
+            return Ok(hash.finalize().into());
+        }
+        hash.update(&piece[..count]);
+        to.write_all(&piece[..count])?;
+    }
+}
+
+fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> BundleError + 'a {
+    move |source| BundleError::File {
+        doing,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests;

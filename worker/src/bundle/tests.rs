@@ -1,0 +1,119 @@
+use super::*;
+
+const NONE: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+fn lines() -> Vec<String> {
+    PROGRAMS.iter().map(|name| format!("{NONE}  {name}")).collect()
+}
+
+/// A bundle whose programs are all empty, but for one.
+fn bundle(dir: &Path) -> PathBuf {
+    let bundle = dir.join("bundle");
+    fs::create_dir_all(bundle.join("images")).unwrap();
+    for name in PROGRAMS {
+        fs::write(bundle.join(name), "").unwrap();
+    }
+    fs::write(bundle.join("runc"), "abc").unwrap();
+    fs::write(bundle.join("images/pause.tar"), "").unwrap();
+    let mut lines = lines();
+    let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    lines[4] = format!("{abc} *./runc");
+    lines.push(format!("{NONE}  images/pause.tar"));
+    fs::write(bundle.join(SUMS), lines.join("\n")).unwrap();
+    bundle
+}
+
+fn layout(dir: &Path) -> Layout {
+    let layout = Layout::new(&dir.join("w")).unwrap();
+    for folder in layout.folders() {
+        fs::create_dir_all(folder).unwrap();
+    }
+    layout
+}
+
+#[test]
+fn names_that_leave_the_folder_are_refused() {
+    for line in [
+        "",
+        "x  kubelet",
+        NONE,
+        &format!("{NONE}  "),
+        &format!("{NONE}kubelet"),
+        &format!("{NONE}  ../kubelet"),
+        &format!("{NONE}  /kubelet"),
+        &format!("{NONE}  images/../kubelet"),
+        &format!("{NONE}  images/"),
+        &format!("{NONE}  other/kubelet"),
+        &format!("{NONE}  .hidden"),
+        &format!("{NONE}  a b"),
+        &format!("{}  kubelet", &NONE[2..]),
+    ] {
+        let text = [&lines()[..], &[line.to_owned()]].concat().join("\n") + "\n";
+        let refused = parse_sums(&text);
+        assert!(matches!(refused, Err(BundleError::Line(10))), "{line:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn every_program_is_named_once() {
+    assert_eq!(parse_sums(&lines().join("\n")).unwrap().len(), PROGRAMS.len());
+    let without = parse_sums(&lines()[1..].join("\n"));
+    assert!(matches!(without, Err(BundleError::Missing("kubelet"))));
+    let twice = [&lines()[..], &lines()[..1]].concat().join("\n");
+    assert!(matches!(parse_sums(&twice), Err(BundleError::Twice(name)) if name == "kubelet"));
+    let many: Vec<_> = (0..=FILES_MAX).map(|count| format!("{NONE}  file-{count}")).collect();
+    assert!(matches!(parse_sums(&many.join("\n")), Err(BundleError::Long)));
+}
+
+#[test]
+fn what_is_listed_is_installed() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let (bundle, layout) = (bundle(dir.path()), layout(dir.path()));
+    install(&bundle, &layout).unwrap();
+    let runc = layout.binary("runc");
+    assert_eq!(fs::read_to_string(&runc).unwrap(), "abc");
+    assert_eq!(fs::metadata(&runc).unwrap().permissions().mode() & 0o777, 0o755);
+    assert!(layout.images().join("pause.tar").exists());
+
+    // What is whole is not copied again, so the bundle need not be: what is damaged is.
+    fs::write(bundle.join("runc"), "abd").unwrap();
+    install(&bundle, &layout).unwrap();
+    fs::write(&runc, "abX").unwrap();
+    let refused = install(&bundle, &layout).unwrap_err();
+    assert!(matches!(refused, BundleError::Digest(name) if name == "runc"));
+    let files: Vec<_> = fs::read_dir(layout.bin())
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
+    assert_eq!(files.len(), PROGRAMS.len(), "nothing half is left: {files:?}");
+}
+
+#[test]
+fn a_kubelet_is_not_newer_than_its_api() {
+    for (kubelet, api, good) in [
+        ("v1.35.4", "v1.35.4", true),
+        ("v1.35.9", "v1.35.0", true),
+        ("v1.32.0", "v1.35.4", true),
+        ("v1.31.9", "v1.35.4", false),
+        ("v1.36.0", "v1.35.4", false),
+        ("v2.35.4", "v1.35.4", false),
+    ] {
+        let found = check_skew(kubelet.parse().unwrap(), api.parse().unwrap());
+        assert_eq!(found.is_ok(), good, "{kubelet} at {api}");
+    }
+}
+
+#[test]
+fn the_kubelet_tells_its_version() {
+    for (said, version) in [
+        ("Kubernetes v1.35.4\n", Some("v1.35.4")),
+        ("Kubernetes v1.35.4+k3s1\n", Some("v1.35.4")),
+        ("Kubernetes v1.35.4-eks-1\n", Some("v1.35.4")),
+        ("v1.35.4", None),
+        ("", None),
+    ] {
+        let found = parse_version(said).ok().map(|version| version.to_string());
+        assert_eq!(found.as_deref(), version, "{said:?}");
+    }
+}

@@ -1,0 +1,211 @@
+//! The worker's control groups: `<name>/node` holds the worker and what it starts, `<name>/pods` is the kubelet's root.
+//!
+//! Whatever is in them was started by this worker, whoever its parent is now: so they are what is ended when the worker
+//! leaves, and no process is looked for by its name.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::files::FileError;
+
+const NODE: &str = "node";
+const PODS: &str = "pods";
+
+/// What is killed, or emptied, takes a moment to be gone.
+const ROUNDS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    v2: bool,
+}
+
+/// The groups of one worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Cgroups {
+    hierarchies: Vec<Hierarchy>,
+    name: String,
+}
+
+impl Cgroups {
+    /// The groups called `name` in the hierarchies that are mounted.
+    pub(crate) fn discover(name: &str) -> Result<Self, FileError> {
+        let file = Path::new("/proc/self/mountinfo");
+        let mounts = fs::read_to_string(file).map_err(|error| FileError::new("read", file, error))?;
+        Ok(Self {
+            hierarchies: parse_hierarchies(&mounts),
+            name: name.to_owned(),
+        })
+    }
+
+    /// Whether there are hierarchies of version 1.
+    pub(crate) fn is_v1(&self) -> bool {
+        self.hierarchies.iter().any(|hierarchy| !hierarchy.v2)
+    }
+
+    /// The kubelet's `cgroupRoot`.
+    pub(crate) fn pods_root(&self) -> String {
+        format!("/{}/{PODS}", self.name)
+    }
+
+    /// Makes the groups where they are missing, and moves this process into that of the node.
+    pub(crate) fn enter(&self) -> Result<(), FileError> {
+        for hierarchy in self.writable() {
+            let base = hierarchy.mount.join(&self.name);
+            for group in [base.clone(), base.join(NODE), base.join(PODS)] {
+                fs::create_dir_all(&group).map_err(|error| FileError::new("make", &group, error))?;
+                if !hierarchy.v2 {
+                    inherit_cpuset(&group).map_err(|error| FileError::new("prepare", &group, error))?;
+                }
+            }
+            let procs = base.join(NODE).join("cgroup.procs");
+            // 0 is who writes it.
+            fs::write(&procs, "0").map_err(|error| FileError::new("join", &procs, error))?;
+            if hierarchy.v2 {
+                // Only now: a group that has processes of its own hands nothing down.
+                let above: Vec<_> = base
+                    .ancestors()
+                    .take_while(|group| group.starts_with(&hierarchy.mount))
+                    .collect();
+                above.into_iter().rev().for_each(delegate);
+                delegate(&base.join(PODS));
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills every process in the groups but this one.
+    pub(crate) async fn kill_all(&self) {
+        for _ in 0..ROUNDS {
+            let pids = self.members();
+            if pids.is_empty() {
+                return;
+            }
+            for pid in pids {
+                // A process that ended since it was read is what is wanted.
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Removes the groups, which must be empty; says which could not be.
+    pub(crate) async fn remove(&self) -> Vec<PathBuf> {
+        let mut left = Vec::new();
+        for _ in 0..ROUNDS {
+            let groups = self.groups().into_iter();
+            left = groups.filter(|group| fs::remove_dir(group).is_err()).collect();
+            if left.is_empty() {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        left
+    }
+
+    fn members(&self) -> HashSet<Pid> {
+        let own = rustix::process::getpid();
+        let groups = self.groups();
+        let lists = groups
+            .iter()
+            .filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
+        let pids = lists.flat_map(|list| list.lines().filter_map(|line| line.parse().ok()).collect::<Vec<i32>>());
+        pids.filter_map(Pid::from_raw).filter(|pid| *pid != own).collect()
+    }
+
+    /// Every group of the worker in every hierarchy, deepest first.
+    fn groups(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for hierarchy in &self.hierarchies {
+            collect(&hierarchy.mount.join(&self.name), &mut found);
+        }
+        found
+    }
+
+    /// With version 1 present, version 2 is only its companion for systemd and is left alone.
+    fn writable(&self) -> impl Iterator<Item = &Hierarchy> {
+        let v1 = self.is_v1();
+        self.hierarchies.iter().filter(move |hierarchy| hierarchy.v2 != v1)
+    }
+}
+
+fn parse_hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (fields, kind) = line.split_once(" - ")?;
+            let mount = PathBuf::from(fields.split(' ').nth(4)?);
+            match kind.split(' ').next()? {
+                "cgroup" => Some(Hierarchy { mount, v2: false }),
+                "cgroup2" => Some(Hierarchy { mount, v2: true }),
+                _ => None,
+            }
+        })
+        .filter(|hierarchy| hierarchy.mount.starts_with("/sys/fs/cgroup"))
+        .collect();
+    found.sort_by(|one, two| one.mount.cmp(&two.mount));
+    found.dedup();
+    found
+}
+
+fn collect(group: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(group) else { return };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), found);
+        }
+    }
+    found.push(group.to_owned());
+}
+
+/// A cpuset group of version 1 starts empty, and takes no process until it has been told its processors and memory.
+fn inherit_cpuset(group: &Path) -> io::Result<()> {
+    let Some(parent) = group.parent() else { return Ok(()) };
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let own = group.join(file);
+        if own.exists() && fs::read_to_string(&own)?.trim().is_empty() {
+            fs::write(&own, fs::read_to_string(parent.join(file))?.trim())?;
+        }
+    }
+    Ok(())
+}
+
+/// Hands a group's controllers of version 2 down. The kubelet reports one that cannot be: it knows which ones it needs.
+fn delegate(group: &Path) {
+    let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
+    for controller in controllers.split_whitespace() {
+        let _ = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "\
+30 27 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+38 30 0:35 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+    const V2: &str = "26 25 0:23 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn the_mounted_hierarchies_decide_the_version() {
+        for (rule, mounts, count, v1) in [("v1 with a companion", V1, 2, true), ("v2 alone", V2, 1, false)] {
+            let cgroups = Cgroups {
+                hierarchies: parse_hierarchies(mounts),
+                name: "w".into(),
+            };
+            assert_eq!(cgroups.hierarchies.len(), count, "{rule}");
+            assert_eq!(cgroups.is_v1(), v1, "{rule}");
+            assert_eq!(cgroups.writable().count(), 1, "{rule}");
+            assert_eq!(cgroups.pods_root(), "/w/pods");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Asks the API what time it is there: with the CA of the token and no other, and without the token's secret.
+
+use std::time::Duration;
+
+use http::header::DATE;
+use jiff::{Timestamp, fmt::rfc2822};
+use kube::client::Body;
+use kube::{Client, Config};
+
+use crate::token::{JoinLine, to_certificates};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// How many seconds this clock is ahead of the API's, or why that is not known.
+pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
+    let asked = tokio::time::timeout(LIMIT, ask_date(line)).await;
+    let date = asked.map_err(|_| format!("no answer from {} within {LIMIT:?}", line.server))??;
+    skew(&date, Timestamp::now()).ok_or_else(|| "its answer has no date".to_owned())
+}
+
+async fn ask_date(line: &JoinLine) -> Result<String, String> {
+    let client = connect(line).map_err(|error| to_line(&error))?;
+    // Whoever may see it: an answer is an answer.
+    let request = http::Request::get("/version")
+        .body(Body::empty())
+        .map_err(|error| to_line(&error))?;
+    let answer = client.send(request).await.map_err(|error| to_line(&error))?;
+    let date = answer.headers().get(DATE).and_then(|date| date.to_str().ok());
+    Ok(date.unwrap_or_default().to_owned())
+}
+
+/// A client that trusts the token's CA alone, and says nothing of who it is.
+fn connect(line: &JoinLine) -> Result<Client, kube::Error> {
+    let url = format!("https://{}", line.server)
+        .parse()
+        .expect("a checked name and port are a URL");
+    let mut config = Config::new(url);
+    let certificates = to_certificates(&line.ca).unwrap_or_default();
+    config.root_cert = Some(
+        certificates
+            .into_iter()
+            .map(|certificate| certificate.to_vec())
+            .collect(),
+    );
+    Client::try_from(config)
+}
+
+fn skew(date: &str, now: Timestamp) -> Option<i64> {
+    let there = rfc2822::parse(date).ok()?.timestamp();
+    Some(now.as_second().saturating_sub(there.as_second()))
+}
+
+/// An error with its causes.
+pub(crate) fn to_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Several libraries repeat their source in their own text.
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_difference_is_in_seconds_ahead() {
+        let now: Timestamp = "2026-11-22T21:00:00Z".parse().unwrap();
+        for (date, expected) in [
+            ("Sun, 22 Nov 2026 21:00:00 GMT", Some(0)),
+            ("Sun, 22 Nov 2026 20:59:50 GMT", Some(10)),
+            ("Sun, 22 Nov 2026 22:00:00 GMT", Some(-3600)),
+            ("yesterday", None),
+            ("", None),
+        ] {
+            assert_eq!(skew(date, now), expected, "{date:?}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Takes Pods off the network as containerd would, for those that end with their worker: addresses, rules and links go.
+//!
+//! libcni keeps a note of each attachment; a plugin that is called with it removes what it has made.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use data_encoding::BASE64;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+
+use crate::config::NETWORK;
+use crate::machine::PATH;
+
+/// Where libcni keeps its notes, whatever it is told.
+pub(crate) const NOTES: &str = "/var/lib/cni/results";
+const NOTE_MAX: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What libcni notes, as of its version 1.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Note {
+    container_id: String,
+    if_name: String,
+    network_name: String,
+    #[serde(default)]
+    netns: String,
+    /// The list of plugins, in base64.
+    config: String,
+    #[serde(default)]
+    cni_args: Vec<(String, String)>,
+    #[serde(default)]
+    capability_args: Map<String, Value>,
+    result: Option<Value>,
+}
+
+/// One plugin's call.
+#[derive(Debug, PartialEq)]
+struct Call {
+    plugin: String,
+    environment: Vec<(&'static str, String)>,
+    input: String,
+}
+
+/// Takes every Pod off the worker's network. Says what could not be done.
+pub(crate) async fn detach_all(bin: &Path) -> Vec<String> {
+    let mut faults = Vec::new();
+    for path in list(Path::new(NOTES)) {
+        let calls = read(&path).and_then(|text| build_calls(&text, bin));
+        let mut whole = true;
+        for call in calls.unwrap_or_default() {
+            if let Err(why) = run(&call, bin).await {
+                faults.push(format!("{}: {why}", call.plugin));
+                whole = false;
+            }
+        }
+        if whole {
+            // What is left of a note is read by nobody who minds.
+            let _ = fs::remove_file(&path);
+        }
+    }
+    faults
+}
+
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let own = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(&format!("{NETWORK}-"))
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(own).collect()
+}
+
+fn read(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    fs::File::open(path)
+        .ok()?
+        .take(NOTE_MAX)
+        .read_to_string(&mut text)
+        .ok()?;
+    Some(text)
+}
+
+/// The calls that undo an attachment: the plugins in reverse order, each with what it was called with. Nothing for a note of
+/// another network, or one that is none. Pure.
+fn build_calls(note: &str, bin: &Path) -> Option<Vec<Call>> {
+    let note: Note = serde_json::from_str(note).ok()?;
+    let list: Value = serde_json::from_slice(&BASE64.decode(note.config.as_bytes()).ok()?).ok()?;
+    if note.network_name != NETWORK {
+        return None;
+    }
+    let arguments: Vec<_> = note
+        .cni_args
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let environment = vec![
+        ("CNI_COMMAND", "DEL".to_owned()),
+        ("CNI_CONTAINERID", note.container_id.clone()),
+        ("CNI_NETNS", note.netns.clone()),
+        ("CNI_IFNAME", note.if_name.clone()),
+        ("CNI_ARGS", arguments.join(";")),
+        ("CNI_PATH", bin.display().to_string()),
+    ];
+    let plugins = list.get("plugins")?.as_array()?.iter().rev();
+    let call = |plugin: &Value| {
+        let mut input = plugin.as_object()?.clone();
+        let name = input.get("type")?.as_str()?.to_owned();
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        name.bytes().all(plain).then_some(())?;
+        for key in ["cniVersion", "name"] {
+            input.insert(key.to_owned(), list.get(key)?.clone());
+        }
+        if let Some(result) = &note.result {
+            input.insert("prevResult".to_owned(), result.clone());
+        }
+        let wanted = |key: &str| plugin.pointer(&format!("/capabilities/{key}")) == Some(&Value::Bool(true));
+        let given = note.capability_args.iter().filter(|(key, _)| wanted(key));
+        let given: Map<_, _> = given.map(|(key, value)| (key.clone(), value.clone())).collect();
+        if !given.is_empty() {
+            input.insert("runtimeConfig".to_owned(), given.into());
+        }
+        input.remove("capabilities");
+        Some(Call {
+            plugin: name,
+            environment: environment.clone(),
+            input: Value::Object(input).to_string(),
+        })
+    };
+    plugins.map(call).collect()
+}
+
+async fn run(call: &Call, bin: &Path) -> Result<(), String> {
+    let mut command = Command::new(bin.join(&call.plugin));
+    command
+        .env_clear()
+        .env("PATH", PATH)
+        .envs(call.environment.iter().cloned());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let work = async {
+        let mut child = command.spawn()?;
+        if let Some(mut input) = child.stdin.take() {
+            input.write_all(call.input.as_bytes()).await?;
+        }
+        child.wait_with_output().await
+    };
+    match tokio::time::timeout(LIMIT, work).await {
+        Err(_) => Err(format!("no end within {LIMIT:?}")),
+        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Ok(output)) if output.status.success() => Ok(()),
+        // By the specification its error is JSON on standard output.
+        Ok(Ok(output)) => Err(String::from_utf8_lossy(&output.stdout)
+            .trim()
+            .chars()
+            .take(300)
+            .collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn note() -> Value {
+        let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [
+            {"type": "bridge", "bridge": "yoke0"},
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ]});
+        json!({
+            "kind": "cniCacheV1", "containerId": "c1", "ifName": "eth0", "networkName": NETWORK, "netns": "/n/1",
+            "config": BASE64.encode(list.to_string().as_bytes()),
+            "cniArgs": [["K8S_POD_NAME", "a"], ["IgnoreUnknown", "1"]],
+            "capabilityArgs": {"portMappings": [{"hostPort": 80}], "dns": {}},
+            "result": {"ips": []},
+        })
+    }
+
+    #[test]
+    fn plugins_are_called_in_reverse_with_what_they_were_given() {
+        let calls = build_calls(&note().to_string(), Path::new("/w/bin")).unwrap();
+        let inputs: Vec<Value> = calls
+            .iter()
+            .map(|call| serde_json::from_str(&call.input).unwrap())
+            .collect();
+        let expected = [
+            json!({"type": "portmap", "cniVersion": "1.0.0", "name": NETWORK, "prevResult": {"ips": []},
+                "runtimeConfig": {"portMappings": [{"hostPort": 80}]}}),
+            json!({"type": "bridge", "bridge": "yoke0", "cniVersion": "1.0.0", "name": NETWORK, "prevResult": {"ips": []}}),
+        ];
+        assert_eq!(inputs, expected);
+        let names: Vec<_> = calls.iter().map(|call| call.plugin.as_str()).collect();
+        assert_eq!(names, ["portmap", "bridge"]);
+        let expected = [
+            ("CNI_COMMAND", "DEL"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/n/1"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", "K8S_POD_NAME=a;IgnoreUnknown=1"),
+            ("CNI_PATH", "/w/bin"),
+        ];
+        assert_eq!(
+            calls[0].environment,
+            expected.map(|(key, value)| (key, value.to_owned()))
+        );
+    }
+
+    #[test]
+    fn notes_of_others_are_left_alone() {
+        let mut other = note();
+        other["networkName"] = "theirs".into();
+        let mut elsewhere = note();
+        let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [{"type": "../sh"}]});
+        elsewhere["config"] = BASE64.encode(list.to_string().as_bytes()).into();
+        for note in [other, elsewhere, json!({}), json!([])] {
+            assert_eq!(build_calls(&note.to_string(), Path::new("/w/bin")), None, "{note}");
+        }
+    }
+}

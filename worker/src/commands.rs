@@ -1,0 +1,141 @@
+//! `run` and `leave`: which parts of a worker are called, and in which order.
+
+use std::path::Path;
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::process::Command;
+
+use crate::arguments::{FolderOptions, NodeOptions, RunOptions, WorkerOptions};
+use crate::boxed::{self, Signals};
+use crate::layout::Layout;
+use crate::output::say;
+use crate::state::{Lock, Worker};
+use crate::token::JoinLine;
+use crate::{Error, clean, clock, live, machine, preflight, setup};
+
+/// The kubelet's health, on loopback.
+const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
+/// One that does not start cannot drain either.
+const HEALTH_LIMIT: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// `run`.
+pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
+    let layout = Layout::new(&options.worker.machine.root)?;
+    let Some(line) = line else {
+        let (worker, _lock) = open(&layout)?;
+        return run_on(&layout, &worker).await;
+    };
+    let worker = setup::build_worker(line, &options.worker)?;
+    check(&options.worker, line).await?;
+    let lock = setup::make_room(&layout).await?;
+    let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
+    if !worker.ephemeral {
+        made?;
+        return run_on(&layout, &worker).await;
+    }
+    let ended = match &made {
+        Ok(()) => boxed::run(&layout, &worker, options.ttl, &lock).await,
+        Err(_) => Ok(()),
+    };
+    clean::clean(&layout, &worker).await?;
+    say("nothing of the worker is left on this machine");
+    made.and(ended)
+}
+
+/// `leave`: the worker is run once more, to drain it.
+pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
+    let layout = Layout::new(&options.root)?;
+    let (worker, _lock) = open(&layout)?;
+    if layout.kubeconfig().exists() && !worker.ephemeral {
+        let own = std::env::current_exe().map_err(Error::Start)?;
+        let mut node = Command::new(own);
+        node.args(["node", "--leave", "--root"])
+            .arg(layout.root())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let ended = node.status().await.map_err(Error::Start)?;
+        if !ended.success() {
+            say("the worker could not be drained; it is removed as it is");
+        }
+    }
+    clean::clean(&layout, &worker).await?;
+    say("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
+    Ok(())
+}
+
+/// Process 1 of a box.
+pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
+    let layout = Layout::new(&options.root)?;
+    boxed::furnish(&layout)?;
+    boxed::init(layout.root())
+}
+
+/// A worker's life, as a process of its own.
+pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
+    let layout = Layout::new(&options.folder.root)?;
+    let worker = read(&layout)?;
+    if options.leave {
+        let worker = Worker {
+            ephemeral: true,
+            ..worker
+        };
+        let healthy = async { drop(tokio::time::timeout(HEALTH_LIMIT, wait_healthy()).await) };
+        return live::live(&layout, &worker, healthy).await;
+    }
+    let end = async {
+        if let Err(error) = boxed::end_of_input().await {
+            say(&format!("cannot hear when to end: {error}"));
+        }
+    };
+    live::live(&layout, &worker, end).await
+}
+
+async fn run_on(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+    let mut signals = Signals::listen()?;
+    live::live(layout, worker, async move { signals.next().await }).await
+}
+
+/// The worker of a folder, which is nobody else's now.
+fn open(layout: &Layout) -> Result<(Worker, Lock), Error> {
+    let worker = read(layout)?;
+    Ok((worker, Lock::take(layout)?))
+}
+
+fn read(layout: &Layout) -> Result<Worker, Error> {
+    Worker::read(layout)?.ok_or_else(|| Error::NoWorker(layout.root().to_owned()))
+}
+
+/// Says what the machine lacks, if it lacks anything.
+async fn check(options: &WorkerOptions, line: &JoinLine) -> Result<(), Error> {
+    if options.no_preflight {
+        return Ok(());
+    }
+    let rows = observe(&options.machine.root, options.machine.allow_cgroup_v1, Some(line)).await;
+    if !preflight::is_fit(&rows) {
+        let bad: Vec<_> = rows
+            .into_iter()
+            .filter(|row| row.verdict != preflight::Verdict::Ok)
+            .collect();
+        say(&preflight::report::to_text(&bad));
+        return Err(Error::Unfit);
+    }
+    Ok(())
+}
+
+/// A row for each thing that a worker needs.
+pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool, line: Option<&JoinLine>) -> Vec<preflight::Row> {
+    let mut facts = machine::observe(root, allow_cgroup_v1).await;
+    if let Some(line) = line {
+        facts.skew = Some(clock::observe_skew(line).await);
+    }
+    preflight::inspect(&facts)
+}
+
+async fn wait_healthy() {
+    while TcpStream::connect(HEALTH).await.is_err() {
+        tokio::time::sleep(PAUSE).await;
+    }
+}

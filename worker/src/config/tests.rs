@@ -1,0 +1,118 @@
+use std::path::Path;
+use std::time::Duration;
+
+use super::*;
+
+fn layout() -> Layout {
+    Layout::new(Path::new("/w")).unwrap()
+}
+
+fn worker() -> Worker {
+    Worker {
+        name: "box-1".into(),
+        server: "demo.yoke.example:443".into(),
+        cluster_dns: "10.96.0.10".parse().unwrap(),
+        cluster_domain: "cluster.local".into(),
+        node_ip: None,
+        cgroup: "yoke-worker".into(),
+        ephemeral: false,
+        drain: Duration::from_secs(60),
+    }
+}
+
+fn machine() -> Machine {
+    Machine {
+        pods_cgroup: "/yoke-worker/pods".into(),
+        cgroup_v1: false,
+        may_raise_oom_score: true,
+        resolv_conf: "/etc/resolv.conf",
+    }
+}
+
+#[test]
+fn nobody_asks_a_kubelet_without_leave() {
+    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker(), &machine())).unwrap();
+    let expected = json!({
+        "anonymous": {"enabled": false},
+        "webhook": {"enabled": true},
+        "x509": {"clientCAFile": "/w/pki/client-ca.crt"},
+    });
+    assert_eq!(config["authentication"], expected);
+    assert_eq!(config["authorization"], json!({"mode": "Webhook"}));
+    assert_eq!(config["serverTLSBootstrap"], true);
+    assert_eq!(config["rotateCertificates"], true);
+    assert_eq!(config["cgroupRoot"], "/yoke-worker/pods");
+    assert_eq!(config["clusterDNS"], json!(["10.96.0.10"]));
+    // A kubelet before 1.31 does not know it.
+    assert_eq!(config.get("failCgroupV1"), None);
+}
+
+#[test]
+fn version_1_of_control_groups_is_told_to_the_kubelet() {
+    let machine = Machine {
+        cgroup_v1: true,
+        ..machine()
+    };
+    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker(), &machine)).unwrap();
+    assert_eq!(config["failCgroupV1"], false);
+}
+
+#[test]
+fn containerd_keeps_to_the_workers_folder() {
+    let config = build_containerd(&layout(), &machine());
+    assert!(config.contains("restrict_oom_score_adj = false\n"), "{config}");
+    for line in config
+        .lines()
+        .filter(|line| line.contains('/') && !line.contains(PAUSE_IMAGE))
+    {
+        assert!(line.contains("\"/w/"), "{line}");
+    }
+    let weak = Machine {
+        may_raise_oom_score: false,
+        ..machine()
+    };
+    assert!(build_containerd(&layout(), &weak).contains("restrict_oom_score_adj = true\n"));
+}
+
+#[test]
+fn pods_get_the_nodes_addresses() {
+    let config: Value = serde_json::from_str(&build_cni(&layout(), "10.244.3.0/24".parse().unwrap())).unwrap();
+    let ipam = &config["plugins"][0]["ipam"];
+    assert_eq!(ipam["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
+    assert_eq!(ipam["dataDir"], "/w/cni");
+}
+
+#[test]
+fn the_bootstrap_token_goes_to_the_server_that_the_ca_signed() {
+    let line = JoinLine {
+        server: "demo.yoke.example:443".into(),
+        ca: String::new(),
+        client_ca: String::new(),
+        token: "abcdef.0123456789abcdef".into(),
+        version: "v1.35.4".into(),
+    };
+    let yaml = build_bootstrap(&layout(), &line).unwrap();
+    let config = Kubeconfig::from_yaml(&yaml).unwrap();
+    assert_eq!(config.server, "https://demo.yoke.example:443");
+    assert_eq!(config.authority, Authority::File("/w/pki/ca.crt".into()));
+    assert_eq!(config.credential, Credential::Token("abcdef.0123456789abcdef".into()));
+}
+
+#[test]
+fn a_kubelet_is_called_with_its_own_folders() {
+    let with_address = Worker {
+        node_ip: Some("10.200.0.2".parse().unwrap()),
+        ..worker()
+    };
+    let expected = [
+        "--config=/w/config/kubelet.json",
+        "--kubeconfig=/w/config/kubelet.kubeconfig",
+        "--bootstrap-kubeconfig=/w/config/bootstrap.kubeconfig",
+        "--cert-dir=/w/pki",
+        "--root-dir=/w/kubelet",
+        "--hostname-override=box-1",
+        "--node-ip=10.200.0.2",
+    ];
+    assert_eq!(build_kubelet_arguments(&layout(), &with_address), expected);
+    assert_eq!(build_kubelet_arguments(&layout(), &worker()), expected[..6]);
+}

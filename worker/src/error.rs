@@ -1,0 +1,135 @@
+//! What can go wrong, said as `error: …` with a `hint: …` where one is known.
+
+use std::path::PathBuf;
+use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
+
+use yoke_pki::kubeconfig::KubeconfigError;
+
+use crate::bundle::BundleError;
+use crate::clock::to_line;
+use crate::files::FileError;
+use crate::layout::LayoutError;
+use crate::output::say;
+use crate::token::LineError;
+
+/// A command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The token is none.
+    #[error("cannot use the join token")]
+    Token(#[source] LineError),
+    /// Standard input failed.
+    #[error("cannot read the join token from standard input")]
+    Input(#[source] std::io::Error),
+    /// Standard output failed.
+    #[error("cannot write to standard output")]
+    Output(#[source] std::io::Error),
+    /// The folder cannot be used.
+    #[error("cannot use the folder of --root")]
+    Layout(#[from] LayoutError),
+    /// The bundle cannot be used.
+    #[error("cannot use the bundle")]
+    Bundle(#[from] BundleError),
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The kubeconfig cannot be written.
+    #[error("cannot make the kubelet's kubeconfig")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// What was remembered cannot be read.
+    #[error("{} is damaged", .0.display())]
+    State(PathBuf, #[source] serde_json::Error),
+    /// Another worker is there.
+    #[error("{} belongs to Node {name} of {server}", root.display())]
+    Taken {
+        /// The worker's folder.
+        root: PathBuf,
+        /// Its Node.
+        name: String,
+        /// Its API.
+        server: String,
+    },
+    /// Its content is somebody else's.
+    #[error("{} is not empty, and no worker's", .0.display())]
+    Foreign(PathBuf),
+    /// A name is none for a Node.
+    #[error("{0:?} cannot be a Node's name")]
+    Name(String),
+    /// There is no worker.
+    #[error("{} has no worker", .0.display())]
+    NoWorker(PathBuf),
+    /// Somebody is at it.
+    #[error("the worker in {} runs, or is being changed", .0.display())]
+    Busy(PathBuf),
+    /// Signals cannot be heard.
+    #[error("cannot listen for SIGTERM and SIGINT")]
+    Signals(#[source] std::io::Error),
+    /// A program cannot be started.
+    #[error("cannot start the worker")]
+    Start(#[source] std::io::Error),
+    /// The worker ended without being asked to.
+    #[error("the worker ended ({0})")]
+    Ended(ExitStatus),
+    /// containerd does not start.
+    #[error("containerd does not answer within {limit:?}; see {}", log.display())]
+    Containerd {
+        /// How long it was waited for.
+        limit: Duration,
+        /// What it says.
+        log: PathBuf,
+    },
+    /// An image cannot be loaded.
+    #[error("cannot load {}: {why}", image.display())]
+    Image {
+        /// Its file.
+        image: PathBuf,
+        /// What is said about it.
+        why: String,
+    },
+    /// Something cannot be removed.
+    #[error("cannot remove {}", list(.0))]
+    Left(Vec<PathBuf>),
+    /// The machine lacks something.
+    #[error("this machine cannot be a worker")]
+    Unfit,
+}
+
+impl Error {
+    /// Prints the error, its causes and the hint, and gives the process's exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        match self {
+            // `yoke-worker preflight | head` ends like this; nobody is left to be told.
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            // The table has said so.
+            Self::Unfit => return ExitCode::from(3),
+            _ => say(&format!("error: {}", to_line(self))),
+        }
+        if let Some(hint) = self.hint() {
+            say(&format!("hint: {hint}"));
+        }
+        ExitCode::FAILURE
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Token(_) => Some("whoever gave it to you can make another; `-` reads it from standard input"),
+            Self::Bundle(BundleError::Skew { .. }) => Some("get a bundle for the API's version"),
+            Self::Bundle(_) => Some("get the bundle again; `sha256sum -c SHA256SUMS` in it says what is damaged"),
+            Self::Taken { .. } => Some("`yoke-worker leave` removes that worker, or choose another folder with --root"),
+            Self::Foreign(_) => {
+                Some("choose a folder with --root that is the worker's alone: it is removed in the end")
+            }
+            Self::Name(_) => Some("give one of lower-case letters, digits, `-` and `.` with --name"),
+            Self::NoWorker(_) => Some("a join token makes one: `yoke-worker run TOKEN`"),
+            Self::Busy(_) => Some("end it first"),
+            Self::Left(_) => Some("end what uses it, and call `yoke-worker leave`"),
+            _ => None,
+        }
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    paths.join(", ")
+}

@@ -1,0 +1,109 @@
+//! Writes files: whole or not at all, and only if they are not so already.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Whoever may read it may act as the worker.
+pub(crate) const SECRET: u32 = 0o600;
+pub(crate) const PUBLIC: u32 = 0o644;
+/// The worker's folders hold secrets.
+const FOLDER: u32 = 0o700;
+
+/// A file cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}", path.display())]
+pub struct FileError {
+    doing: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl FileError {
+    pub(crate) fn new(doing: &'static str, path: &Path, source: io::Error) -> Self {
+        Self {
+            doing,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Makes a folder that others do not see into, and those above it.
+pub(crate) fn make_folder(path: &Path) -> Result<(), FileError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(FOLDER);
+    builder
+        .create(path)
+        .map_err(|error| FileError::new("make", path, error))
+}
+
+/// Makes the file what it should be, and says whether it was something else.
+pub(crate) fn write(path: &Path, content: &str, mode: u32) -> Result<bool, FileError> {
+    let same_mode = fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o777 == mode);
+    if same_mode && fs::read(path).is_ok_and(|found| found == content.as_bytes()) {
+        return Ok(false);
+    }
+    replace(path, content, mode).map_err(|error| FileError::new("write", path, error))?;
+    Ok(true)
+}
+
+fn replace(path: &Path, content: &str, mode: u32) -> io::Result<()> {
+    let partial = path.with_file_name(format!(".{}.partial", path.file_name().unwrap_or_default().display()));
+    match fs::remove_file(&partial) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&partial)?;
+    // The mode at creation is less what the umask takes away.
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(content.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&partial, path)
+}
+
+/// Removes a file that may not be there.
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_only_if_it_differs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert!(write(&path, "one", SECRET).unwrap());
+        assert!(!write(&path, "one", SECRET).unwrap());
+        assert!(write(&path, "one", PUBLIC).unwrap(), "another mode is another file");
+        // Of one that was killed.
+        fs::write(dir.path().join(".file.partial"), "half").unwrap();
+        assert!(write(&path, "two", SECRET).unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, SECRET);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        remove(&path).unwrap();
+        remove(&path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_for_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        make_folder(&path).unwrap();
+        make_folder(&path).unwrap();
+        assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, FOLDER);
+    }
+}

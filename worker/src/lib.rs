@@ -1,0 +1,94 @@
+//! `yoke-worker` makes a machine a worker of a hosted cluster.
+//!
+//! ```text
+//!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ a row for each thing that is missing
+//!  run         token.rs, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
+//!  run --rm                                    └▶ boxed.rs: the same in a box ─▶ drain.rs ─▶ clean.rs
+//!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
+//! ```
+//!
+//! Data goes to standard output and nothing else does; progress and errors go to standard error.
+
+mod arguments;
+mod boxed;
+mod bundle;
+mod cgroups;
+mod children;
+mod clean;
+mod clock;
+mod cni;
+mod commands;
+mod config;
+mod drain;
+mod error;
+mod files;
+mod layout;
+mod live;
+mod machine;
+mod node;
+mod output;
+mod preflight;
+mod setup;
+mod state;
+mod token;
+
+use std::io::Read as _;
+use std::process::ExitCode;
+
+pub use crate::arguments::Arguments;
+pub use crate::error::Error;
+
+use crate::arguments::{Command, PreflightOptions};
+use crate::token::JoinLine;
+
+/// More than any token has: what is piped in may be anything.
+const INPUT_MAX: u64 = 128 << 10;
+
+/// Carries out what the command line asks for.
+pub async fn run(arguments: Arguments) -> ExitCode {
+    yoke_runtime::install_crypto();
+    carry_out(arguments).await.unwrap_or_else(|error| error.report())
+}
+
+async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
+    match arguments.command {
+        Command::Preflight(options) => preflight(&options).await?,
+        Command::Run(options) => {
+            let line = options.token.as_deref().map(read_token).transpose()?;
+            commands::run(&options, line.as_ref()).await?;
+        }
+        Command::Leave(options) => commands::leave(&options).await?,
+        Command::Init(options) => return commands::init(&options),
+        Command::Node(options) => commands::node(&options).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
+    let line = options.token.as_deref().map(read_token).transpose()?;
+    let rows = commands::observe(&options.machine.root, options.machine.allow_cgroup_v1, line.as_ref()).await;
+    let text = if options.json {
+        preflight::report::to_json(&rows)
+    } else {
+        preflight::report::to_text(&rows)
+    };
+    output::put(&text).map_err(Error::Output)?;
+    if preflight::is_fit(&rows) {
+        Ok(())
+    } else {
+        Err(Error::Unfit)
+    }
+}
+
+/// `-` stands for standard input: a command line is seen by everybody on the machine.
+fn read_token(argument: &str) -> Result<JoinLine, Error> {
+    let mut text = argument.to_owned();
+    if argument == "-" {
+        text.clear();
+        std::io::stdin()
+            .take(INPUT_MAX)
+            .read_to_string(&mut text)
+            .map_err(Error::Input)?;
+    }
+    JoinLine::parse(&text).map_err(Error::Token)
+}

@@ -1,0 +1,242 @@
+//! Reads what [`preflight`](crate::preflight) looks at from this machine.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
+
+/// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Bits of `CapEff`, as in `linux/capability.h`.
+const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_SYS_RESOURCE", 24)];
+/// A packet filter lists its rules at once, or hangs.
+const FILTER_LIMIT: Duration = Duration::from_secs(10);
+/// Of what a program says that failed.
+const SAID_MAX: usize = 200;
+
+/// Reads everything but the clock of the API. `root` is the folder of the worker, which need not be there.
+pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool) -> Facts {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let effective = parse_capabilities(&read("/proc/self/status"));
+    Facts {
+        root: rustix::process::geteuid().is_root(),
+        capabilities: CAPABILITIES
+            .iter()
+            .map(|(name, bit)| (*name, effective >> bit & 1 == 1))
+            .collect(),
+        host_name: host_name(),
+        cgroups: observe_cgroups(&read("/proc/self/mountinfo"), &read("/proc/cgroups")),
+        allow_cgroup_v1,
+        overlay: has_overlay(&read("/proc/filesystems")),
+        ip_forward: parse_flag("/proc/sys/net/ipv4/ip_forward"),
+        bridge_filter: parse_flag("/proc/sys/net/bridge/bridge-nf-call-iptables"),
+        nft: observe_filter("nft", &["list", "tables"]).await,
+        iptables: observe_filter("iptables", &["-w", "5", "-t", "nat", "-S"]).await,
+        swap: parse_swaps(&read("/proc/swaps")),
+        ports: PORTS.iter().map(|(port, _)| (*port, is_taken(*port))).collect(),
+        space: observe_space(root),
+        memory: parse_memory(&read("/proc/meminfo")),
+        programs: PROGRAMS
+            .iter()
+            .map(|(name, _, _)| (*name, find_program(name)))
+            .collect(),
+        skew: None,
+    }
+}
+
+/// This machine's name.
+pub(crate) fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+/// The path of an installed program.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    PATH.split(':')
+        .map(|dir| Path::new(dir).join(name))
+        .find(|path| path.is_file())
+}
+
+/// Whether this process may set what the kernel kills first.
+pub(crate) fn has_sys_resource() -> bool {
+    let effective = parse_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    effective >> 24 & 1 == 1
+}
+
+fn parse_capabilities(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
+        .unwrap_or_default()
+}
+
+/// Version 2 counts only if it is alone: beside version 1 it has no controllers.
+fn observe_cgroups(mountinfo: &str, known: &str) -> Cgroups {
+    let kinds: Vec<(&str, &str)> = mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (fields, kind) = line.split_once(" - ")?;
+            Some((kind.split(' ').next()?, fields.split(' ').nth(4)?))
+        })
+        .filter(|(_, mount)| mount.starts_with("/sys/fs/cgroup"))
+        .collect();
+    if kinds.iter().any(|(kind, _)| *kind == "cgroup") {
+        return Cgroups::V1(parse_controllers(known));
+    }
+    match kinds.iter().find(|(kind, _)| *kind == "cgroup2") {
+        Some((_, mount)) => {
+            let controllers = fs::read_to_string(Path::new(mount).join("cgroup.controllers")).unwrap_or_default();
+            Cgroups::V2(controllers.split_whitespace().map(str::to_owned).collect())
+        }
+        None => Cgroups::None,
+    }
+}
+
+/// `/proc/cgroups`: name, hierarchy, number of groups, whether it is enabled. One without a hierarchy is not mounted.
+fn parse_controllers(known: &str) -> BTreeSet<String> {
+    let fields = known.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields
+        .filter(|fields| matches!(fields[..], [_, hierarchy, _, "1"] if hierarchy != "0"))
+        .filter_map(|fields| fields.first().map(ToString::to_string))
+        .collect()
+}
+
+/// Loaded, built in, or a module that the kernel loads when it is first mounted.
+fn has_overlay(file_systems: &str) -> bool {
+    let loaded = file_systems.split_whitespace().any(|name| name == "overlay");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let modules = Path::new("/lib/modules").join(release.trim()).join("modules.dep");
+    loaded || fs::read_to_string(modules).is_ok_and(|text| text.contains("/overlay.ko"))
+}
+
+fn parse_flag(file: &str) -> Option<bool> {
+    fs::read_to_string(file).ok().map(|text| text.trim() == "1")
+}
+
+fn parse_swaps(swaps: &str) -> Vec<String> {
+    let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    names.map(str::to_owned).collect()
+}
+
+fn parse_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
+    let Some(path) = find_program(program) else {
+        return Filter::Missing;
+    };
+    let mut command = Command::new(path);
+    command
+        .args(arguments)
+        .env_clear()
+        .env("PATH", PATH)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let said = match tokio::time::timeout(FILTER_LIMIT, command.output()).await {
+        Ok(Ok(output)) if output.status.success() => return Filter::Works,
+        Ok(Ok(output)) => String::from_utf8_lossy(&output.stderr)
+            .trim()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {FILTER_LIMIT:?}"),
+    };
+    Filter::Refused(format!(
+        "{program}: {}",
+        said.chars().take(SAID_MAX).collect::<String>()
+    ))
+}
+
+fn is_taken(port: u16) -> bool {
+    // On all addresses: that fails whichever one somebody has.
+    let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+    bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+}
+
+/// The space of the volume where the folder is, or will be.
+fn observe_space(folder: &Path) -> Option<Space> {
+    let path = folder.ancestors().find(|path| path.is_dir())?;
+    let found = rustix::fs::statvfs(path).ok()?;
+    Some(Space {
+        path: path.to_owned(),
+        free: found.f_bavail.saturating_mul(found.f_frsize),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_bits() {
+        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001fffeffffff\n";
+        let effective = parse_capabilities(status);
+        let found = CAPABILITIES.iter().map(|(name, bit)| (*name, effective >> bit & 1));
+        let expected = [("CAP_NET_ADMIN", 1), ("CAP_SYS_ADMIN", 1), ("CAP_SYS_RESOURCE", 0)];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+        assert_eq!(parse_capabilities("nonsense"), 0);
+    }
+
+    #[test]
+    fn version_1_counts_where_it_is_mounted() {
+        const V1: &str = "\
+31 30 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+38 30 0:35 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+        const KNOWN: &str = "\
+#subsys_name\thierarchy\tnum_cgroups\tenabled
+cpu\t2\t3\t1
+memory\t3\t3\t1
+pids\t0\t3\t1
+hugetlb\t4\t1\t0
+";
+        let expected = ["cpu", "memory"].map(str::to_owned).into();
+        assert_eq!(observe_cgroups(V1, KNOWN), Cgroups::V1(expected));
+        assert_eq!(
+            observe_cgroups("1 1 0:1 / / rw - ext4 /dev/vda rw\n", KNOWN),
+            Cgroups::None
+        );
+        let elsewhere = "26 25 0:23 / /mnt/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(observe_cgroups(elsewhere, KNOWN), Cgroups::None);
+    }
+
+    #[test]
+    fn swap_and_memory_are_read() {
+        let swaps = "Filename\t\t\tType\t\tSize\n/dev/vda2   partition\t1024\n/swap file\t1024\n";
+        assert_eq!(parse_swaps(swaps), ["/dev/vda2", "/swap"]);
+        assert_eq!(parse_swaps("Filename Type Size\n"), [""; 0]);
+        assert_eq!(parse_memory("MemTotal:       2048 kB\nMemFree: 1 kB\n"), Some(2 << 20));
+        assert_eq!(parse_memory("MemTotal: x kB\n"), None);
+    }
+
+    #[test]
+    fn a_port_where_somebody_listens_is_taken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(is_taken(port));
+        drop(listener);
+        assert!(!is_taken(port));
+    }
+
+    #[test]
+    fn space_is_that_of_the_volume_where_the_folder_will_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let space = observe_space(&dir.path().join("not/there/yet")).unwrap();
+        assert_eq!(space.path, dir.path());
+        assert!(space.free > 0);
+    }
+}

@@ -1,0 +1,390 @@
+//! What a machine must have to be a worker: facts come in, a row for each thing that is looked at goes out. Pure.
+//!
+//! ```text
+//!  machine.rs ──Facts──▶ inspect ──▶ Row: what · found · what to do ──▶ report.rs: table or JSON ──▶ person, script
+//! ```
+//!
+//! A row that failed is something without which no kubelet, or no Pod, starts. A warning is something that will be missed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde::Serialize;
+use yoke_api::names::is_label;
+
+pub(crate) mod report;
+
+/// Controllers without which the kubelet does not start.
+const CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids"];
+/// Ports of the kubelet, and what they are for.
+pub(crate) const PORTS: &[(u16, &str)] = &[(10250, "the kubelet's API"), (10248, "the kubelet's health")];
+/// Programs of others that the worker's parts run, and who does.
+pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
+    ("mount", "the kubelet mounts volumes with it", "mount"),
+    ("umount", "the kubelet unmounts volumes with it", "mount"),
+    ("ip", "bridges are removed with it", "iproute2"),
+    (
+        "setpriv",
+        "the kubelet and containerd are started with it",
+        "util-linux",
+    ),
+    ("unshare", "`run --rm` puts the worker in a box with it", "util-linux"),
+];
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+/// The kubelet begins to evict at 100 MiB, and a node has a containerd, a kubelet and a runtime for each Pod.
+const MEMORY_MIN: u64 = 512 * MIB;
+const MEMORY_WANTED: u64 = 1536 * MIB;
+/// The kubelet evicts Pods below 3 GiB (`config.rs`), and the programs take one.
+const DISK_MIN: u64 = 4 * GIB;
+const DISK_WANTED: u64 = 10 * GIB;
+/// A certificate is good from five minutes before it was made.
+const SKEW_MAX: u64 = 240;
+const SKEW_WANTED: u64 = 5;
+/// A Node's name, as a DNS subdomain.
+const NAME_MAX: usize = 253;
+
+/// How control groups are mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cgroups {
+    /// Version 2 alone, with these controllers.
+    V2(BTreeSet<String>),
+    /// Version 1, with these controllers.
+    V1(BTreeSet<String>),
+    /// Not at all.
+    None,
+}
+
+/// Whether a packet filter can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Filter {
+    /// Its program is not installed.
+    Missing,
+    /// Its program, or the kernel, says no.
+    Refused(String),
+    /// It lists its rules.
+    Works,
+}
+
+/// What was read of a volume's space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Space {
+    pub(crate) path: PathBuf,
+    pub(crate) free: u64,
+}
+
+/// The machine, as far as it matters. `None` is what could not be read.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    pub(crate) root: bool,
+    /// Whether each capability that is needed is there, by name.
+    pub(crate) capabilities: BTreeMap<&'static str, bool>,
+    pub(crate) host_name: String,
+    pub(crate) cgroups: Cgroups,
+    /// Whether a cgroup of version 1 is to be accepted.
+    pub(crate) allow_cgroup_v1: bool,
+    pub(crate) overlay: bool,
+    pub(crate) ip_forward: Option<bool>,
+    /// Whether bridged packets pass the packet filter; `None` where the kernel does not have it (loaded).
+    pub(crate) bridge_filter: Option<bool>,
+    pub(crate) nft: Filter,
+    pub(crate) iptables: Filter,
+    /// Devices and files that are swapped to.
+    pub(crate) swap: Vec<String>,
+    /// Whether somebody listens on a port, for each of [`PORTS`].
+    pub(crate) ports: BTreeMap<u16, bool>,
+    pub(crate) space: Option<Space>,
+    pub(crate) memory: Option<u64>,
+    /// Where each of [`PROGRAMS`] is.
+    pub(crate) programs: BTreeMap<&'static str, Option<PathBuf>>,
+    /// How far the clock is ahead of the API's in seconds, or why that is not known; nothing if no API was named.
+    pub(crate) skew: Option<Result<i64, String>>,
+}
+
+/// How a thing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Ok,
+    Warning,
+    Failed,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Row {
+    pub(crate) check: String,
+    pub(crate) verdict: Verdict,
+    pub(crate) found: String,
+    #[serde(rename = "toDo", skip_serializing_if = "Option::is_none")]
+    pub(crate) to_do: Option<String>,
+}
+
+impl Row {
+    fn ok(check: &str, found: impl Into<String>) -> Self {
+        Self {
+            check: check.into(),
+            verdict: Verdict::Ok,
+            found: found.into(),
+            to_do: None,
+        }
+    }
+
+    fn bad(check: &str, verdict: Verdict, found: impl Into<String>, to_do: impl Into<String>) -> Self {
+        Self {
+            check: check.into(),
+            verdict,
+            found: found.into(),
+            to_do: Some(to_do.into()),
+        }
+    }
+
+    fn failed(check: &str, found: impl Into<String>, to_do: impl Into<String>) -> Self {
+        Self::bad(check, Verdict::Failed, found, to_do)
+    }
+
+    fn warning(check: &str, found: impl Into<String>, to_do: impl Into<String>) -> Self {
+        Self::bad(check, Verdict::Warning, found, to_do)
+    }
+}
+
+/// Whether a worker can run there: nothing failed.
+pub(crate) fn is_fit(rows: &[Row]) -> bool {
+    rows.iter().all(|row| row.verdict != Verdict::Failed)
+}
+
+/// Looks at everything, in the order in which it is best put right.
+pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
+    let mut rows = vec![inspect_user(facts)];
+    rows.extend(facts.root.then(|| inspect_capabilities(facts)));
+    rows.push(inspect_name(&facts.host_name));
+    rows.push(inspect_cgroups(facts));
+    rows.push(inspect_overlay(facts.overlay));
+    rows.push(inspect_forward(facts.ip_forward));
+    rows.push(inspect_bridge(facts.bridge_filter));
+    rows.push(inspect_filter(facts));
+    rows.push(inspect_swap(&facts.swap));
+    rows.extend(PORTS.iter().map(|(port, use_)| inspect_port(facts, *port, use_)));
+    rows.push(inspect_space(facts.space.as_ref()));
+    rows.push(inspect_memory(facts.memory));
+    let programs = PROGRAMS.iter();
+    rows.extend(programs.map(|(name, use_, package)| inspect_program(facts, name, use_, package)));
+    rows.extend(facts.skew.as_ref().map(inspect_clock));
+    rows
+}
+
+fn inspect_user(facts: &Facts) -> Row {
+    if facts.root {
+        Row::ok("user", "root")
+    } else {
+        Row::failed("user", "not root", "run it with sudo, or as root")
+    }
+}
+
+fn inspect_capabilities(facts: &Facts) -> Row {
+    let lacking = |name: &&str| !facts.capabilities.get(name).copied().unwrap_or(false);
+    let needed: Vec<_> = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"].into_iter().filter(lacking).collect();
+    if !needed.is_empty() {
+        let to_do = "run it on the machine itself, or in a privileged container";
+        return Row::failed("capabilities", format!("without {}", needed.join(", ")), to_do);
+    }
+    if lacking(&"CAP_SYS_RESOURCE") {
+        let found = "without CAP_SYS_RESOURCE";
+        let to_do = "nothing must be done; who is killed first when memory runs out is the kernel's choice";
+        return Row::warning("capabilities", found, to_do);
+    }
+    Row::ok("capabilities", "enough")
+}
+
+/// RFC 1123, as the API server checks a Node's name.
+pub(crate) fn is_node_name(name: &str) -> bool {
+    name.len() <= NAME_MAX && name.split('.').all(is_label)
+}
+
+fn inspect_name(name: &str) -> Row {
+    if is_node_name(&name.to_ascii_lowercase()) {
+        Row::ok("name", name.to_ascii_lowercase())
+    } else {
+        let to_do = "give the machine a name of letters, digits and `-`, or the worker one with --name";
+        Row::failed("name", format!("{name:?} cannot be a Node's name"), to_do)
+    }
+}
+
+fn inspect_cgroups(facts: &Facts) -> Row {
+    const CHECK: &str = "control groups";
+    let (version, controllers) = match &facts.cgroups {
+        Cgroups::None => {
+            return Row::failed(CHECK, "not mounted", "mount cgroup2 at /sys/fs/cgroup");
+        }
+        Cgroups::V2(controllers) => ("version 2", controllers),
+        Cgroups::V1(controllers) => ("version 1", controllers),
+    };
+    let missing: Vec<_> = CONTROLLERS
+        .iter()
+        .filter(|name| !controllers.contains(**name))
+        .copied()
+        .collect();
+    if !missing.is_empty() {
+        let found = format!("{version} without {}", missing.join(", "));
+        let to_do = "enable the controllers: remove what disables them from the kernel's command line, such as \
+                     cgroup_disable=memory, or add cgroup_enable=memory";
+        return Row::failed(CHECK, found, to_do);
+    }
+    match (&facts.cgroups, facts.allow_cgroup_v1) {
+        (Cgroups::V1(_), false) => Row::failed(
+            CHECK,
+            "version 1",
+            "boot with systemd.unified_cgroup_hierarchy=1, or say --allow-cgroup-v1 as long as the kubelet can do without",
+        ),
+        (Cgroups::V1(_), true) => Row::warning(
+            CHECK,
+            "version 1",
+            "go over to version 2: Kubernetes gives version 1 up",
+        ),
+        _ => Row::ok(CHECK, version),
+    }
+}
+
+fn inspect_overlay(overlay: bool) -> Row {
+    if overlay {
+        Row::ok("overlayfs", "there")
+    } else {
+        let to_do = "modprobe overlay, and write `overlay` to /etc/modules-load.d/yoke-worker.conf";
+        Row::failed("overlayfs", "the kernel has it not loaded", to_do)
+    }
+}
+
+fn inspect_forward(forward: Option<bool>) -> Row {
+    const CHECK: &str = "forwarding";
+    let to_do =
+        "sysctl -w net.ipv4.ip_forward=1, and write `net.ipv4.ip_forward = 1` to /etc/sysctl.d/90-yoke-worker.conf";
+    match forward {
+        Some(true) => Row::ok(CHECK, "on"),
+        // The bridge plugin turns it on for the first Pod; what turns it off again is what matters.
+        Some(false) => Row::warning(CHECK, "off until the first Pod is connected", to_do),
+        None => Row::failed(CHECK, "net.ipv4.ip_forward cannot be read", "boot a kernel with IPv4"),
+    }
+}
+
+fn inspect_bridge(filter: Option<bool>) -> Row {
+    const CHECK: &str = "bridge filter";
+    let need = "Pods that reach a Service whose Pod is on the same node need it";
+    match filter {
+        Some(true) => Row::ok(CHECK, "on"),
+        Some(false) => Row::warning(
+            CHECK,
+            "net.bridge.bridge-nf-call-iptables is 0",
+            format!("sysctl -w net.bridge.bridge-nf-call-iptables=1: {need}"),
+        ),
+        None => Row::warning(
+            CHECK,
+            "the kernel has br_netfilter not loaded",
+            format!("modprobe br_netfilter: {need}"),
+        ),
+    }
+}
+
+fn inspect_filter(facts: &Facts) -> Row {
+    const CHECK: &str = "packet filter";
+    match (&facts.nft, &facts.iptables) {
+        (Filter::Works, _) => Row::ok(CHECK, "nftables"),
+        (_, Filter::Works) => Row::ok(CHECK, "iptables"),
+        (Filter::Missing, Filter::Missing) => Row::failed(
+            CHECK,
+            "neither nft nor iptables is installed",
+            "install the package nftables or iptables",
+        ),
+        (Filter::Refused(why), _) | (Filter::Missing, Filter::Refused(why)) => {
+            Row::failed(CHECK, why.clone(), "modprobe nf_tables, or boot a kernel that has it")
+        }
+    }
+}
+
+fn inspect_swap(swap: &[String]) -> Row {
+    if swap.is_empty() {
+        Row::ok("swap", "none")
+    } else {
+        let to_do =
+            "swapoff -a, and remove it from /etc/fstab, if secrets of Pods must not get on a disk; Pods get none of it";
+        Row::warning("swap", swap.join(", "), to_do)
+    }
+}
+
+fn inspect_port(facts: &Facts, port: u16, use_: &str) -> Row {
+    let check = format!("port {port}");
+    if facts.ports.get(&port).copied().unwrap_or(false) {
+        let to_do =
+            format!("end who listens there (`ss -ltnp sport = :{port}`), perhaps another kubelet: it is for {use_}");
+        Row::failed(&check, "taken", to_do)
+    } else {
+        Row::ok(&check, "free")
+    }
+}
+
+fn inspect_space(space: Option<&Space>) -> Row {
+    const CHECK: &str = "disk";
+    let Some(space) = space else {
+        return Row::warning(CHECK, "cannot be read", "see that the folder of --root can be made");
+    };
+    let found = format!("{} free at {}", to_size(space.free), space.path.display());
+    let to_do = "free some space, or choose another volume with --root: the kubelet evicts Pods below 3 GiB";
+    match space.free {
+        free if free < DISK_MIN => Row::failed(CHECK, found, to_do),
+        free if free < DISK_WANTED => Row::warning(CHECK, found, to_do),
+        _ => Row::ok(CHECK, found),
+    }
+}
+
+fn inspect_memory(memory: Option<u64>) -> Row {
+    const CHECK: &str = "memory";
+    match memory {
+        None => Row::warning(CHECK, "cannot be read", "mount /proc"),
+        Some(memory) if memory < MEMORY_MIN => {
+            let to_do = format!("use a machine with {} or more", to_size(MEMORY_WANTED));
+            Row::failed(CHECK, to_size(memory), to_do)
+        }
+        Some(memory) if memory < MEMORY_WANTED => {
+            Row::warning(CHECK, to_size(memory), "expect room for small Pods only")
+        }
+        Some(memory) => Row::ok(CHECK, to_size(memory)),
+    }
+}
+
+fn inspect_program(facts: &Facts, name: &'static str, use_: &str, package: &str) -> Row {
+    match facts.programs.get(name).and_then(Option::as_ref) {
+        Some(path) => Row::ok(name, path.display().to_string()),
+        None => Row::failed(name, "not on PATH", format!("install the package {package}: {use_}")),
+    }
+}
+
+fn inspect_clock(skew: &Result<i64, String>) -> Row {
+    const CHECK: &str = "clock";
+    let seconds = match skew {
+        Ok(seconds) => *seconds,
+        Err(why) => {
+            let to_do =
+                "see that the machine reaches the API in the token, and that the token is whole and not too old";
+            return Row::failed(CHECK, format!("the API did not tell its time: {why}"), to_do);
+        }
+    };
+    let side = if seconds < 0 { "behind" } else { "ahead of" };
+    let found = format!("{} s {side} the API's", seconds.unsigned_abs());
+    let to_do = "synchronise it, for instance with systemd-timesyncd or chrony: certificates are not valid yet, or not any more";
+    match seconds.unsigned_abs() {
+        far if far > SKEW_MAX => Row::failed(CHECK, found, to_do),
+        far if far > SKEW_WANTED => Row::warning(CHECK, found, to_do),
+        _ => Row::ok(CHECK, found),
+    }
+}
+
+fn to_size(bytes: u64) -> String {
+    if bytes >= GIB {
+        format!("{}.{} GiB", bytes / GIB, bytes % GIB * 10 / GIB)
+    } else {
+        format!("{} MiB", bytes / MIB)
+    }
+}
+
+#[cfg(test)]
+mod tests;

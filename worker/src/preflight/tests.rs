@@ -1,0 +1,282 @@
+use super::*;
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+/// A machine without a fault.
+fn facts() -> Facts {
+    Facts {
+        root: true,
+        capabilities: ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_RESOURCE"]
+            .map(|name| (name, true))
+            .into(),
+        host_name: "Box-1".into(),
+        cgroups: Cgroups::V2(names(&["cpu", "cpuset", "io", "memory", "pids"])),
+        allow_cgroup_v1: false,
+        overlay: true,
+        ip_forward: Some(true),
+        bridge_filter: Some(true),
+        nft: Filter::Works,
+        iptables: Filter::Missing,
+        swap: Vec::new(),
+        ports: PORTS.iter().map(|(port, _)| (*port, false)).collect(),
+        space: Some(Space {
+            path: "/var/lib".into(),
+            free: 50 * GIB,
+        }),
+        memory: Some(8 * GIB),
+        programs: PROGRAMS
+            .iter()
+            .map(|(name, _, _)| (*name, Some(format!("/usr/bin/{name}").into())))
+            .collect(),
+        skew: Some(Ok(0)),
+    }
+}
+
+fn with(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = facts();
+    change(&mut facts);
+    facts
+}
+
+fn find(facts: &Facts, check: &str) -> Row {
+    let rows = inspect(facts);
+    rows.into_iter()
+        .find(|row| row.check == check)
+        .unwrap_or_else(|| panic!("no row {check}"))
+}
+
+#[test]
+fn a_good_machine_has_nothing_to_do() {
+    let rows = inspect(&facts());
+    assert!(
+        rows.iter().all(|row| row.verdict == Verdict::Ok && row.to_do.is_none()),
+        "{rows:#?}"
+    );
+    assert!(is_fit(&rows));
+    assert_eq!(find(&facts(), "name").found, "box-1");
+    let text = report::to_text(&rows);
+    assert!(
+        text.ends_with("\nThis machine can be a worker. Warnings: 0\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    use Verdict::{Failed, Warning};
+    let v1 = || Cgroups::V1(names(&["cpu", "cpuset", "memory", "pids"]));
+    let space = |free: u64| {
+        Some(Space {
+            path: "/var".into(),
+            free,
+        })
+    };
+    for (check, facts, verdict, found) in [
+        ("user", with(|facts| facts.root = false), Failed, "not root"),
+        (
+            "capabilities",
+            with(|facts| {
+                facts.capabilities.remove("CAP_NET_ADMIN");
+            }),
+            Failed,
+            "without CAP_NET_ADMIN",
+        ),
+        (
+            "capabilities",
+            with(|facts| {
+                facts.capabilities.insert("CAP_SYS_RESOURCE", false);
+            }),
+            Warning,
+            "without CAP_SYS_RESOURCE",
+        ),
+        (
+            "name",
+            with(|facts| facts.host_name = "a_b".into()),
+            Failed,
+            "\"a_b\" cannot be a Node's name",
+        ),
+        (
+            "control groups",
+            with(|facts| facts.cgroups = Cgroups::None),
+            Failed,
+            "not mounted",
+        ),
+        (
+            "control groups",
+            with(|facts| facts.cgroups = Cgroups::V2(names(&["cpu", "cpuset", "pids"]))),
+            Failed,
+            "version 2 without memory",
+        ),
+        (
+            "control groups",
+            with(|facts| facts.cgroups = v1()),
+            Failed,
+            "version 1",
+        ),
+        (
+            "control groups",
+            with(|facts| (facts.cgroups, facts.allow_cgroup_v1) = (v1(), true)),
+            Warning,
+            "version 1",
+        ),
+        (
+            "overlayfs",
+            with(|facts| facts.overlay = false),
+            Failed,
+            "the kernel has it not loaded",
+        ),
+        (
+            "forwarding",
+            with(|facts| facts.ip_forward = Some(false)),
+            Warning,
+            "off until the first Pod is connected",
+        ),
+        (
+            "forwarding",
+            with(|facts| facts.ip_forward = None),
+            Failed,
+            "net.ipv4.ip_forward cannot be read",
+        ),
+        (
+            "bridge filter",
+            with(|facts| facts.bridge_filter = Some(false)),
+            Warning,
+            "net.bridge.bridge-nf-call-iptables is 0",
+        ),
+        (
+            "bridge filter",
+            with(|facts| facts.bridge_filter = None),
+            Warning,
+            "the kernel has br_netfilter not loaded",
+        ),
+        (
+            "packet filter",
+            with(|facts| facts.nft = Filter::Missing),
+            Failed,
+            "neither nft nor iptables is installed",
+        ),
+        (
+            "packet filter",
+            with(|facts| facts.nft = Filter::Refused("no such kernel module".into())),
+            Failed,
+            "no such kernel module",
+        ),
+        (
+            "swap",
+            with(|facts| facts.swap = vec!["/dev/sda2".into(), "/swap".into()]),
+            Warning,
+            "/dev/sda2, /swap",
+        ),
+        (
+            "port 10250",
+            with(|facts| {
+                facts.ports.insert(10250, true);
+            }),
+            Failed,
+            "taken",
+        ),
+        (
+            "disk",
+            with(|facts| facts.space = space(3 * GIB)),
+            Failed,
+            "3.0 GiB free at /var",
+        ),
+        (
+            "disk",
+            with(|facts| facts.space = space(9 * GIB)),
+            Warning,
+            "9.0 GiB free at /var",
+        ),
+        ("disk", with(|facts| facts.space = None), Warning, "cannot be read"),
+        (
+            "memory",
+            with(|facts| facts.memory = Some(511 * MIB)),
+            Failed,
+            "511 MiB",
+        ),
+        (
+            "memory",
+            with(|facts| facts.memory = Some(GIB + GIB / 4)),
+            Warning,
+            "1.2 GiB",
+        ),
+        (
+            "mount",
+            with(|facts| {
+                facts.programs.insert("mount", None);
+            }),
+            Failed,
+            "not on PATH",
+        ),
+        (
+            "clock",
+            with(|facts| facts.skew = Some(Ok(-6))),
+            Warning,
+            "6 s behind the API's",
+        ),
+        (
+            "clock",
+            with(|facts| facts.skew = Some(Ok(241))),
+            Failed,
+            "241 s ahead of the API's",
+        ),
+        (
+            "clock",
+            with(|facts| facts.skew = Some(Err("refused".into()))),
+            Failed,
+            "the API did not tell its time: refused",
+        ),
+    ] {
+        let row = find(&facts, check);
+        assert_eq!((row.verdict, row.found.as_str()), (verdict, found), "{check}");
+        assert!(row.to_do.is_some(), "{check}: {found}: something can be done");
+        assert_eq!(is_fit(&inspect(&facts)), verdict == Warning, "{check}: {found}");
+    }
+}
+
+#[test]
+fn one_packet_filter_is_enough() {
+    let facts = with(|facts| {
+        facts.nft = Filter::Refused("no".into());
+        facts.iptables = Filter::Works;
+    });
+    assert_eq!(find(&facts, "packet filter"), Row::ok("packet filter", "iptables"));
+}
+
+#[test]
+fn without_a_token_no_clock_is_compared() {
+    let rows = inspect(&with(|facts| facts.skew = None));
+    assert!(rows.iter().all(|row| row.check != "clock"));
+}
+
+#[test]
+fn a_table_says_what_to_do_beneath_what_is_wrong() {
+    let rows = [
+        Row::ok("user", "root"),
+        Row::failed("port 10250", "taken", "end it"),
+        Row::warning("swap", "/swap", "turn it off"),
+    ];
+    let expected = "\
+ok       user        root
+FAILED   port 10250  taken
+                     -> end it
+warning  swap        /swap
+                     -> turn it off
+
+This machine cannot be a worker yet. Failed: 1, warnings: 1
+";
+    assert_eq!(report::to_text(&rows), expected);
+}
+
+#[test]
+fn scripts_read_json() {
+    let rows = [Row::failed("port 10250", "taken", "end it"), Row::ok("user", "root")];
+    let found: serde_json::Value = serde_json::from_str(&report::to_json(&rows)).unwrap();
+    let expected = serde_json::json!({"fit": false, "checks": [
+        {"check": "port 10250", "verdict": "failed", "found": "taken", "toDo": "end it"},
+        {"check": "user", "verdict": "ok", "found": "root"},
+    ]});
+    assert_eq!(found, expected);
+}

@@ -1,0 +1,91 @@
+//! Bundles: of empty files, and of the real programs of this machine, with the images that a test needs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use data_encoding::HEXLOWER;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+/// From `YOKE_BIN`.
+const BUILT: &[&str] = &["kubelet", "ctr", "bridge", "host-local", "loopback", "portmap"];
+/// From Debian.
+const INSTALLED: &[&str] = &["containerd", "containerd-shim-runc-v2", "runc"];
+pub(crate) const ECHO: &str = "docker.io/yoke/echo:dev";
+const PAUSE: &str = "registry.k8s.io/pause:3.10";
+
+pub(crate) fn make_empty(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    for name in BUILT.iter().chain(INSTALLED) {
+        fs::write(folder.join(name), "").unwrap();
+    }
+    seal(folder);
+}
+
+/// Links to the programs, and images made of theirs.
+pub(crate) fn make(folder: &Path) {
+    let bin = bin();
+    fs::create_dir_all(folder.join("images")).unwrap();
+    let installed = |name: &str| {
+        let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin"].map(PathBuf::from);
+        folders
+            .into_iter()
+            .map(|dir| dir.join(name))
+            .find(|path| path.exists())
+            .unwrap_or_else(|| panic!("no {name}"))
+    };
+    let built = BUILT.iter().map(|name| (*name, bin.join(name)));
+    for (name, from) in built.chain(INSTALLED.iter().map(|name| (*name, installed(name)))) {
+        std::os::unix::fs::symlink(from, folder.join(name)).unwrap();
+    }
+    for (image, program) in [(PAUSE, "pause"), (ECHO, "echo")] {
+        make_image(&folder.join(format!("images/{program}.tar")), image, &bin.join(program));
+    }
+    seal(folder);
+}
+
+/// Where the tests' programs are.
+pub(crate) fn bin() -> PathBuf {
+    std::env::var_os("YOKE_BIN")
+        .expect("YOKE_BIN names the programs that `make tools` makes")
+        .into()
+}
+
+/// As a person would.
+fn seal(folder: &Path) {
+    let script = "find . -name '[a-z]*' '(' -type f -o -type l ')' | sort | xargs sha256sum > SHA256SUMS";
+    let sealed = Command::new("sh")
+        .args(["-c", script])
+        .current_dir(folder)
+        .status()
+        .unwrap();
+    assert!(sealed.success());
+}
+
+/// An archive as `docker save` writes it, of one program.
+fn make_image(file: &Path, name: &str, program: &Path) {
+    let mut layer = tar::Builder::new(Vec::new());
+    let entry = program.file_name().unwrap();
+    append(&mut layer, &entry.to_string_lossy(), &fs::read(program).unwrap());
+    let layer = layer.into_inner().unwrap();
+    let digest = format!("sha256:{}", HEXLOWER.encode(&Sha256::digest(&layer)));
+    let config = json!({
+        "architecture": "amd64", "os": "linux",
+        "config": {"Entrypoint": [format!("/{}", entry.to_string_lossy())], "Env": ["PATH=/"]},
+        "rootfs": {"type": "layers", "diff_ids": [digest]},
+    });
+    let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
+    let mut archive = tar::Builder::new(fs::File::create(file).unwrap());
+    append(&mut archive, "layer.tar", &layer);
+    append(&mut archive, "config.json", config.to_string().as_bytes());
+    append(&mut archive, "manifest.json", manifest.to_string().as_bytes());
+    archive.finish().unwrap();
+}
+
+fn append(archive: &mut tar::Builder<impl std::io::Write>, name: &str, content: &[u8]) {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(content.len().try_into().unwrap());
+    header.set_mode(0o755);
+    archive.append_data(&mut header, name, content).unwrap();
+}

@@ -1,0 +1,211 @@
+//! A real API on a network of a test's own, with a second network for a worker that leads nowhere else.
+//!
+//! ```text
+//!  this machine: kube-apiserver at 10.231.N.1 ══ veth ══ 10.231.N.2: the worker's network namespace
+//! ```
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kube::Client;
+use rcgen::{DnType, ExtendedKeyUsagePurpose};
+use serde_json::json;
+use yoke_test_support::kubernetes::Options;
+use yoke_test_support::{Process, free_port};
+
+use crate::program::{path, token};
+use crate::signer::Authority;
+
+/// The name that the API is joined by.
+const NAME: &str = "api.worker.test";
+const BOOTSTRAP: (&str, &str) = ("abcdef", "0123456789abcdef");
+
+/// Two ends of one wire. Dropped, both go.
+pub(crate) struct Network {
+    pub(crate) namespace: String,
+    pub(crate) host: String,
+    pub(crate) worker: String,
+    link: String,
+}
+
+impl Network {
+    pub(crate) fn make() -> Self {
+        // Tests run side by side.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{}-{number}", std::process::id());
+        let net = format!("10.231.{}", (std::process::id() + number) % 250);
+        let network = Self {
+            namespace: format!("yoke-worker-{id}"),
+            host: format!("{net}.1"),
+            worker: format!("{net}.2"),
+            link: format!("ywk{id}"),
+        };
+        let (namespace, link) = (network.namespace.as_str(), network.link.as_str());
+        ip(&["netns", "add", namespace]);
+        ip(&[
+            "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
+        ]);
+        ip(&["address", "add", &format!("{}/30", network.host), "dev", link]);
+        ip(&["link", "set", link, "up"]);
+        ip(&[
+            "-n",
+            namespace,
+            "address",
+            "add",
+            &format!("{}/30", network.worker),
+            "dev",
+            "eth0",
+        ]);
+        for device in ["lo", "eth0"] {
+            ip(&["-n", namespace, "link", "set", device, "up"]);
+        }
+        ip(&["-n", namespace, "route", "add", "default", "via", &network.host]);
+        network
+    }
+
+    /// What a program says in the worker's network.
+    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> String {
+        let net = format!("--net=/run/netns/{}", self.namespace);
+        let output = Command::new("nsenter")
+            .arg(net)
+            .arg(program)
+            .args(arguments)
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for arguments in [["link", "delete", &self.link], ["netns", "delete", &self.namespace]] {
+            let _ = Command::new("ip").args(arguments).status();
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().unwrap();
+    assert!(output.status.success(), "ip {arguments:?}: {output:?}");
+}
+
+/// A running API.
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) token: String,
+    /// What a worker finds the API's name in.
+    pub(crate) hosts: PathBuf,
+    _processes: [Process; 2],
+}
+
+impl Cluster {
+    /// With what is signed by `clients`, and kubelets known by `kubelets`.
+    pub(crate) async fn start(dir: &Path, network: &Network, clients: &Authority, kubelets: &Authority) -> Self {
+        let servers = Authority::new("servers");
+        let serving = servers.issue(&[NAME], &[], ExtendedKeyUsagePurpose::ServerAuth);
+        let owner = [
+            (DnType::OrganizationName, "system:masters"),
+            (DnType::CommonName, "kube-apiserver"),
+        ];
+        let asking = clients.issue(&[], &owner, ExtendedKeyUsagePurpose::ClientAuth);
+        for (name, text) in [
+            ("serving.crt", &serving.0),
+            ("serving.key", &serving.1),
+            ("asking.crt", &asking.0),
+            ("asking.key", &asking.1),
+            ("clients.crt", &clients.pem),
+            ("kubelets.crt", &kubelets.pem),
+        ] {
+            std::fs::write(dir.join(name), text).unwrap();
+        }
+        let (store, store_url) = start_etcd(dir);
+        let address: SocketAddr = format!("{}:{}", network.host, free_port()).parse().unwrap();
+        let file = |flag: &str, name: &str| format!("--{flag}={}", path(&dir.join(name)));
+        let arguments = [
+            file("tls-cert-file", "serving.crt"),
+            file("tls-private-key-file", "serving.key"),
+            file("client-ca-file", "clients.crt"),
+            file("kubelet-certificate-authority", "kubelets.crt"),
+            file("kubelet-client-certificate", "asking.crt"),
+            file("kubelet-client-key", "asking.key"),
+            "--kubelet-preferred-address-types=InternalIP".into(),
+            "--authorization-mode=Node".into(),
+            "--enable-admission-plugins=NodeRestriction".into(),
+            "--enable-bootstrap-token-auth=true".into(),
+        ];
+        let mut options = Options::new(&store_url);
+        (options.address, options.users, options.arguments) = (address, &[("nobody", "nobody")], &arguments);
+        let (server, client) = options.start(dir).await;
+        let hosts = dir.join("hosts");
+        std::fs::write(&hosts, format!("127.0.0.1 localhost\n{} {NAME}\n", address.ip())).unwrap();
+        allow(&client).await;
+        Self {
+            client,
+            token: token(
+                &format!("{NAME}:{}", address.port()),
+                &servers.pem,
+                &clients.pem,
+                &format!("{}.{}", BOOTSTRAP.0, BOOTSTRAP.1),
+            ),
+            hosts,
+            _processes: [server, store],
+        }
+    }
+}
+
+fn start_etcd(dir: &Path) -> (Process, String) {
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let (clients, peers) = (url(free_port()), url(free_port()));
+    let arguments = [
+        format!("--data-dir={}", path(&dir.join("etcd"))),
+        format!("--listen-client-urls={clients}"),
+        format!("--advertise-client-urls={clients}"),
+        format!("--listen-peer-urls={peers}"),
+        "--log-level=error".into(),
+    ];
+    (Process::spawn(dir, "etcd", &arguments), clients)
+}
+
+/// What the operator gives a tenant's cluster for workers: a bootstrap token, leave to ask for certificates with it, and for
+/// a worker to delete its Node.
+async fn allow(client: &Client) {
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let binding = |name: &str, role: &str, group: &str| {
+        let body = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+        });
+        (format!("{rbac}/clusterrolebindings"), body)
+    };
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": format!("bootstrap-token-{}", BOOTSTRAP.0)},
+        "stringData": {"token-id": BOOTSTRAP.0, "token-secret": BOOTSTRAP.1, "usage-bootstrap-authentication": "true"},
+    });
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "leave"},
+        "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["delete"]}],
+    });
+    for (url, body) in [
+        ("/api/v1/namespaces/kube-system/secrets".to_owned(), secret),
+        (format!("{rbac}/clusterroles"), role),
+        binding("join", "system:node-bootstrapper", "system:bootstrappers"),
+        binding("leave", "leave", "system:nodes"),
+    ] {
+        create(client, &url, &body).await;
+    }
+}
+
+/// Makes an object.
+pub(crate) async fn create(client: &Client, url: &str, body: &serde_json::Value) {
+    let request = http::Request::post(url).header("content-type", "application/json");
+    let request = request.body(body.to_string().into_bytes()).unwrap();
+    client
+        .request_text(request)
+        .await
+        .unwrap_or_else(|error| panic!("{url}: {error}"));
+}

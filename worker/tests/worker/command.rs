@@ -1,0 +1,154 @@
+//! Commands that change nothing, or are refused.
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use crate::bundle;
+use crate::program::{PEM, call, path, report, token, worker};
+
+const BOOTSTRAP: &str = "abcdef.0123456789abcdef";
+
+#[test]
+fn a_script_learns_what_is_missing() {
+    let (code, report) = report(&["--allow-cgroup-v1"]);
+    let rows = report["checks"].as_array().unwrap();
+    for check in [
+        "user",
+        "control groups",
+        "packet filter",
+        "port 10250",
+        "disk",
+        "memory",
+        "unshare",
+    ] {
+        assert!(rows.iter().any(|row| row["check"] == check), "{check}: {report}");
+    }
+    let failed = rows.iter().any(|row| row["verdict"] == "failed");
+    assert_eq!(report["fit"], !failed, "{report}");
+    assert_eq!(code, Some(if failed { 3 } else { 0 }));
+    for row in rows.iter().filter(|row| row["verdict"] != "ok") {
+        assert!(row["toDo"].is_string(), "{row}");
+    }
+}
+
+#[test]
+fn an_api_that_is_not_there_has_no_clock() {
+    let token = token("nowhere.invalid:443", &certificate(), &certificate(), BOOTSTRAP);
+    let (code, report) = report(&["--token", &token]);
+    let row = report["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["check"] == "clock")
+        .unwrap();
+    assert_eq!(row["verdict"], "failed", "{row}");
+    assert_eq!(code, Some(3));
+}
+
+fn certificate() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    rcgen::CertificateParams::default().self_signed(&key).unwrap().pem()
+}
+
+#[test]
+fn a_bad_token_is_refused_without_being_shown() {
+    let good = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
+    let other = token("demo.yoke.example", PEM, PEM, BOOTSTRAP);
+    for (token, why) in [
+        (BOOTSTRAP, "a join token begins with yoke1."),
+        (&good[..good.len() - 4], "the join token is not whole"),
+        (other.as_str(), "the join token has no usable server"),
+    ] {
+        for command in [["preflight", "--token"], ["run", "--rm"]] {
+            let (code, out, err) = call(&[command[0], command[1], token]);
+            assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+            assert!(
+                err.starts_with(&format!("error: cannot use the join token: {why}\nhint: ")),
+                "{err}"
+            );
+            assert!(!err.contains(&token[7..20]), "{err}");
+        }
+    }
+}
+
+#[test]
+fn a_token_is_read_from_standard_input() {
+    let mut child = worker(&["preflight", "--token", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"yoke1.x").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("the join token is not whole")
+    );
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = path(dir.path());
+    let token = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
+    for (arguments, code, why) in [
+        (vec!["run", "--root", root], 1, "has no worker"),
+        (vec!["leave", "--root", root], 1, "has no worker"),
+        (
+            vec!["run", "--root", "relative", &token, "--no-preflight"],
+            1,
+            "is not an absolute path",
+        ),
+        (vec!["run", &token, "--ttl", "1h"], 2, "--rm"),
+        (vec!["run", "--rm"], 2, "TOKEN"),
+        (vec!["run", &token, "--rm", "--ttl", "soon"], 2, "expected a time"),
+        (
+            vec!["run", &token, "--cgroup", "../x"],
+            2,
+            "expected lower-case letters",
+        ),
+        (
+            vec!["run", &token, "--root", root, "--no-preflight", "--name", "A B"],
+            1,
+            "cannot be a Node's name",
+        ),
+    ] {
+        let (found, _, err) = call(&arguments);
+        assert_eq!(found, Some(code), "{arguments:?}: {err}");
+        assert!(err.contains(why), "{arguments:?}: {err}");
+    }
+    std::fs::write(dir.path().join("letter"), "dear").unwrap();
+    let (code, _, err) = call(&["run", &token, "--rm", "--root", root, "--no-preflight"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("is not empty, and no worker's"), "{err}");
+    assert!(dir.path().join("letter").exists());
+}
+
+#[test]
+fn a_damaged_bundle_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, bundle) = (dir.path().join("w"), dir.path().join("bundle"));
+    bundle::make_empty(&bundle);
+    std::fs::write(bundle.join("runc"), "changed").unwrap();
+    let token = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
+    let arguments = [
+        "run",
+        &token,
+        "--rm",
+        "--no-preflight",
+        "--root",
+        path(&root),
+        "--bundle",
+        path(&bundle),
+    ];
+    let (code, _, err) = call(&arguments);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(
+        err.contains("error: cannot use the bundle: the digest of runc is not the one in SHA256SUMS"),
+        "{err}"
+    );
+    assert!(!root.exists(), "{err}");
+}

@@ -1,0 +1,10 @@
+//! The program itself: what it says of machines and tokens, and a real kubelet that joins a real API and leaves it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helper")]
+
+mod bundle;
+mod cluster;
+mod command;
+mod node;
+mod program;
+mod signer;

@@ -1,0 +1,88 @@
+//! What a control plane does for kubelets, done by the test: their requests for certificates are approved and signed.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair,
+};
+use serde_json::json;
+
+/// A certificate authority.
+pub(crate) struct Authority {
+    pub(crate) pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut parameters = CertificateParams::default();
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        let pem = parameters.self_signed(&key).unwrap().pem();
+        Self {
+            pem,
+            issuer: Issuer::new(parameters, key),
+        }
+    }
+
+    /// A certificate and its key.
+    pub(crate) fn issue(
+        &self,
+        names: &[&str],
+        subject: &[(DnType, &str)],
+        usage: ExtendedKeyUsagePurpose,
+    ) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut parameters = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        for (kind, value) in subject {
+            parameters.distinguished_name.push(kind.clone(), *value);
+        }
+        parameters.extended_key_usages = vec![usage];
+        (
+            parameters.signed_by(&key, &self.issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
+    }
+
+    fn sign(&self, request: &str, usage: ExtendedKeyUsagePurpose) -> String {
+        let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
+        request.params.extended_key_usages = vec![usage];
+        request.signed_by(&self.issuer).unwrap().pem()
+    }
+}
+
+/// Signs whatever is asked for, until it is dropped.
+pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Authority) {
+    let api = Api::<CertificateSigningRequest>::all(client);
+    loop {
+        for request in api.list(&ListParams::default()).await.unwrap() {
+            let status = request.status.clone().unwrap_or_default();
+            if status.certificate.is_some() {
+                continue;
+            }
+            let text = String::from_utf8(request.spec.request.0.clone()).unwrap();
+            let certificate = match request.spec.signer_name.as_str() {
+                "kubernetes.io/kube-apiserver-client-kubelet" => {
+                    clients.sign(&text, ExtendedKeyUsagePurpose::ClientAuth)
+                }
+                "kubernetes.io/kubelet-serving" => kubelets.sign(&text, ExtendedKeyUsagePurpose::ServerAuth),
+                other => panic!("nobody signs {other}"),
+            };
+            let name = request.name_any();
+            let approved = json!({"status": {"conditions": [
+                {"type": "Approved", "status": "True", "reason": "Test", "message": "By the test."},
+            ]}});
+            let signed = json!({"status": {"certificate": ByteString(certificate.into_bytes())}});
+            let params = PatchParams::default();
+            api.patch_approval(&name, &params, &Patch::Merge(&approved))
+                .await
+                .unwrap();
+            api.patch_status(&name, &params, &Patch::Merge(&signed)).await.unwrap();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
+}
