@@ -428,6 +428,11 @@ async fn envoy_waits_for_its_first_configuration() {
     stage.xds().list(&[]).await;
     let elapsed = stage.envoy.wait_ready().await;
     println!("ready {elapsed:?} after an empty host was read");
+    let asked = "cluster.gate.upstream_rq_total";
+    let counted = stage.envoy.try_stat(asked).await;
+    assert_eq!(counted, None, "a counter is made when it counts");
+    assert!(stage.ask("nobody.yoke.test").await.is_err());
+    assert!(stage.envoy.try_stat(asked).await > Some(0));
     let page = stage.envoy.health_page("/stats/prometheus").await;
     assert!(
         page.contains("envoy_cluster_manager_active_clusters"),
