@@ -84,8 +84,8 @@ impl Stage {
 
     /// Waits until Envoy has all clusters and can use them.
     async fn wait_complete(&self) {
-        // Two for each: connections by name, and requests by token.
-        let expected = u64::try_from(OWN_CLUSTERS + 2 * self.count).unwrap_or_default();
+        // One for each name.
+        let expected = u64::try_from(OWN_CLUSTERS + self.count).unwrap_or_default();
         let complete = async || {
             // A look takes time of Envoy's, too.
             tokio::time::sleep(LOOK).await;

@@ -18,7 +18,7 @@ use std::time::Instant;
 use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
 
-use crate::snapshot::{Snapshot, connection_name};
+use crate::snapshot::{Snapshot, resource_name};
 use held::Held;
 
 /// What is let through, by this process.
@@ -137,7 +137,7 @@ impl Gate {
         if name.is_empty() {
             return Verdict::Refuse(Refusal::NoName);
         }
-        let Some(entry) = snapshot.get(&connection_name(name)) else {
+        let Some(entry) = snapshot.get(&resource_name(name)) else {
             return Verdict::Refuse(Refusal::Unknown);
         };
         if !entry.route.allows(source.map(|source| source.ip())) {

@@ -16,8 +16,8 @@ use yoke_runtime::{Check, Drain};
 use crate::base::{Input, Notice, Tracker};
 use crate::metrics::Metrics;
 use crate::model::{Event, Report, Table};
-use crate::snapshot::{Snapshot, connection_name, request_name};
-use crate::translate::{Limits, translate_certificate, translate_connections, translate_requests};
+use crate::snapshot::{Snapshot, resource_name};
+use crate::translate::{Limits, translate, translate_certificate};
 use crate::validate::Rules;
 
 /// Observations that are taken in before a snapshot is published.
@@ -110,12 +110,8 @@ impl Routing {
             return;
         }
         for (sni, target) in &changes {
-            let target = target.as_ref();
-            let connections = target.map(|target| translate_connections(sni, target, self.limits));
-            self.snapshot.set(&connection_name(sni), connections);
-            let own = target.filter(|target| target.route.public_name == *sni);
-            let requests = own.map(|target| translate_requests(target, self.limits));
-            self.snapshot.set(&request_name(sni), requests);
+            let entry = target.as_ref().map(|target| translate(sni, target, self.limits));
+            self.snapshot.set(&resource_name(sni), entry);
         }
         self.publish.send_replace(Some(Arc::new(self.snapshot.clone())));
         self.metrics.set_objects(&self.table);

@@ -1,5 +1,4 @@
-//! What is served at one moment: for each SNI name, and for the requests of each cluster's service accounts, the Envoy
-//! resources and whether the control plane can be reached now.
+//! What is served at one moment: for each SNI name the Envoy resources and whether the control plane can be reached now.
 //!
 //! In come changed names from [`crate::routing`]; readers are the streams ([`crate::ads`]) and the gate
 //! ([`crate::gate`]). A snapshot is immutable and shares all that did not change with the one before it, so that
@@ -14,11 +13,9 @@ use std::sync::Arc;
 use crate::base::Base;
 use crate::model::Route;
 
-/// Begins the name of every Envoy cluster that an SNI name can choose. Envoy makes the same name from the SNI that it was
-/// sent, so no SNI can name another cluster.
-const CONNECTIONS: &str = "l4/";
-/// Begins the name of every Envoy cluster that a token can choose: TLS ends here and begins anew.
-const REQUESTS: &str = "l7/";
+/// Begins the name of every Envoy cluster that an SNI name or a token can choose. Envoy makes the same name from the SNI that
+/// it was sent, so no SNI can name another cluster.
+const NAMES: &str = "name/";
 
 /// Name of Envoy's Secret with the ingress's certificate.
 pub const CERTIFICATE_NAME: &str = "ingress";
@@ -94,7 +91,7 @@ pub struct Entry {
 
 type Shard = BTreeMap<Arc<str>, Arc<Entry>>;
 
-/// All names and what is served for each. Keys are resource names, see [`connection_name`] and [`request_name`].
+/// All names and what is served for each. Keys are resource names, see [`resource_name`].
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     shards: Vec<Arc<Shard>>,
@@ -197,25 +194,19 @@ impl Snapshot {
     }
 }
 
-/// The name of the Envoy resources for connections to an SNI name.
-pub fn connection_name(sni: &str) -> String {
-    format!("{CONNECTIONS}{sni}")
-}
-
-/// The name of the Envoy resources for requests to the cluster with this public name.
-pub fn request_name(public_name: &str) -> String {
-    format!("{REQUESTS}{public_name}")
+/// The name of the Envoy resources for an SNI name.
+pub fn resource_name(sni: &str) -> String {
+    format!("{NAMES}{sni}")
 }
 
 /// Whether the name of an Envoy cluster is a tenant cluster's.
 pub fn is_tenants(name: &str) -> bool {
-    name.starts_with(CONNECTIONS) || name.starts_with(REQUESTS)
+    name.starts_with(NAMES)
 }
 
 /// The names of all Envoy resources of a cluster.
 pub fn resource_names(route: &Route) -> impl Iterator<Item = String> {
-    let connections = route.names().map(connection_name);
-    connections.chain([request_name(&route.public_name)])
+    route.names().map(resource_name)
 }
 
 fn shard_of(name: &str) -> usize {
@@ -269,18 +260,18 @@ mod tests {
     #[test]
     fn changes_are_found() {
         let mut old = Snapshot::default();
-        for name in ["l4/a", "l4/b", "l4/c"] {
+        for name in ["name/a", "name/b", "name/c"] {
             old.set(name, Some(entry("n", &["a"], "1", "1")));
         }
         let mut new = old.clone();
         assert_eq!(old.changed_names(&new).count(), 0);
-        new.set("l4/a", None);
-        new.set("l4/b", Some(entry("n", &["a"], "1", "2")));
-        new.set("l4/d", Some(entry("n", &["a"], "1", "1")));
+        new.set("name/a", None);
+        new.set("name/b", Some(entry("n", &["a"], "1", "2")));
+        new.set("name/d", Some(entry("n", &["a"], "1", "1")));
         let mut changed: Vec<_> = old.changed_names(&new).map(AsRef::as_ref).collect();
         changed.sort_unstable();
-        assert_eq!(changed, ["l4/a", "l4/b", "l4/d"]);
-        assert!(old.get("l4/a").is_some(), "the old snapshot is as it was");
+        assert_eq!(changed, ["name/a", "name/b", "name/d"]);
+        assert!(old.get("name/a").is_some(), "the old snapshot is as it was");
         assert_eq!((old.len(), new.len()), (3, 3));
         assert!(!new.is_empty() && Snapshot::default().is_empty());
         assert_eq!(new.names().count(), 3);

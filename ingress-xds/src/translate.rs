@@ -1,12 +1,15 @@
 //! A routing table's target → Envoy's Cluster and ClusterLoadAssignment, as bytes with a content hash. Pure; called by
 //! [`crate::routing`]. The only module beside [`crate::server`] that knows Envoy's types.
 //!
-//! A target has one pair for each of its names, for connections whose TLS ends in the control plane, and one pair for
-//! requests that were taken out of TLS here: they go on in TLS that is verified by the cluster's own CA and exact name. The
-//! certificate by which they were taken out of it is Envoy's Secret.
+//! A target has one pair for each of its names. Connections whose TLS ends in the control plane pass as they are. Requests
+//! that were taken out of TLS here go by the public name alone, in TLS that is verified by the cluster's own CA and exact
+//! name ([`transport`]); they have a priority of their own, and so limits of their own. The certificate by which they were
+//! taken out of TLS is Envoy's Secret.
 //!
 //! Everything here is inside what Envoy's own validation accepts, whatever the target is: one field out of its range makes
 //! Envoy drop the response. No map in the messages has two entries, so that equal targets are equal bytes.
+
+mod transport;
 
 use std::sync::Arc;
 
@@ -18,31 +21,24 @@ use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
 use envoy_types::pb::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
 use envoy_types::pb::envoy::config::core::v3::data_source::Specifier;
 use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
-use envoy_types::pb::envoy::config::core::v3::transport_socket::ConfigType;
 use envoy_types::pb::envoy::config::core::v3::{
     Address, AggregatedConfigSource, ApiVersion, ConfigSource, DataSource, Http1ProtocolOptions, Http2ProtocolOptions,
-    HttpProtocolOptions as CommonHttpProtocolOptions, SocketAddress, TcpKeepalive, TransportSocket,
+    HttpProtocolOptions as CommonHttpProtocolOptions, RoutingPriority, SocketAddress, TcpKeepalive,
 };
 use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints};
-use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
 use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::secret::Type as SecretType;
-use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::subject_alt_name_matcher::SanType;
-use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{
-    CertificateValidationContext, CommonTlsContext, Secret, SubjectAltNameMatcher, TlsCertificate, UpstreamTlsContext,
-};
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{Secret, TlsCertificate};
 use envoy_types::pb::envoy::extensions::upstreams::http::v3::HttpProtocolOptions;
 use envoy_types::pb::envoy::extensions::upstreams::http::v3::http_protocol_options::{
     UpstreamProtocolOptions, UseDownstreamHttpConfig,
 };
-use envoy_types::pb::envoy::r#type::matcher::v3::StringMatcher;
-use envoy_types::pb::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use envoy_types::pb::google::protobuf::{Any, Duration, UInt32Value};
 use prost::{Message, Name as _};
 use sha2::{Digest as _, Sha256};
 
-use crate::model::{Target, UpstreamTrust};
-use crate::snapshot::{CERTIFICATE_NAME, Entry, Resource, connection_name, request_name};
+use crate::model::Target;
+use crate::snapshot::{CERTIFICATE_NAME, Entry, Resource, resource_name};
 use crate::validate::IngressCertificate;
 
 const CONNECT_TIMEOUT_SECONDS: i64 = 5;
@@ -58,8 +54,6 @@ const STREAMS: u32 = 100;
 const CONNECTION_WINDOW_BYTES: u32 = STREAMS * STREAM_WINDOW_BYTES;
 /// A connection without a request is closed before kube-apiserver closes it, after 90 s: a request that meets that end fails.
 const IDLE_SECONDS: i64 = 60;
-/// Names of Envoy's extensions.
-const TLS: &str = "envoy.transport_sockets.tls";
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 /// Length of a version: 64 bits of the hash. Two contents of one name that share them are not met by chance.
 const VERSION_BYTES: usize = 8;
@@ -82,42 +76,27 @@ impl Default for Limits {
     }
 }
 
-/// What is served for connections to an SNI name that leads to `target`.
-pub fn translate_connections(sni: &str, target: &Target, limits: Limits) -> Entry {
-    let limit = Some(UInt32Value {
-        value: limits.connections,
-    });
-    let thresholds = Thresholds {
-        max_connections: limit,
-        max_pending_requests: limit,
-        ..Default::default()
+/// What is served for an SNI name that leads to `target`.
+pub fn translate(sni: &str, target: &Target, limits: Limits) -> Entry {
+    let cluster = match target.route.public_name == sni {
+        true => translate_public(target, limits),
+        false => translate_cluster(sni, limits.connections, 0),
     };
-    to_entry(translate_cluster(connection_name(sni), thresholds), target)
-}
-
-/// What is served for requests to `target`.
-pub fn translate_requests(target: &Target, limits: Limits) -> Entry {
-    let limit = |value| Some(UInt32Value { value });
-    let thresholds = Thresholds {
-        max_requests: limit(limits.requests),
-        max_pending_requests: limit(limits.requests),
-        // A retry that finds no room would count as one request too many, though it is the cluster that does not answer.
-        max_retries: limit(limits.requests),
-        // Without a limit of their own: a request that waits for a connection would wait for ever.
-        max_connections: limit(u32::MAX),
-        ..Default::default()
-    };
-    let cluster = translate_cluster(request_name(&target.route.public_name), thresholds);
-    let options = Any {
-        type_url: HttpProtocolOptions::type_url(),
-        value: translate_http_options().encode_to_vec(),
-    };
-    let cluster = Cluster {
-        typed_extension_protocol_options: [(HTTP_OPTIONS.to_owned(), options)].into(),
-        transport_socket: Some(translate_tls(&target.route.upstream)),
-        ..cluster
-    };
-    to_entry(cluster, target)
+    let endpoints = translate_endpoints(cluster.name.clone(), target).encode_to_vec();
+    let cluster = cluster.encode_to_vec();
+    Entry {
+        route: Arc::clone(&target.route),
+        reachable: !target.addresses.is_empty(),
+        // Endpoints are owed again when the Cluster changes, so its content is in their version: see `ads`.
+        endpoints: Resource {
+            version: to_version(&[&cluster, &endpoints]),
+            body: endpoints.into(),
+        },
+        cluster: Resource {
+            version: to_version(&[&cluster]),
+            body: cluster.into(),
+        },
+    }
 }
 
 /// What is served to show to clients whose TLS ends here.
@@ -143,28 +122,23 @@ pub fn translate_certificate(certificate: &IngressCertificate) -> Resource {
     }
 }
 
-fn to_entry(cluster: Cluster, target: &Target) -> Entry {
-    let endpoints = translate_endpoints(cluster.name.clone(), target).encode_to_vec();
-    let cluster = cluster.encode_to_vec();
-    Entry {
-        route: Arc::clone(&target.route),
-        reachable: !target.addresses.is_empty(),
-        // Endpoints are owed again when the Cluster changes, so its content is in their version: see `ads`.
-        endpoints: Resource {
-            version: to_version(&[&cluster, &endpoints]),
-            body: endpoints.into(),
-        },
-        cluster: Resource {
-            version: to_version(&[&cluster]),
-            body: cluster.into(),
-        },
-    }
+/// By the public name come connections and requests.
+fn translate_public(target: &Target, limits: Limits) -> Cluster {
+    let options = Any {
+        type_url: HttpProtocolOptions::type_url(),
+        value: translate_http_options().encode_to_vec(),
+    };
+    let cluster = Cluster {
+        typed_extension_protocol_options: [(HTTP_OPTIONS.to_owned(), options)].into(),
+        ..translate_cluster(&target.route.public_name, limits.connections, limits.requests)
+    };
+    transport::secure(cluster, &target.route.upstream)
 }
 
-fn translate_cluster(name: String, thresholds: Thresholds) -> Cluster {
+fn translate_cluster(sni: &str, connections: u32, requests: u32) -> Cluster {
     let (time, interval, probes) = KEEPALIVE;
     Cluster {
-        name,
+        name: resource_name(sni),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
         // Without a service name the endpoints have the cluster's.
         eds_cluster_config: Some(EdsClusterConfig {
@@ -189,9 +163,35 @@ fn translate_cluster(name: String, thresholds: Thresholds) -> Cluster {
             ..Default::default()
         }),
         circuit_breakers: Some(CircuitBreakers {
-            thresholds: vec![thresholds],
+            thresholds: vec![limit_connections(connections), limit_requests(requests)],
             ..Default::default()
         }),
+        ..Default::default()
+    }
+}
+
+/// Connections have the default priority, by which no request passes.
+fn limit_connections(connections: u32) -> Thresholds {
+    let limit = |value| Some(UInt32Value { value });
+    Thresholds {
+        max_connections: limit(connections),
+        max_pending_requests: limit(connections),
+        max_requests: limit(0),
+        ..Default::default()
+    }
+}
+
+/// Requests have a high priority, by Envoy's route.
+fn limit_requests(requests: u32) -> Thresholds {
+    let limit = |value| Some(UInt32Value { value });
+    Thresholds {
+        priority: RoutingPriority::High.into(),
+        max_requests: limit(requests),
+        max_pending_requests: limit(requests),
+        // A retry that finds no room would count as one request too many, though it is the cluster that does not answer.
+        max_retries: limit(requests),
+        // Without a limit of their own: a request that waits for a connection would wait for ever.
+        max_connections: limit(u32::MAX),
         ..Default::default()
     }
 }
@@ -220,40 +220,6 @@ fn translate_http_options() -> HttpProtocolOptions {
             },
         )),
         ..Default::default()
-    }
-}
-
-fn translate_tls(trust: &UpstreamTrust) -> TransportSocket {
-    let name = SubjectAltNameMatcher {
-        san_type: SanType::Dns.into(),
-        matcher: Some(StringMatcher {
-            match_pattern: Some(MatchPattern::Exact(trust.server_name.clone())),
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    let validation = CertificateValidationContext {
-        trusted_ca: Some(DataSource {
-            specifier: Some(Specifier::InlineString(trust.ca.clone())),
-            ..Default::default()
-        }),
-        match_typed_subject_alt_names: vec![name],
-        ..Default::default()
-    };
-    let context = UpstreamTlsContext {
-        sni: trust.server_name.clone(),
-        common_tls_context: Some(CommonTlsContext {
-            validation_context_type: Some(ValidationContextType::ValidationContext(validation)),
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    TransportSocket {
-        name: TLS.to_owned(),
-        config_type: Some(ConfigType::TypedConfig(Any {
-            type_url: UpstreamTlsContext::type_url(),
-            value: context.encode_to_vec(),
-        })),
     }
 }
 

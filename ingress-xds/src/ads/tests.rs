@@ -9,7 +9,7 @@ use crate::snapshot::entries::entry;
 fn snapshot(rows: &[(&str, &str, &str)]) -> Arc<Snapshot> {
     let mut snapshot = Snapshot::default();
     for (sni, cluster, endpoints) in rows {
-        snapshot.set(&format!("l4/{sni}"), Some(entry(sni, &[sni], cluster, endpoints)));
+        snapshot.set(&format!("name/{sni}"), Some(entry(sni, &[sni], cluster, endpoints)));
     }
     Arc::new(snapshot)
 }
@@ -88,7 +88,7 @@ fn to_text(response: &Response) -> String {
         Kind::Routes => "R",
         Kind::Secret => "S",
     };
-    let short = |name: &str| name.trim_start_matches("l4/").to_owned();
+    let short = |name: &str| name.trim_start_matches("name/").to_owned();
     let sent = response.resources.iter();
     let sent = sent.map(|(name, resource)| format!("+{}={}", short(name), resource.version));
     let removed = response.removed.iter().map(|name| format!("-{}", short(name)));
@@ -146,7 +146,7 @@ fn the_certificate_goes_first_and_is_renewed() {
 fn secrets_that_are_not_served_are_removed() {
     let mut stream = Stream::new(snapshot(&[("a", "1", "1")]));
     stream
-        .on_request(subscribe(Kind::Secret, &["ingress", "l4/a"]))
+        .on_request(subscribe(Kind::Secret, &["ingress", "name/a"]))
         .unwrap();
     assert_eq!(drain(&mut stream), ["S-ingress-a"], "a cluster's name is no Secret's");
     stream.on_snapshot(with_certificate(&[], "1"));
@@ -164,9 +164,9 @@ fn secrets_that_are_not_served_are_removed() {
 fn names_of_one_cluster_share_a_response() {
     let mut served = Snapshot::default();
     for sni in ["a", "x", "y"] {
-        served.set(&format!("l4/{sni}"), Some(entry("a", &["a", "x", "y"], "1", "1")));
+        served.set(&format!("name/{sni}"), Some(entry("a", &["a", "x", "y"], "1", "1")));
     }
-    served.set("l4/b", Some(entry("b", &["b", "y"], "1", "1")));
+    served.set("name/b", Some(entry("b", &["b", "y"], "1", "1")));
     let mut stream = Stream::new(Arc::new(served));
     stream.on_request(ask(Kind::Cluster)).unwrap();
     assert_eq!(drain(&mut stream), ["C+a=1+x=1+y=1", "C+b=1"]);
@@ -188,13 +188,13 @@ fn endpoints_have_no_wildcard_without_a_name() {
 #[test]
 fn subscribed_names_are_answered() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
-    let mut stream = stream(&rows, [subscribe(Kind::Endpoints, &["l4/a", "l4/none"])]);
+    let mut stream = stream(&rows, [subscribe(Kind::Endpoints, &["name/a", "name/none"])]);
     assert_eq!(drain(&mut stream), ["E+a=1", "E-none"]);
-    stream.on_request(subscribe(Kind::Endpoints, &["l4/a"])).unwrap();
+    stream.on_request(subscribe(Kind::Endpoints, &["name/a"])).unwrap();
     assert_eq!(drain(&mut stream), ["E+a=1"], "who subscribes again holds nothing");
     stream.on_snapshot(snapshot(&[("a", "1", "2"), ("b", "1", "2"), ("none", "1", "1")]));
     assert_eq!(drain(&mut stream), ["E+a=2", "E+none=1"], "b is nobody's");
-    stream.on_request(unsubscribe(Kind::Endpoints, &["l4/a"])).unwrap();
+    stream.on_request(unsubscribe(Kind::Endpoints, &["name/a"])).unwrap();
     stream.on_snapshot(snapshot(&[("a", "1", "3")]));
     assert_eq!(drain(&mut stream), ["E-none"]);
 }
@@ -202,11 +202,11 @@ fn subscribed_names_are_answered() {
 #[test]
 fn wildcard_and_names_go_together() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
-    let mut stream = stream(&rows, [subscribe(Kind::Cluster, &["*", "l4/a"])]);
+    let mut stream = stream(&rows, [subscribe(Kind::Cluster, &["*", "name/a"])]);
     assert_eq!(drain(&mut stream), ["C+a=1", "C+b=1"]);
-    stream.on_request(unsubscribe(Kind::Cluster, &["l4/a"])).unwrap();
+    stream.on_request(unsubscribe(Kind::Cluster, &["name/a"])).unwrap();
     assert_eq!(drain(&mut stream), ["C+a=1"], "still subscribed to, and told so");
-    stream.on_request(subscribe(Kind::Cluster, &["l4/a"])).unwrap();
+    stream.on_request(subscribe(Kind::Cluster, &["name/a"])).unwrap();
     stream.on_request(unsubscribe(Kind::Cluster, &["*"])).unwrap();
     assert_eq!(drain(&mut stream), ["C+a=1"]);
     stream.on_snapshot(snapshot(&[("a", "2", "1"), ("b", "2", "1")]));
@@ -216,10 +216,10 @@ fn wildcard_and_names_go_together() {
 #[test]
 fn who_comes_back_gets_the_difference() {
     let rows = [("a", "1", "1"), ("b", "2", "1"), ("d", "1", "1")];
-    let held = [("l4/a", "1"), ("l4/b", "1"), ("l4/c", "1")];
+    let held = [("name/a", "1"), ("name/b", "1"), ("name/c", "1")];
     let mut stream = stream(&rows, [holding(ask(Kind::Cluster), &held)]);
     assert_eq!(drain(&mut stream), ["C+b=2", "C-c", "C+d=1"]);
-    let names = subscribe(Kind::Endpoints, &["l4/a", "l4/b", "l4/c"]);
+    let names = subscribe(Kind::Endpoints, &["name/a", "name/b", "name/c"]);
     stream.on_request(holding(names, &held)).unwrap();
     // b's Cluster was sent on this stream: Envoy waits for its endpoints, which did not change.
     assert_eq!(drain(&mut stream), ["E+b=1", "E-c"]);
@@ -229,8 +229,8 @@ fn who_comes_back_gets_the_difference() {
 #[test]
 fn changed_endpoints_are_sent_at_once() {
     let requests = [
-        holding(ask(Kind::Cluster), &[("l4/a", "1")]),
-        holding(subscribe(Kind::Endpoints, &["l4/a"]), &[("l4/a", "1")]),
+        holding(ask(Kind::Cluster), &[("name/a", "1")]),
+        holding(subscribe(Kind::Endpoints, &["name/a"]), &[("name/a", "1")]),
     ];
     let mut stream = stream(&[("a", "1", "1")], requests);
     assert_eq!(drain(&mut stream), ["C"]);
@@ -240,10 +240,10 @@ fn changed_endpoints_are_sent_at_once() {
 
 #[test]
 fn endpoints_that_were_lost_with_the_connection_are_sent() {
-    let names = subscribe(Kind::Endpoints, &["l4/a"]);
+    let names = subscribe(Kind::Endpoints, &["name/a"]);
     let requests = [
-        holding(ask(Kind::Cluster), &[("l4/a", "2")]),
-        holding(names, &[("l4/a", "1/1")]),
+        holding(ask(Kind::Cluster), &[("name/a", "2")]),
+        holding(names, &[("name/a", "1/1")]),
     ];
     let mut stream = stream(&[("a", "2", "2/1")], requests);
     assert_eq!(drain(&mut stream), ["C", "E+a=2/1"]);
@@ -254,7 +254,7 @@ fn endpoints_follow_a_changed_cluster() {
     let rows = [("a", "1", "1"), ("b", "1", "1")];
     let mut stream = stream(
         &rows,
-        [ask(Kind::Cluster), subscribe(Kind::Endpoints, &["l4/a", "l4/b"])],
+        [ask(Kind::Cluster), subscribe(Kind::Endpoints, &["name/a", "name/b"])],
     );
     drain(&mut stream);
     stream.on_snapshot(snapshot(&[("a", "2", "1"), ("b", "1", "1")]));
@@ -392,7 +392,7 @@ fn what_the_owner_adds_follows_the_clusters() {
 fn what_the_owner_adds_is_left_alone_while_nobody_knows_it() {
     let mut stream = Stream::new(with_base(None));
     let requests = [
-        holding(ask(Kind::Cluster), &[("l4/gone", "1"), ("web", "1"), ("old", "1")]),
+        holding(ask(Kind::Cluster), &[("name/gone", "1"), ("web", "1"), ("old", "1")]),
         holding(ask(Kind::Listener), &[("web", "1")]),
     ];
     for request in requests {

@@ -144,14 +144,14 @@ fn what_is_not_the_owners_is_refused() {
         (
             "no tenant's",
             "clusters",
-            "[{name: l7/a}]".into(),
-            "clusters l7/a: has a name of",
+            "[{name: name/a}]".into(),
+            "clusters name/a: has a name of",
         ),
         (
             "no tenant's endpoints",
             "endpoints",
-            "[{cluster_name: l4/a}]".into(),
-            "endpoints l4/a: has a name of",
+            "[{cluster_name: name/a}]".into(),
+            "endpoints name/a: has a name of",
         ),
         (
             "no routes of ours",
@@ -228,12 +228,17 @@ fn what_is_not_the_owners_is_refused() {
             route("weighted_clusters: {clusters: [{name: a, weight: 1}, {name: gate, weight: 1}]}"),
             "leads to gate",
         ),
-        ("nor to a tenant's", "routes", route("cluster: l4/a"), "leads to l4/a"),
+        (
+            "nor to a tenant's",
+            "routes",
+            route("cluster: name/a"),
+            "leads to name/a",
+        ),
         (
             "in an extension either",
             "listeners",
-            proxy("cluster: l4/a"),
-            "leads to l4/a",
+            proxy("cluster: name/a"),
+            "leads to name/a",
         ),
         (
             "no choice by a header",

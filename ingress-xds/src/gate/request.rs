@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use yoke_api::names::is_within;
 
 use crate::model::Route;
-use crate::snapshot::{Entry, Snapshot, connection_name, request_name};
+use crate::snapshot::{Entry, Snapshot, resource_name};
 use crate::token;
 use crate::token::TokenError;
 
@@ -106,7 +106,9 @@ pub fn check(snapshot: Option<&Snapshot>, request: Request<'_>, now: Timestamp) 
     let token = request.authorization.and_then(bearer_token).ok_or(Refusal::NoToken)?;
     let find = |issuer: &str| {
         let name = issuer.strip_prefix(ISSUER_SCHEME)?;
-        snapshot.get(&request_name(name)).cloned()
+        let entry = snapshot.get(&resource_name(name))?;
+        // A cluster's further names are no issuers.
+        (entry.route.public_name == name).then(|| Arc::clone(entry))
     };
     let entry = token::verify(token, now, find, |entry| &entry.route.tokens).map_err(Refusal::Token)?;
     if !entry.route.allows(request.source) {
@@ -132,7 +134,7 @@ fn bearer_token(header: &str) -> Option<&str> {
 fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
     let host = authority.split(':').next().unwrap_or_default();
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    match snapshot.get(&connection_name(&host)) {
+    match snapshot.get(&resource_name(&host)) {
         Some(owner) => owner.route.namespace != route.namespace,
         // Nobody's name under the base domain was somebody's, or will be.
         None => {

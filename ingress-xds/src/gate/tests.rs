@@ -23,10 +23,10 @@ const LIMITS: Limits = Limits {
 
 fn served() -> Snapshot {
     let mut snapshot = Snapshot::default();
-    snapshot.set("l4/a.yoke.test", Some(entry("a", &["a.yoke.test"], "1", "1")));
+    snapshot.set("name/a.yoke.test", Some(entry("a", &["a.yoke.test"], "1", "1")));
     let mut asleep = entry("b", &["b.yoke.test"], "1", "1");
     asleep.reachable = false;
-    snapshot.set("l4/b.yoke.test", Some(asleep));
+    snapshot.set("name/b.yoke.test", Some(asleep));
     snapshot
 }
 
@@ -70,7 +70,7 @@ fn only_a_known_name_passes() {
         (
             "a resource's name",
             Some(&snapshot),
-            "l4/a.yoke.test",
+            "name/a.yoke.test",
             Some(Refusal::Unknown),
         ),
         ("no name", Some(&snapshot), "", Some(Refusal::NoName)),
@@ -210,7 +210,7 @@ fn only_allowed_sources_pass() {
     let range = |text: &str| text.parse().unwrap();
     route.sources = Some(vec![range("192.0.2.0/24"), range("2001:db8::/32")]);
     restricted.route = Arc::new(route);
-    snapshot.set("l4/a.yoke.test", Some(restricted));
+    snapshot.set("name/a.yoke.test", Some(restricted));
     for (source, allowed) in [
         (ip("192.0.2.255"), true),
         (ip("192.0.3.0"), false),

@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::model::Route;
 use crate::routing::Snapshots;
 use crate::server::{Context, to_socket};
-use crate::snapshot::{connection_name, request_name};
+use crate::snapshot::resource_name;
 
 /// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
 const VERDICT: &str = "verdict";
@@ -116,7 +116,7 @@ impl Gatekeeper {
         let (code, word) = self.count(&verdict);
         let entry = snapshot
             .as_ref()
-            .and_then(|snapshot| snapshot.get(&connection_name(name)));
+            .and_then(|snapshot| snapshot.get(&resource_name(name)));
         to_response(code, word, entry.map(|entry| entry.route.as_ref()))
     }
 
@@ -171,7 +171,7 @@ fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
 
 fn translate_route(route: &Route) -> OkHttpResponse {
     OkHttpResponse {
-        headers: vec![to_header(ROUTE_HEADER, request_name(&route.public_name))],
+        headers: vec![to_header(ROUTE_HEADER, resource_name(&route.public_name))],
         ..Default::default()
     }
 }

@@ -1,3 +1,16 @@
+use envoy_types::pb::envoy::config::core::v3::transport_socket::ConfigType;
+use envoy_types::pb::envoy::extensions::matching::common_inputs::transport_socket::v3::{
+    FilterStateInput, TransportSocketNameAction,
+};
+use envoy_types::pb::envoy::extensions::transport_sockets::raw_buffer::v3::RawBuffer;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::UpstreamTlsContext;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::subject_alt_name_matcher::SanType;
+use envoy_types::pb::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
+use envoy_types::pb::xds::r#type::matcher::v3::matcher::MatcherType;
+use envoy_types::pb::xds::r#type::matcher::v3::matcher::matcher_tree::TreeType;
+use envoy_types::pb::xds::r#type::matcher::v3::matcher::on_match::OnMatch as Outcome;
+
 use super::*;
 use crate::fixtures::{BASE_DOMAIN, cluster, pems};
 use crate::model::Route;
@@ -13,12 +26,25 @@ fn target(addresses: &[&str]) -> Target {
 }
 
 fn serve(addresses: &[&str]) -> Entry {
-    translate_connections("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
+    translate("a-bcdfghjk.yoke.test", &target(addresses), Limits::default())
+}
+
+fn decode(entry: &Entry) -> Cluster {
+    Cluster::decode(entry.cluster.body.as_ref()).unwrap()
+}
+
+/// Those of connections and those of requests.
+fn thresholds(cluster: &Cluster) -> [Thresholds; 2] {
+    let breakers = cluster.circuit_breakers.clone().unwrap();
+    let [connections, requests] = breakers.thresholds.try_into().unwrap();
+    assert_eq!(connections.priority(), RoutingPriority::Default);
+    assert_eq!(requests.priority(), RoutingPriority::High);
+    [connections, requests]
 }
 
 fn addresses_of(entry: &Entry) -> Vec<(String, u32)> {
     let assignment = ClusterLoadAssignment::decode(entry.endpoints.body.as_ref()).unwrap();
-    assert_eq!(assignment.cluster_name, "l4/a-bcdfghjk.yoke.test");
+    assert_eq!(assignment.cluster_name, "name/a-bcdfghjk.yoke.test");
     let endpoints = assignment
         .endpoints
         .into_iter()
@@ -41,20 +67,25 @@ fn addresses_of(entry: &Entry) -> Vec<(String, u32)> {
 
 #[test]
 fn a_cluster_gets_its_endpoints_by_ads() {
-    let cluster = Cluster::decode(serve(&["10.0.0.1"]).cluster.body.as_ref()).unwrap();
-    assert_eq!(cluster.name, "l4/a-bcdfghjk.yoke.test");
+    let cluster = decode(&serve(&["10.0.0.1"]));
+    assert_eq!(cluster.name, "name/a-bcdfghjk.yoke.test");
     assert_eq!(
         cluster.cluster_discovery_type,
         Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into()))
     );
-    let source = cluster.eds_cluster_config.unwrap().eds_config.unwrap();
+    let source = cluster.eds_cluster_config.clone().unwrap().eds_config.unwrap();
     assert_eq!(
         source.config_source_specifier,
         Some(ConfigSourceSpecifier::Ads(AggregatedConfigSource {}))
     );
-    assert_eq!(cluster.connect_timeout.unwrap().seconds, 5);
-    let thresholds = &cluster.circuit_breakers.unwrap().thresholds[0];
-    assert_eq!(thresholds.max_connections.unwrap().value, 4096);
+    assert_eq!(cluster.connect_timeout.as_ref().unwrap().seconds, 5);
+    let [connections, _] = thresholds(&cluster);
+    assert_eq!(connections.max_connections.unwrap().value, 4096);
+    assert_eq!(
+        connections.max_requests.unwrap().value,
+        0,
+        "a request has its own priority"
+    );
 }
 
 #[test]
@@ -82,7 +113,7 @@ fn a_version_is_a_hash_of_the_content() {
         connections: 1,
         ..Limits::default()
     };
-    let limited = translate_connections("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
+    let limited = translate("a-bcdfghjk.yoke.test", &target(&["10.0.0.1"]), limits);
     assert_ne!(one.cluster.version, limited.cluster.version);
     assert_ne!(
         one.endpoints.version, limited.endpoints.version,
@@ -93,27 +124,28 @@ fn a_version_is_a_hash_of_the_content() {
 /// When this fails, every Envoy is sent every cluster again on upgrade: right if it is meant.
 #[test]
 fn versions_outlive_a_release() {
-    let entry = serve(&["10.0.0.1"]);
-    assert_eq!(&*entry.cluster.version, "bc63062615099f87");
-    assert_eq!(&*entry.endpoints.version, "3c119c85f16e533f");
+    // Without a CA, which tests draw anew.
+    let entry = translate("a.example.org", &target(&["10.0.0.1"]), Limits::default());
+    assert_eq!(&*entry.cluster.version, "bc1319f762cc6409");
+    assert_eq!(&*entry.endpoints.version, "bfc2bc014dc389d8");
 }
 
 #[test]
 fn resources_are_small() {
-    let entry = serve(&["10.0.0.1"]);
+    let entry = translate("a.example.org", &target(&["10.0.0.1"]), Limits::default());
     let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
     assert!(cluster < 256 && endpoints < 128, "{cluster} {endpoints}");
-    let entry = translate_requests(&target(&["10.0.0.1"]), Limits::default());
+    let entry = serve(&["10.0.0.1"]);
     let (cluster, endpoints) = (entry.cluster.body.len(), entry.endpoints.body.len());
     assert!(cluster < 2048 && endpoints < 128, "{cluster} {endpoints}");
 }
 
 #[test]
 fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
-    let entry = translate_requests(&target(&["10.0.0.1"]), Limits::default());
-    let cluster = Cluster::decode(entry.cluster.body.as_ref()).unwrap();
-    assert_eq!(cluster.name, "l7/a-bcdfghjk.yoke.test");
-    let Some(ConfigType::TypedConfig(config)) = cluster.transport_socket.unwrap().config_type else {
+    let entry = serve(&["10.0.0.1"]);
+    let cluster = decode(&entry);
+    assert_eq!(cluster.name, "name/a-bcdfghjk.yoke.test");
+    let Some(ConfigType::TypedConfig(config)) = cluster.transport_socket.clone().unwrap().config_type else {
         panic!("TLS is configured");
     };
     let tls = UpstreamTlsContext::decode(config.value.as_slice()).unwrap();
@@ -133,15 +165,75 @@ fn requests_go_on_in_tls_that_the_clusters_own_ca_vouches_for() {
     };
     assert_eq!(ca.replace('\r', ""), pems().0.replace('\r', ""));
     assert!(!validation.allow_expired_certificate);
-    let thresholds = &cluster.circuit_breakers.unwrap().thresholds[0];
-    assert_eq!(thresholds.max_requests.unwrap().value, 4096);
-    assert_eq!(thresholds.max_connections.unwrap().value, u32::MAX);
+    let [_, requests] = thresholds(&cluster);
+    assert_eq!(requests.max_requests.unwrap().value, 4096);
+    assert_eq!(requests.max_connections.unwrap().value, u32::MAX);
+}
+
+/// The mark is what the passthrough chain of Envoy's bootstrap sets.
+#[test]
+fn only_what_is_marked_goes_on_without_more_tls() {
+    let cluster = decode(&serve(&["10.0.0.1"]));
+    let [other] = &cluster.transport_socket_matches[..] else {
+        panic!("there is one other socket");
+    };
+    assert_eq!(other.name, "passthrough");
+    assert_eq!(
+        other.r#match.as_ref().unwrap().fields.len(),
+        1,
+        "an older Envoy must not match"
+    );
+    let Some(ConfigType::TypedConfig(raw)) = other.transport_socket.clone().unwrap().config_type else {
+        panic!("it is configured");
+    };
+    assert_eq!(raw.type_url, RawBuffer::type_url());
+
+    let matcher = cluster.transport_socket_matcher.unwrap();
+    assert_eq!(matcher.on_no_match, None, "the default is TLS");
+    let Some(MatcherType::MatcherTree(tree)) = matcher.matcher_type else {
+        panic!("the value is looked up");
+    };
+    let input = tree.input.unwrap().typed_config.unwrap();
+    assert_eq!(
+        FilterStateInput::decode(input.value.as_slice()).unwrap().key,
+        "yoke.transport"
+    );
+    let Some(TreeType::ExactMatchMap(map)) = tree.tree_type else {
+        panic!("the value is exact");
+    };
+    let [(value, outcome)] = &Vec::from_iter(map.map)[..] else {
+        panic!("there is one value");
+    };
+    assert_eq!(value, "passthrough");
+    let Some(Outcome::Action(action)) = outcome.on_match.clone() else {
+        panic!("the outcome is a socket");
+    };
+    let action = TransportSocketNameAction::decode(action.typed_config.unwrap().value.as_slice()).unwrap();
+    assert_eq!(action.name, other.name);
+
+    let bootstrap = include_str!("../../envoy/bootstrap.yaml");
+    for line in ["object_key: yoke.transport", "{inline_string: passthrough}"] {
+        assert_eq!(bootstrap.matches(line).count(), 1, "{line}");
+    }
+}
+
+/// Such as that of its konnectivity agents.
+#[test]
+fn no_request_goes_by_another_name() {
+    let cluster = decode(&translate("a.example.org", &target(&["10.0.0.1"]), Limits::default()));
+    assert_eq!(cluster.name, "name/a.example.org");
+    assert!(cluster.transport_socket.is_none(), "what passes is TLS");
+    let [connections, requests] = thresholds(&cluster);
+    assert_eq!(connections.max_connections.unwrap().value, 4096);
+    for limit in [requests.max_requests, requests.max_pending_requests] {
+        assert_eq!(limit.unwrap().value, 0);
+    }
 }
 
 #[test]
 fn connections_for_requests_hold_what_their_streams_may() {
-    let entry = translate_requests(&target(&["10.0.0.1"]), Limits::default());
-    let cluster = Cluster::decode(entry.cluster.body.as_ref()).unwrap();
+    let entry = serve(&["10.0.0.1"]);
+    let cluster = decode(&entry);
     let options = &cluster.typed_extension_protocol_options[HTTP_OPTIONS];
     let options = HttpProtocolOptions::decode(options.value.as_slice()).unwrap();
     let idle = options.common_http_protocol_options.unwrap().idle_timeout.unwrap();
@@ -171,8 +263,8 @@ fn a_new_key_changes_no_resource() {
     route.tokens.keys.clear();
     changed.route = Arc::new(route);
     let (before, after) = (
-        translate_requests(&target(&["10.0.0.1"]), Limits::default()),
-        translate_requests(&changed, Limits::default()),
+        serve(&["10.0.0.1"]),
+        translate("a-bcdfghjk.yoke.test", &changed, Limits::default()),
     );
     assert_eq!(before.cluster.version, after.cluster.version);
     assert_eq!(before.endpoints.version, after.endpoints.version);

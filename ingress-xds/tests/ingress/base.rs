@@ -195,7 +195,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
     let stage = Stage::new(2).await;
     let mut watch = watch(&stage).await;
     let (port, other, upstream) = (free_port(), free_port(), upstream().await);
-    let tenant = format!("l4/{}", stage.clusters[0].public_name());
+    let tenant = format!("name/{}", stage.clusters[0].public_name());
     let good = web(port, upstream, "one");
     stage.xds().apply_base(&map(&good)).await;
     assert!(!stage.xds().notice().await.refused);
@@ -244,7 +244,7 @@ async fn a_bad_one_is_refused_and_the_last_good_one_stays() {
             "a way to a tenant",
             "routes",
             route(&format!("cluster: {tenant}")),
-            "leads to l4/",
+            "leads to name/",
         ),
         (
             "a way to anywhere",

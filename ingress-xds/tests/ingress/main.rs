@@ -18,6 +18,7 @@ mod proxied;
 mod sources;
 mod support;
 mod terminated;
+mod transport;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use rustls::ClientConfig;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use yoke_ingress_xds::snapshot::{Entry, Resource, Snapshot};
-use yoke_ingress_xds::translate::{Limits, translate_connections};
+use yoke_ingress_xds::translate::{Limits, translate};
 use yoke_ingress_xds::validate::{Rules, validate_config};
 
 use support::envoy::Envoy;
@@ -143,7 +144,7 @@ async fn each_name_leads_to_its_cluster() {
     .await;
     assert_eq!(line["verdict"], "allowed", "{line}");
     assert_eq!((&line["tenant"], &line["cluster"]), (&"tenant".into(), &"b".into()));
-    assert_eq!(line["upstream_cluster"], format!("l4/{b}").as_str());
+    assert_eq!(line["upstream_cluster"], format!("name/{b}").as_str());
     assert_eq!(line["source"], "127.0.0.1");
     assert!(line["bytes_sent"].as_u64() > Some(0), "{line}");
 }
@@ -236,8 +237,8 @@ async fn a_restart_of_the_server_cuts_nothing() {
     assert!(result.is_err(), "before the host was read nothing passes: {result:?}");
     let clusters = stage.envoy.stat("cluster_manager.active_clusters").await;
     assert_eq!(
-        clusters, 7,
-        "and Envoy is told nothing: three of its own and two of each tenant's"
+        clusters, 5,
+        "and Envoy is told nothing: three of its own and one of each tenant's"
     );
 
     xds.list(&stage.clusters.each_ref()).await;
@@ -283,8 +284,8 @@ async fn what_was_deleted_while_the_server_was_away_is_closed() {
     xds.list(&[&stage.clusters[0]]).await;
     stage.xds = Some(xds);
     stage.wait_served(&stage.clusters[0].public_name(), PATIENCE).await;
-    let five = async || (stage.envoy.stat("cluster_manager.active_clusters").await == 5).then_some(());
-    eventually("the other's clusters are removed", PATIENCE, five).await;
+    let four = async || (stage.envoy.stat("cluster_manager.active_clusters").await == 4).then_some(());
+    eventually("the other's cluster is removed", PATIENCE, four).await;
     assert!(stage.ask(&stage.clusters[1].public_name()).await.is_err());
 }
 
@@ -305,7 +306,7 @@ async fn replaced_clusters_are_served_on() {
     let replaced = async || {
         let warming = stage.envoy.stat("cluster_manager.warming_clusters").await;
         let modified = stage.envoy.stat("cluster_manager.cluster_modified").await;
-        (modified == 4 && warming == 0).then_some(())
+        (modified == 2 && warming == 0).then_some(())
     };
     let (_, elapsed) = eventually("the clusters are replaced", PATIENCE, replaced).await;
     println!("replaced in {elapsed:?}");
@@ -352,14 +353,14 @@ async fn a_refused_resource_harms_nobody_else() {
                 port: fixture.port,
             };
             let name = fixture.public_name();
-            let mut entry: Entry = translate_connections(&name, &target, limits);
+            let mut entry: Entry = translate(&name, &target, limits);
             if bad && index == 0 {
                 entry.cluster = Resource {
                     version: "bad".into(),
                     body: [0xff_u8; 3].as_slice().into(),
                 };
             }
-            snapshot.set(&format!("l4/{name}"), Some(entry));
+            snapshot.set(&format!("name/{name}"), Some(entry));
         }
         snapshot
     };

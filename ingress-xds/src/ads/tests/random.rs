@@ -157,7 +157,7 @@ impl Weather {
 
 fn change(random: &mut StdRng, served: &mut Snapshot, weather: Weather, step: usize) {
     let sni = SNIS[random.random_range(0..SNIS.len())];
-    let name = format!("l4/{sni}");
+    let name = format!("name/{sni}");
     // Owners have one, two or five names each.
     let (owner, names): (&str, &[&str]) = match sni {
         "a" => ("a", &["a"]),
@@ -238,7 +238,7 @@ fn judge(seed: u64, weather: Weather, served: &Snapshot, envoy: &Envoy) {
     let mut refused: Vec<String> = Vec::new();
     for name in served.names() {
         let entry = served.get(name).unwrap();
-        let siblings = entry.route.names().map(|sni| format!("l4/{sni}"));
+        let siblings = entry.route.names().map(|sni| format!("name/{sni}"));
         // One refused resource takes those of the same cluster with it, and of no other.
         let bad = siblings
             .filter_map(|sibling| served.get(&sibling))

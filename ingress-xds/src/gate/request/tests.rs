@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster};
 use crate::model::Target;
-use crate::translate::{Limits, translate_connections, translate_requests};
+use crate::translate::{Limits, translate};
 use crate::validate::{Rules, validate_config};
 
 const NOW: i64 = 1_800_000_000;
@@ -26,11 +26,9 @@ fn serve(snapshot: &mut Snapshot, fixture: &ClusterFixture) {
         port: fixture.port,
     };
     for name in target.route.names() {
-        let entry = translate_connections(name, &target, Limits::default());
-        snapshot.set(&connection_name(name), Some(entry));
+        let entry = translate(name, &target, Limits::default());
+        snapshot.set(&resource_name(name), Some(entry));
     }
-    let entry = translate_requests(&target, Limits::default());
-    snapshot.set(&request_name(&target.route.public_name), Some(entry));
 }
 
 /// A, with a name of its own, and B, which sleeps. Both ask for one more name, and B has it.
@@ -74,6 +72,7 @@ fn the_token_decides() {
     let for_konnectivity = claims(&format!("https://{A}"), &["system:konnectivity-server"], NOW);
     let for_konnectivity = format!("Bearer {}", a.token(&for_konnectivity));
     let bare = a.token(&claims(A, &[&format!("https://{A}")], NOW));
+    let further = a.token(&claims("https://a.example.org", &[&format!("https://{A}")], NOW));
     let plain = a.token(&claims(&format!("http://{A}"), &[&format!("https://{A}")], NOW));
     for (rule, authorization, expected) in [
         ("of A", good.clone(), Ok("a")),
@@ -108,6 +107,11 @@ fn the_token_decides() {
         (
             "an issuer without scheme",
             format!("Bearer {bare}"),
+            Err(Refusal::Token(TokenError::Issuer)),
+        ),
+        (
+            "a further name as issuer",
+            format!("Bearer {further}"),
             Err(Refusal::Token(TokenError::Issuer)),
         ),
         (

@@ -216,7 +216,7 @@ fn raw(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
         ]),
     );
     let setting = |id: u8, value: u32| frame(SETTINGS, 0, 0, &[&[0, id][..], &value.to_be_bytes()].concat());
-    let trailer = fields_of(&[("x-yoke-cluster", "l7/b"), ("authorization", &stage.bearer(1))]);
+    let trailer = fields_of(&[("x-yoke-cluster", "name/b"), ("authorization", &stage.bearer(1))]);
     vec![
         ("data where no stream is", frame(DATA, 0, 1, b"a"), Closed),
         ("a stream of the server's", frame(HEADERS, whole, 2, &block), Closed),

@@ -118,7 +118,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
         ("a name with a port", named(&bytes(&[b.as_bytes(), b":443"]))),
         ("a name with a space", named(&bytes(&[b" ", b.as_bytes()]))),
         ("a name with a line end", named(&bytes(&[b.as_bytes(), b"\r\n"]))),
-        ("a name with a slash", named(&bytes(&[b"l4/", b.as_bytes()]))),
+        ("a name with a slash", named(&bytes(&[b"name/", b.as_bytes()]))),
         ("a name that climbs", named(b"../xds")),
         ("a name of Envoy's format", named(b"%DOWNSTREAM_REMOTE_ADDRESS%")),
         ("a star", named(b"*.yoke.test")),

@@ -131,7 +131,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, String)> {
         ("iss with a space", issued_by(&format!(" {}", issuers[0]))),
         ("iss with a NUL", issued_by(&format!("{}\0", issuers[0]))),
         ("iss that names Envoy's own cluster", issued_by("https://xds")),
-        ("iss that climbs", issued_by("https://../l4/x")),
+        ("iss that climbs", issued_by("https://../name/x")),
         ("iss of nothing", issued_by("https://")),
         ("iss a list", with("iss", json!([issuers[0], issuers[1]]))),
         ("iss a number", with("iss", json!(1))),

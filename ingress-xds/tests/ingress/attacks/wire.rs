@@ -155,7 +155,7 @@ fn rows(stage: &Stage) -> Vec<(&'static str, Vec<u8>, Answer)> {
         ),
         (
             "chunks and a trailer that is ours",
-            chunked("0\r\nx-yoke-cluster: l7/b\r\n\r\n"),
+            chunked("0\r\nx-yoke-cluster: name/b\r\n\r\n"),
             Own,
         ),
         ("a method that nobody knows", line("BREW /api HTTP/1.1"), Refused("400")),

@@ -1,0 +1,151 @@
+//! One Envoy cluster takes a tenant's connections and its requests: what has the client's TLS passes as it is, and what was
+//! taken out of TLS goes on in TLS.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use http::header;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use crate::PROMISE;
+use crate::support::client::{BOTH, get};
+use crate::support::tenant::hello;
+use crate::support::{PATIENCE, eventually};
+use crate::terminated::{Stage, assert_status};
+
+/// First byte of a handshake in TLS.
+const HANDSHAKE: u8 = 22;
+
+/// A control plane that says nothing, and keeps what it hears on each connection.
+struct Ear {
+    heard: Arc<Mutex<Vec<Vec<u8>>>>,
+    task: JoinHandle<()>,
+}
+
+impl Ear {
+    async fn open(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let all = Arc::clone(&heard);
+        let task = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let all = Arc::clone(&all);
+                tokio::spawn(async move {
+                    let mut bytes = vec![0; 64 * 1024];
+                    // One that ends without a word has said nothing.
+                    let length = stream.read(&mut bytes).await.unwrap_or_default();
+                    bytes.truncate(length);
+                    all.lock().unwrap().push(bytes);
+                });
+            }
+        });
+        Self { heard, task }
+    }
+
+    /// What it heard since the last time.
+    fn take(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.heard.lock().unwrap())
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_go_on_in_tls_and_connections_as_they_are() {
+    let stage = Stage::with(&[], |_| {}).await;
+    let fixture = stage.clusters[1].clone();
+    let (name, config) = (fixture.public_name(), stage.root.client(None));
+    let ear = Ear::open(SocketAddr::from(([127, 0, 0, 9], fixture.port))).await;
+    stage
+        .xds()
+        .apply(&fixture.clone().at(&["127.0.0.9"], fixture.port))
+        .await;
+    let sent = hello(&name, &config);
+    let bearer = stage.bearer(1);
+    let moved = async || {
+        let mut client = TcpStream::connect(stage.envoy.ingress).await.unwrap();
+        client.write_all(&sent).await.unwrap();
+        let heard = async || ear.take().pop();
+        let looked = tokio::time::timeout(PROMISE, eventually("it is heard", PATIENCE, heard)).await;
+        looked.ok().map(|(bytes, _)| bytes)
+    };
+    eventually("the control plane has moved", PATIENCE, moved).await;
+
+    // In turn, so that neither finds the other's connection.
+    for round in 0..5 {
+        assert_eq!(moved().await.as_deref(), Some(&sent[..]), "{round}: not a byte more");
+        for http in BOTH {
+            let mut client = stage.client(http).await;
+            let bearer = bearer.clone();
+            // There is no answer.
+            let asking = tokio::spawn(async move { client.ask(get(Some(&bearer))).await.map(drop) });
+            let (bytes, _) = eventually("a request is heard", PATIENCE, async || ear.take().pop()).await;
+            asking.abort();
+            assert_eq!(bytes.first(), Some(&HANDSHAKE), "{round} {http:?}");
+            assert!(contains(&bytes, &fixture.config.upstream.server_name), "its own TLS");
+            for secret in ["Bearer", "HTTP", "namespaces"] {
+                assert!(!contains(&bytes, secret), "{round} {http:?}: {secret}");
+            }
+        }
+    }
+}
+
+/// Only a cluster's public name has TLS for requests; should the gate ever name another one, nothing is sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_request_goes_by_a_further_name() {
+    let led = [
+        ("cluster_header: x-yoke-cluster", "cluster: name/b.example.org"),
+        (
+            "name: terminated\n            virtual_hosts",
+            "name: terminated\n            validate_clusters: false\n            virtual_hosts",
+        ),
+    ];
+    let stage = Stage::with(&led, |_| {}).await;
+    let fixture = stage.clusters[1].clone().with_extra_names(&["b.example.org"]);
+    let ear = Ear::open(SocketAddr::from(([127, 0, 0, 9], fixture.port))).await;
+    stage
+        .xds()
+        .apply(&fixture.clone().at(&["127.0.0.9"], fixture.port))
+        .await;
+    let sent = hello("b.example.org", &stage.root.client(None));
+    let passes = async || {
+        let mut client = TcpStream::connect(stage.envoy.ingress).await.unwrap();
+        client.write_all(&sent).await.unwrap();
+        let heard = async || ear.take().pop();
+        let looked = tokio::time::timeout(PROMISE, eventually("it is heard", PATIENCE, heard)).await;
+        looked.ok()
+    };
+    eventually("connections pass", PATIENCE, passes).await;
+    let bearer = stage.bearer(1);
+    for http in BOTH {
+        let answer = stage.client(http).await.ask(get(Some(&bearer))).await.unwrap();
+        assert_status("no room for any", &answer, 429, "TooManyRequests");
+    }
+    assert!(ear.take().is_empty(), "nothing was said");
+}
+
+/// An Envoy and a gate of two releases may not agree on what a tenant's cluster is called.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gate_of_another_release_is_waited_for() {
+    let other = [("string_match: {prefix: name/}", "string_match: {prefix: other/}")];
+    let stage = Stage::with(&other, |_| {}).await;
+    for http in BOTH {
+        let mut client = stage.client(http).await;
+        let answer = client.ask(get(Some(&stage.bearer(0)))).await.unwrap();
+        assert_status("what it names", &answer, 503, "ServiceUnavailable");
+        assert_eq!(answer.headers[header::RETRY_AFTER], "1");
+        let answer = client.ask(get(None)).await.unwrap();
+        assert_status("no token", &answer, 401, "Unauthorized");
+    }
+    assert_eq!(stage.requests(), [0, 0]);
+}
