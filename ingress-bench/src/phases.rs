@@ -22,7 +22,7 @@ use crate::usage::Used;
 use crate::watches::Watches;
 
 /// Clusters of Envoy's own: what it asks, and its own page.
-const OWN_CLUSTERS: usize = 3;
+const OWN_CLUSTERS: usize = 4;
 /// How long a change may take before it counts as failed.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks at what is not there yet.

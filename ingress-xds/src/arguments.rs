@@ -7,6 +7,7 @@ use clap::Parser;
 use yoke_runtime::budget::Rate;
 
 use crate::gate::Limits;
+use crate::traffic::Ledger;
 use crate::translate;
 
 /// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.
@@ -69,6 +70,9 @@ pub struct Arguments {
     /// Requests of pods that one Envoy has open to one cluster, watches among them
     #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub cluster_requests: u32,
+    /// Clusters whose traffic has series of its own in the metrics; that of others is counted together
+    #[arg(long, default_value_t = 10_000, value_name = "NUMBER")]
+    pub cluster_series: u32,
 }
 
 impl Arguments {
@@ -89,6 +93,11 @@ impl Arguments {
                 burst: self.cluster_request_burst,
             },
         }
+    }
+
+    /// What clusters are counted by.
+    pub fn ledger(&self) -> Ledger {
+        Ledger::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
     }
 
     /// Limits that Envoy keeps.
@@ -116,6 +125,7 @@ mod tests {
         assert_eq!(arguments.client_name, ["envoy.yoke-system.svc"]);
         assert_eq!(arguments.envoy_port, [8443, 8081, 9901]);
         assert_eq!(arguments.base_config_map, None);
+        assert_eq!(arguments.cluster_series, 10_000);
         assert!(Arguments::try_parse_from(["x"]).is_err());
         assert!(Arguments::try_parse_from(needed.into_iter().chain(["--name-rate=0"])).is_err());
         let twice = needed.into_iter().chain(["--name-rate=1", "--name-rate=2"]);

@@ -21,6 +21,9 @@ use yoke_runtime::budget::{Budgets, Rate, source_key};
 use crate::snapshot::{Snapshot, resource_name};
 use held::Held;
 
+/// The word for a connection or request that may go on, for logs and metrics.
+pub const ALLOWED: &str = "allowed";
+
 /// What is let through, by this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -78,7 +81,7 @@ impl Refusal {
     ];
 
     /// The reason as a word for logs and metrics.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotSynced => "not_synced",
             Self::NoName => "no_name",

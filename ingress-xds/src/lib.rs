@@ -5,12 +5,13 @@
 //! ```text
 //!  host API ─▶ watch ─▶ routing: model (validate) ─▶ translate ─▶ snapshot ─┬▶ ads ─────────▶ server ─▶ Envoy: CDS, EDS, SDS
 //!                                                                           └▶ gate (token) ▶ server ◀▶ Envoy: ext_authz
-//!                                                                                ▲ server ◀─ Envoy: connections that ended
+//!                                                           traffic ▶ /metrics   ▲ server ◀─ Envoy: connections that ended
+//!                                                              ▲──────────────────────────── Envoy: what clients did
 //! ```
 //!
 //! What the host's owner adds to Envoy's configuration (a ConfigMap) comes by [`base`] into the same snapshot.
 //!
-//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`]. The rest are adapters. The answer is a
+//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`], [`traffic`]. The rest are adapters. The answer is a
 //! function of host objects alone, so any number of replicas gives the same one, and none keeps state.
 
 pub mod ads;
@@ -26,6 +27,7 @@ pub mod server;
 pub mod snapshot;
 pub mod tls;
 pub mod token;
+pub mod traffic;
 pub mod translate;
 pub mod validate;
 pub mod watch;

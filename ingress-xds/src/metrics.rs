@@ -1,4 +1,5 @@
-//! What is counted. Labels are closed sets; which cluster a problem belongs to stands in the log.
+//! What is counted. Labels are closed sets, but for those of clusters' traffic, which is shown as it is in the snapshot (ADR
+//! 0012); which cluster a problem belongs to stands in the log.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,6 +11,7 @@ use yoke_runtime::Metrics as Registry;
 
 use crate::ads::Kind;
 use crate::model::Table;
+use crate::traffic::Shown;
 
 /// Name of the process in the names of its metrics.
 pub const PROCESS: &str = "ingress_xds";
@@ -46,6 +48,8 @@ pub struct Metrics {
     handshakes: Family<ResultLabel, Counter>,
     reloads: Family<ResultLabel, Counter>,
     watch_errors: Counter<u64, AtomicU64>,
+    broken_logs: Counter<u64, AtomicU64>,
+    log_entries: Family<ResultLabel, Counter>,
     base_refused: Gauge,
     base_changes: Family<ResultLabel, Counter>,
 }
@@ -75,6 +79,16 @@ impl Metrics {
             );
             registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
             registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
+            registry.register(
+                "broken_logs",
+                "Streams of Envoy's logs that broke off; what was on its way is not counted",
+                m.broken_logs,
+            );
+            registry.register(
+                "log_entries",
+                "Connections and requests that ended; failed are those of no cluster that is served",
+                m.log_entries,
+            );
             registry.register("handshakes", "TLS handshakes of clients", m.handshakes);
             registry.register("certificate_reloads", "Changed certificates taken into use", m.reloads);
             registry.register(
@@ -86,6 +100,11 @@ impl Metrics {
             registry.register("watch_errors", "Failures of a watch on the host API", m.watch_errors);
         });
         metrics
+    }
+
+    /// Shows what is counted of each cluster, beside its own.
+    pub fn show_traffic(registry: &Registry, shown: Shown) {
+        registry.register(|registry| registry.register_collector(Box::new(shown)));
     }
 
     pub(crate) fn set_objects(&self, table: &Table) {
@@ -133,6 +152,14 @@ impl Metrics {
         self.reloads.get_or_create(&to_result(good)).inc();
     }
 
+    pub(crate) fn count_broken_log(&self) {
+        self.broken_logs.inc();
+    }
+
+    pub(crate) fn count_entry(&self, counted: bool) {
+        self.log_entries.get_or_create(&to_result(counted)).inc();
+    }
+
     pub(crate) fn set_base_refused(&self, refused: bool) {
         self.base_refused.set(refused.into());
     }
@@ -164,3 +191,6 @@ fn to_result(good: bool) -> ResultLabel {
     let result = if good { "ok" } else { "failed" };
     ResultLabel { result }
 }
+
+#[cfg(test)]
+mod tests;

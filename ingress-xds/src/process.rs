@@ -1,6 +1,7 @@
 //! Puts the process together and runs it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,6 +19,7 @@ use crate::metrics::{Metrics, PROCESS};
 use crate::routing::Routing;
 use crate::server::{Context, Server};
 use crate::tls::{files_in, keep_certificates};
+use crate::traffic::Shown;
 use crate::validate::Rules;
 use crate::watch::{watch_base, watch_certificate, watch_configs, watch_slices};
 
@@ -42,7 +44,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let endpoint = Endpoint::bind(arguments.metrics).await?;
     let server = Server::bind(arguments.listen_xds).await?;
-    supervisor.spawn_background("endpoint", endpoint.serve(registry, readiness, drain.clone()));
+    supervisor.spawn_background("endpoint", endpoint.serve(registry.clone(), readiness, drain.clone()));
 
     let files = files_in(&arguments.tls_dir, &arguments.client_ca);
     let (reload, tls) = Reload::load(files).await?;
@@ -56,7 +58,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Some(_) => Tracker::new(&arguments.envoy_port),
         None => Tracker::without(),
     };
-    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), metrics.clone(), synced);
+    let ledger = arguments.ledger();
+    let other = Arc::clone(ledger.other());
+    let (routing, snapshots) = Routing::new(rules, base, arguments.envoy_limits(), ledger, metrics.clone(), synced);
+    Metrics::show_traffic(&registry, Shown::new(snapshots.clone(), other));
     let (events, observed) = mpsc::channel(EVENTS);
     let (base, inputs) = mpsc::channel(EVENTS);
     let (notices, told) = mpsc::channel(NOTICES);

@@ -16,7 +16,8 @@ use yoke_runtime::{Check, Drain};
 use crate::base::{Input, Notice, Tracker};
 use crate::metrics::Metrics;
 use crate::model::{Event, Report, Table};
-use crate::snapshot::{Snapshot, resource_name};
+use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::traffic::Ledger;
 use crate::translate::{Limits, translate, translate_certificate};
 use crate::validate::Rules;
 
@@ -40,6 +41,7 @@ pub struct Routing {
     table: Table,
     base: Tracker,
     limits: Limits,
+    ledger: Ledger,
     snapshot: Snapshot,
     publish: watch::Sender<Option<Arc<Snapshot>>>,
     metrics: Metrics,
@@ -47,13 +49,22 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// The task, and what its readers hold. `base` is what the host's owner adds. `synced` becomes ready with the first snapshot.
-    pub fn new(rules: Rules, base: Tracker, limits: Limits, metrics: Metrics, synced: Check) -> (Self, Snapshots) {
+    /// The task, and what its readers hold. `base` is what the host's owner adds, `ledger` what clusters are counted by. `synced`
+    /// becomes ready with the first snapshot.
+    pub fn new(
+        rules: Rules,
+        base: Tracker,
+        limits: Limits,
+        ledger: Ledger,
+        metrics: Metrics,
+        synced: Check,
+    ) -> (Self, Snapshots) {
         let (publish, snapshots) = watch::channel(None);
         let routing = Self {
             table: Table::new(rules),
             base,
             limits,
+            ledger,
             snapshot: Snapshot::default(),
             publish,
             metrics,
@@ -110,7 +121,10 @@ impl Routing {
             return;
         }
         for (sni, target) in &changes {
-            let entry = target.as_ref().map(|target| translate(sni, target, self.limits));
+            let entry = target.as_ref().map(|target| Entry {
+                traffic: self.ledger.series_of(&target.route.id),
+                ..translate(sni, target, self.limits)
+            });
             self.snapshot.set(&resource_name(sni), entry);
         }
         self.publish.send_replace(Some(Arc::new(self.snapshot.clone())));

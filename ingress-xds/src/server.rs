@@ -1,9 +1,9 @@
-//! The gRPC endpoint for Envoy: ADS, `ext_authz` and the access log of connections on one address, over mutual TLS. An adapter:
-//! it accepts, converts and calls [`crate::ads`] and [`crate::gate`].
+//! The gRPC endpoint for Envoy: ADS, `ext_authz` and access logs on one address, over mutual TLS. An adapter: it accepts, converts
+//! and calls [`crate::ads`], [`crate::gate`] and [`crate::traffic`].
 
 mod authorization;
 mod discovery;
-mod ends;
+mod logs;
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,6 +32,10 @@ use crate::tls::is_expected_client;
 /// Finds out that an Envoy's machine is gone.
 const PING: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// What of one stream may lie here unread, and what of all that share a connection: some logs that nobody reads take no room
+/// from the gate's questions.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 /// Envoy's first request after a reconnect names all that it holds: about 60 bytes a name and type. 4 MiB, the usual limit,
 /// would shut it out for good at some 30,000 names.
 const MAX_REQUEST_BYTES: usize = 256 * 1024 * 1024;
@@ -100,16 +104,18 @@ impl Server {
         let discovery = AggregatedDiscoveryServiceServer::new(discovery::Discovery::new(&context))
             .max_decoding_message_size(MAX_REQUEST_BYTES);
         let authorization = AuthorizationServer::new(authorization::Gatekeeper::new(&context, Arc::clone(&gate)));
-        let ends = AccessLogServiceServer::new(ends::Ends::new(&context, gate));
+        let logs = AccessLogServiceServer::new(logs::Logs::new(&context, gate));
         let drain = context.drain.clone();
         let started = |drain: Drain| async move { drain.started().await };
         let (incoming, accepting) = accept(self.listener, context.tls.clone(), context, started(drain.clone()));
         let serving = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING_TIMEOUT))
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .add_service(discovery)
             .add_service(authorization)
-            .add_service(ends)
+            .add_service(logs)
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), started(drain));
         let (served, ()) = tokio::join!(serving, accepting);
         served.map_err(ServerError::Serve)

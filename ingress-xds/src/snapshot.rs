@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::base::Base;
 use crate::model::Route;
+use crate::traffic::Series;
 
 /// Begins the name of every Envoy cluster that an SNI name or a token can choose. Envoy makes the same name from the SNI that
 /// it was sent, so no SNI can name another cluster.
@@ -87,6 +88,8 @@ pub struct Entry {
     pub cluster: Resource,
     /// Envoy's ClusterLoadAssignment.
     pub endpoints: Resource,
+    /// What the cluster's clients are counted by; all its names have the same.
+    pub traffic: Arc<Series>,
 }
 
 type Shard = BTreeMap<Arc<str>, Arc<Entry>>;
@@ -166,6 +169,13 @@ impl Snapshot {
     /// Every name of a cluster's resources.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.shards.iter().flat_map(|shard| shard.keys())
+    }
+
+    /// What is served for each cluster's public name.
+    pub fn clusters(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        let entries = self.shards.iter().flat_map(|shard| shard.iter());
+        let is_public = |name: &str, entry: &Entry| name.strip_prefix(NAMES) == Some(entry.route.public_name.as_str());
+        entries.filter_map(move |(name, entry)| is_public(name, entry).then_some(entry))
     }
 
     /// Number of names.
@@ -248,6 +258,7 @@ pub(crate) mod entries {
             reachable: true,
             cluster: resource(cluster_version),
             endpoints: resource(endpoints_version),
+            traffic: Arc::default(),
         }
     }
 }

@@ -188,7 +188,7 @@ impl TokenError {
     ];
 
     /// The reason as a word for logs and metrics.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::TooLong => "token_too_long",
             Self::Malformed => "token_malformed",

@@ -96,6 +96,7 @@ pub fn translate(sni: &str, target: &Target, limits: Limits) -> Entry {
             version: to_version(&[&cluster]),
             body: cluster.into(),
         },
+        traffic: Arc::default(),
     }
 }
 

@@ -7,7 +7,7 @@
 //! | `/readyz` | 200, or 503 with the failing checks, one a line; 503 while draining |
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::Router;
 use axum::extract::State;
@@ -26,7 +26,8 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The process's metrics. Clones share one registry.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    registry: Arc<Mutex<Registry>>,
+    /// Written to at the start only: who reads it for long keeps nobody waiting.
+    registry: Arc<RwLock<Registry>>,
 }
 
 /// The endpoint could not be opened or kept.
@@ -65,19 +66,19 @@ impl Metrics {
     pub fn new(process: &str) -> Self {
         let registry = Registry::with_prefix(format!("yoke_{process}"));
         Self {
-            registry: Arc::new(Mutex::new(registry)),
+            registry: Arc::new(RwLock::new(registry)),
         }
     }
 
     /// Registers metrics: the registry is `register`'s for the time of the call.
     pub fn register<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
-        register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+        register(&mut self.registry.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// All metrics as OpenMetrics text.
     pub fn to_text(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
-        encode(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
+        encode(&mut text, &self.registry.read().unwrap_or_else(PoisonError::into_inner))?;
         Ok(text)
     }
 }
@@ -113,10 +114,12 @@ impl Endpoint {
 }
 
 async fn answer_metrics(State(shared): State<Shared>) -> Response {
-    match shared.metrics.to_text() {
-        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
-        Err(error) => {
-            tracing::error!(%error, "metrics cannot be encoded");
+    // The series of thousands of clusters take a while.
+    let encoded = tokio::task::spawn_blocking(move || shared.metrics.to_text()).await;
+    match encoded {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        failed => {
+            tracing::error!(?failed, "metrics cannot be encoded");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -18,7 +18,7 @@ use yoke_api::names::HOSTED_NAMESPACE_PREFIX;
 use crate::snapshot::{Kind, is_tenants};
 
 /// Names in Envoy's bootstrap.
-const CLUSTERS: [&str; 4] = ["admin", "gate", "none", "xds"];
+const CLUSTERS: [&str; 5] = ["admin", "gate", "logs", "none", "xds"];
 const LISTENERS: [&str; 2] = ["health", "ingress"];
 const ROUTES: [&str; 2] = ["health", "terminated"];
 /// What tells Envoy's TCP proxy the cluster: a key that a filter can set (on the ingress's own listener from the SNI name that

@@ -52,7 +52,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// The reason as a word for logs and metrics.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotSynced => "not_synced",
             Self::NoToken => "no_token",
@@ -100,9 +100,8 @@ impl Refusal {
     }
 }
 
-/// The cluster to which a request goes.
-pub fn check(snapshot: Option<&Snapshot>, request: Request<'_>, now: Timestamp) -> Result<Arc<Entry>, Refusal> {
-    let snapshot = snapshot.ok_or(Refusal::NotSynced)?;
+/// The cluster whose token a request has.
+pub fn find(snapshot: &Snapshot, request: Request<'_>, now: Timestamp) -> Result<Arc<Entry>, Refusal> {
     let token = request.authorization.and_then(bearer_token).ok_or(Refusal::NoToken)?;
     let find = |issuer: &str| {
         let name = issuer.strip_prefix(ISSUER_SCHEME)?;
@@ -110,7 +109,11 @@ pub fn check(snapshot: Option<&Snapshot>, request: Request<'_>, now: Timestamp) 
         // A cluster's further names are no issuers.
         (entry.route.public_name == name).then(|| Arc::clone(entry))
     };
-    let entry = token::verify(token, now, find, |entry| &entry.route.tokens).map_err(Refusal::Token)?;
+    token::verify(token, now, find, |entry| &entry.route.tokens).map_err(Refusal::Token)
+}
+
+/// Whether a request may go to the cluster whose token it has.
+pub fn check(snapshot: &Snapshot, entry: &Entry, request: Request<'_>) -> Result<(), Refusal> {
     if !entry.route.allows(request.source) {
         return Err(Refusal::SourceNotAllowed);
     }
@@ -120,7 +123,7 @@ pub fn check(snapshot: Option<&Snapshot>, request: Request<'_>, now: Timestamp) 
     if !entry.reachable {
         return Err(Refusal::NoEndpoints);
     }
-    Ok(entry)
+    Ok(())
 }
 
 /// The token, if the header is exactly the scheme, one space and the token. kube-apiserver overlooks what follows a second

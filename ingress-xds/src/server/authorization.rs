@@ -21,18 +21,20 @@ use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
 
 use crate::gate::request;
-use crate::gate::{Gate, Refusal, Verdict};
+use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
 use crate::model::Route;
 use crate::routing::Snapshots;
 use crate::server::{Context, to_socket};
-use crate::snapshot::resource_name;
+use crate::snapshot::{Entry, Snapshot, resource_name};
 
 /// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
-const VERDICT: &str = "verdict";
+pub(super) const VERDICT: &str = "verdict";
 const TENANT: &str = "tenant";
 const CLUSTER: &str = "cluster";
-const ALLOWED: &str = "allowed";
+/// Keys of the cluster's public name and identity, by which [`super::traffic`] finds it.
+pub(super) const NAME: &str = "name";
+pub(super) const ID: &str = "id";
 /// Key of the chain that a connection came by, if its TLS ends at Envoy: the listener's access log has refused ones of those.
 const CHAIN: &str = "chain";
 /// Metadata of a question, by which Envoy's configuration says that the connection's requests are decided one by one.
@@ -127,12 +129,7 @@ impl Gatekeeper {
             authority: &http.host,
             source: find_source(attributes).map(|source| source.ip()),
         };
-        // The signature is verified outside of the lock.
-        let checked = request::check(snapshot.as_deref(), facts, Timestamp::now()).and_then(|entry| {
-            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-            gate.take_request(Instant::now(), &entry.route.id).map(|()| entry)
-        });
-        match checked {
+        match self.judge(snapshot.as_deref(), facts) {
             Ok(entry) => {
                 self.metrics.count_request(ALLOWED);
                 CheckResponse {
@@ -140,15 +137,37 @@ impl Gatekeeper {
                     ..to_response(Code::Ok, ALLOWED, Some(&entry.route))
                 }
             }
-            Err(refusal) => {
+            Err((refusal, entry)) => {
                 let word = refusal.as_str();
                 self.metrics.count_request(word);
+                let route = entry.as_ref().map(|entry| entry.route.as_ref());
                 CheckResponse {
                     http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal))),
-                    ..to_response(Code::PermissionDenied, word, None)
+                    ..to_response(Code::PermissionDenied, word, route)
                 }
             }
         }
+    }
+
+    /// The cluster to which a request goes, or why it does not, with the cluster whose token it has.
+    fn judge(
+        &self,
+        snapshot: Option<&Snapshot>,
+        request: request::Request<'_>,
+    ) -> Result<Arc<Entry>, (request::Refusal, Option<Arc<Entry>>)> {
+        let snapshot = snapshot.ok_or((request::Refusal::NotSynced, None))?;
+        // The signature is verified outside of the lock.
+        let entry = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
+        let checked = request::check(snapshot, &entry, request).and_then(|()| self.take_request(&entry));
+        match checked {
+            Ok(()) => Ok(entry),
+            Err(refusal) => Err((refusal, Some(entry))),
+        }
+    }
+
+    fn take_request(&self, entry: &Entry) -> Result<(), request::Refusal> {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        gate.take_request(Instant::now(), &entry.route.id)
     }
 }
 
@@ -157,6 +176,8 @@ fn to_response(code: Code, word: &str, route: Option<&Route>) -> CheckResponse {
     if let Some(route) = route {
         fields.insert(TENANT.to_owned(), to_value(&route.tenant));
         fields.insert(CLUSTER.to_owned(), to_value(&route.cluster));
+        fields.insert(NAME.to_owned(), to_value(&route.public_name));
+        fields.insert(ID.to_owned(), to_value(route.id.as_str()));
     }
     CheckResponse {
         status: Some(rpc::Status {

@@ -18,6 +18,7 @@ mod proxied;
 mod sources;
 mod support;
 mod terminated;
+mod traffic;
 mod transport;
 
 use std::net::SocketAddr;
@@ -237,8 +238,8 @@ async fn a_restart_of_the_server_cuts_nothing() {
     assert!(result.is_err(), "before the host was read nothing passes: {result:?}");
     let clusters = stage.envoy.stat("cluster_manager.active_clusters").await;
     assert_eq!(
-        clusters, 5,
-        "and Envoy is told nothing: three of its own and one of each tenant's"
+        clusters, 6,
+        "and Envoy is told nothing: four of its own and one of each tenant's"
     );
 
     xds.list(&stage.clusters.each_ref()).await;
@@ -284,8 +285,8 @@ async fn what_was_deleted_while_the_server_was_away_is_closed() {
     xds.list(&[&stage.clusters[0]]).await;
     stage.xds = Some(xds);
     stage.wait_served(&stage.clusters[0].public_name(), PATIENCE).await;
-    let four = async || (stage.envoy.stat("cluster_manager.active_clusters").await == 4).then_some(());
-    eventually("the other's cluster is removed", PATIENCE, four).await;
+    let five = async || (stage.envoy.stat("cluster_manager.active_clusters").await == 5).then_some(());
+    eventually("the other's cluster is removed", PATIENCE, five).await;
     assert!(stage.ask(&stage.clusters[1].public_name()).await.is_err());
 }
 

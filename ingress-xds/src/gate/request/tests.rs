@@ -53,14 +53,16 @@ fn token(signer: &Signer, public_name: &str) -> String {
     signer.token(&claims(&issuer, &[&issuer], NOW))
 }
 
-fn ask(snapshot: Option<&Snapshot>, authorization: Option<&str>, authority: &str) -> Result<String, Refusal> {
+fn ask(snapshot: &Snapshot, authorization: Option<&str>, authority: &str) -> Result<String, Refusal> {
     let now = Timestamp::from_second(NOW).unwrap();
     let request = Request {
         authorization,
         authority,
         source: Some([127, 0, 0, 1].into()),
     };
-    check(snapshot, request, now).map(|entry| entry.route.cluster.clone())
+    let entry = find(snapshot, request, now)?;
+    check(snapshot, &entry, request)?;
+    Ok(entry.route.cluster.clone())
 }
 
 #[test]
@@ -120,11 +122,10 @@ fn the_token_decides() {
             Err(Refusal::Token(TokenError::Issuer)),
         ),
     ] {
-        let found = ask(Some(&snapshot), Some(&authorization), "10.96.0.1");
+        let found = ask(&snapshot, Some(&authorization), "10.96.0.1");
         assert_eq!(found, expected.map(str::to_owned), "{rule}");
     }
-    assert_eq!(ask(Some(&snapshot), None, "10.96.0.1"), Err(Refusal::NoToken));
-    assert_eq!(ask(None, Some(&good), "10.96.0.1"), Err(Refusal::NotSynced));
+    assert_eq!(ask(&snapshot, None, "10.96.0.1"), Err(Refusal::NoToken));
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn the_host_name_of_another_cluster_is_refused() {
         } else {
             Ok("a".to_owned())
         };
-        assert_eq!(ask(Some(&snapshot), Some(&good), authority), expected, "{authority}");
+        assert_eq!(ask(&snapshot, Some(&good), authority), expected, "{authority}");
     }
 }
 
@@ -162,7 +163,7 @@ fn the_host_name_of_another_cluster_is_refused() {
 #[test]
 fn the_host_name_is_looked_at_last() {
     let snapshot = served();
-    assert_eq!(ask(Some(&snapshot), None, B), Err(Refusal::NoToken));
+    assert_eq!(ask(&snapshot, None, B), Err(Refusal::NoToken));
 }
 
 #[test]

@@ -18,10 +18,11 @@ use yoke_ingress_xds::routing::{Routing, Snapshots};
 use yoke_ingress_xds::server::{Context, Server};
 use yoke_ingress_xds::snapshot::Snapshot;
 use yoke_ingress_xds::tls::files_in;
+use yoke_ingress_xds::traffic::{Ledger, Shown};
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
 use yoke_runtime::budget::Rate;
-use yoke_runtime::tls::Reload;
+use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 use yoke_test_support::free_port;
 
@@ -42,6 +43,8 @@ pub struct Site {
     pub konnectivity_port: u16,
     pub limits: translate::Limits,
     pub gate: gate::Limits,
+    /// Clusters with series of their own.
+    pub series: usize,
     /// What clients are shown whose TLS ends at the ingress.
     pub certificate: Option<Leaf>,
     directory: TempDir,
@@ -83,6 +86,7 @@ impl Site {
                 name: rate,
                 requests: rate,
             },
+            series: 10,
             certificate: None,
             directory,
         }
@@ -111,8 +115,11 @@ impl Site {
         let metrics = Metrics::new(&registry);
         let (trigger, drain) = DrainTrigger::new();
         let synced = readiness.check("host-objects");
-        let (routing, snapshots) =
-            Routing::new(rules, Tracker::new(&ENVOY_PORTS), self.limits, metrics.clone(), synced);
+        let ledger = Ledger::new(self.series);
+        let other = Arc::clone(ledger.other());
+        let base = Tracker::new(&ENVOY_PORTS);
+        let (routing, snapshots) = Routing::new(rules, base, self.limits, ledger, metrics.clone(), synced);
+        Metrics::show_traffic(&registry, Shown::new(snapshots.clone(), other));
         let (events, observed) = mpsc::channel(1024);
         let (base, inputs) = mpsc::channel(1024);
         let (notices, told) = mpsc::channel(16);
@@ -149,6 +156,12 @@ impl Site {
         (registry, sender, trigger)
     }
 
+    /// What a server of Envoy's shows, and whom it admits.
+    pub async fn tls(&self) -> TlsConfigs {
+        let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
+        Reload::load(files).await.unwrap().1
+    }
+
     async fn serve(
         &self,
         snapshots: Snapshots,
@@ -156,8 +169,7 @@ impl Site {
         metrics: Metrics,
         drain: Drain,
     ) -> (SocketAddr, JoinHandle<()>) {
-        let files = files_in(self.directory.path(), &self.directory.path().join("ca.crt"));
-        let (_, tls) = Reload::load(files).await.unwrap();
+        let tls = self.tls().await;
         // A program that another test starts has a copy of the last server's socket until it is executed.
         let bind = async || Server::bind(self.address).await.ok();
         let (server, _) = eventually("the server listens", PATIENCE, bind).await;
@@ -257,6 +269,15 @@ impl Xds {
     /// One number of its metrics; 0 if it was never counted.
     pub fn metric(&self, name: &str) -> u64 {
         metric(&self.registry, name)
+    }
+
+    /// The samples of each cluster's traffic.
+    pub fn traffic(&self) -> Vec<String> {
+        let text = self.registry.to_text().unwrap();
+        let samples = text
+            .lines()
+            .filter(|line| line.starts_with("yoke_ingress_xds_cluster_"));
+        samples.map(str::to_owned).collect()
     }
 
     /// Ends it as a signal would.

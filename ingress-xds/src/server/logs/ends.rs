@@ -1,0 +1,58 @@
+//! Connections that ended: the gate learns how many a source has.
+//!
+//! Envoy sends them where it asks the gate, on the same connections: with more than one replica of this process, to the one
+//! that counted their beginning.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use envoy_types::pb::envoy::data::accesslog::v3::TcpAccessLogEntry;
+
+use crate::gate::Gate;
+use crate::gate::held::Held;
+use crate::metrics::Metrics;
+use crate::server::to_socket;
+
+/// What one worker of an Envoy says. When it ends, however it does, something may have been missed.
+pub(super) struct Reader {
+    gate: Arc<Mutex<Gate>>,
+    metrics: Metrics,
+    dismissed: bool,
+}
+
+impl Reader {
+    pub(super) fn new(gate: &Arc<Mutex<Gate>>, metrics: &Metrics) -> Self {
+        Self {
+            gate: Arc::clone(gate),
+            metrics: metrics.clone(),
+            dismissed: false,
+        }
+    }
+
+    /// Ends without a word: there was nothing to be missed.
+    pub(super) fn dismiss(mut self) {
+        self.dismissed = true;
+    }
+
+    pub(super) fn read(&self, entries: &[TcpAccessLogEntry]) {
+        self.tell(|held| entries.iter().filter_map(to_peer).for_each(|peer| held.end(peer)));
+    }
+
+    fn tell(&self, tell: impl FnOnce(&mut Held)) {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        tell(gate.held());
+        self.metrics.set_held(gate.held().total());
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if !self.dismissed {
+            self.tell(Held::forget);
+        }
+    }
+}
+
+fn to_peer(entry: &TcpAccessLogEntry) -> Option<SocketAddr> {
+    to_socket(entry.common_properties.as_ref()?.downstream_remote_address.as_ref()?)
+}

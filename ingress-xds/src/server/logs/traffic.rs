@@ -1,0 +1,248 @@
+//! What clients did: Envoy's entries → [`Record`]s of the cluster that the gate named.
+//!
+//! The name and the identity were put into an entry by the gate, but they come from another process, and perhaps late: only a
+//! cluster that is served now, and is still the same, is counted. Nothing else of an entry that a client could have chosen is
+//! looked at.
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::data::accesslog::v3::{
+    AccessLogCommon, AccessLogType, HttpAccessLogEntry, TcpAccessLogEntry,
+};
+use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
+use envoy_types::pb::google::protobuf::{Duration as ProtoDuration, Struct};
+
+use crate::metrics::Metrics;
+use crate::routing::Snapshots;
+use crate::server::authorization::{ID, NAME, VERDICT};
+use crate::snapshot::{Snapshot, resource_name};
+use crate::traffic::{Kind, Record};
+
+/// The filters by which Envoy asks the gate.
+const OF_CONNECTIONS: &str = "envoy.filters.network.ext_authz";
+const OF_REQUESTS: &str = "envoy.filters.http.ext_authz";
+
+/// What one worker of an Envoy says.
+pub(super) struct Reader {
+    snapshots: Snapshots,
+    metrics: Metrics,
+}
+
+/// What the gate had said.
+struct Said<'a> {
+    name: &'a str,
+    id: &'a str,
+    verdict: &'a str,
+}
+
+impl Reader {
+    pub(super) fn new(snapshots: &Snapshots, metrics: &Metrics) -> Self {
+        Self {
+            snapshots: snapshots.clone(),
+            metrics: metrics.clone(),
+        }
+    }
+
+    pub(super) fn read_connections(&self, entries: &[TcpAccessLogEntry]) {
+        let snapshot = self.snapshots.borrow().clone();
+        for entry in entries {
+            let bytes = entry.connection_properties.as_ref();
+            let bytes = bytes.map(|bytes| (bytes.received_bytes, bytes.sent_bytes));
+            let common = entry.common_properties.as_ref();
+            let counted = count(
+                snapshot.as_deref(),
+                common,
+                OF_CONNECTIONS,
+                Kind::Connection,
+                bytes.unwrap_or_default(),
+            );
+            self.metrics.count_entry(counted.is_some());
+        }
+    }
+
+    pub(super) fn read_requests(&self, entries: &[HttpAccessLogEntry]) {
+        let snapshot = self.snapshots.borrow().clone();
+        for entry in entries {
+            let (request, response) = (entry.request.as_ref(), entry.response.as_ref());
+            let received = request.map(|request| (request.request_headers_bytes, request.request_body_bytes));
+            let sent = response.map(|response| (response.response_headers_bytes, response.response_body_bytes));
+            let bytes = (to_sum(received), to_sum(sent));
+            let code = response.and_then(|response| response.response_code.as_ref());
+            let code = code.map(|code| code.value).unwrap_or_default();
+            let common = entry.common_properties.as_ref();
+            let counted = count(snapshot.as_deref(), common, OF_REQUESTS, Kind::Request { code }, bytes);
+            self.metrics.count_entry(counted.is_some());
+        }
+    }
+}
+
+/// Counts an entry, if it is one of a cluster that is served.
+fn count(
+    snapshot: Option<&Snapshot>,
+    common: Option<&AccessLogCommon>,
+    filter: &str,
+    kind: Kind,
+    (received, sent): (u64, u64),
+) -> Option<()> {
+    // An entry of something that goes on has what a later one has, too.
+    let end = match kind {
+        Kind::Connection => AccessLogType::TcpConnectionEnd,
+        Kind::Request { .. } => AccessLogType::DownstreamEnd,
+    };
+    let common = common.filter(|common| common.access_log_type() == end)?;
+    let said = Said::find(common, filter)?;
+    let entry = snapshot?.get(&resource_name(said.name))?;
+    if entry.route.id.as_str() != said.id {
+        return None;
+    }
+    let record = Record {
+        kind,
+        verdict: said.verdict,
+        received,
+        sent,
+        duration: common.duration.as_ref().and_then(to_duration).unwrap_or_default(),
+    };
+    entry.traffic.count(&record).then_some(())
+}
+
+impl<'a> Said<'a> {
+    fn find(common: &'a AccessLogCommon, filter: &str) -> Option<Self> {
+        let fields = common.metadata.as_ref()?.filter_metadata.get(filter)?;
+        Some(Self {
+            name: text_of(fields, NAME)?,
+            id: text_of(fields, ID)?,
+            verdict: text_of(fields, VERDICT)?,
+        })
+    }
+}
+
+fn text_of<'a>(fields: &'a Struct, key: &str) -> Option<&'a str> {
+    match fields.fields.get(key)?.kind.as_ref()? {
+        ValueKind::StringValue(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn to_sum(parts: Option<(u64, u64)>) -> u64 {
+    parts.map(|(head, body)| head.saturating_add(body)).unwrap_or_default()
+}
+
+fn to_duration(duration: &ProtoDuration) -> Option<Duration> {
+    Some(Duration::new(
+        duration.seconds.try_into().ok()?,
+        duration.nanos.try_into().ok()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::envoy::config::core::v3::Metadata;
+    use envoy_types::pb::google::protobuf::Value;
+
+    use super::*;
+    use crate::snapshot::entries::entry;
+
+    const NAMES: [&str; 2] = ["a.yoke.test", "extra.example.org"];
+
+    fn served() -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for name in NAMES {
+            snapshot.set(&resource_name(name), Some(entry("a", &NAMES, "1", "1")));
+        }
+        snapshot
+    }
+
+    fn said(filter: &str, fields: &[(&str, &str)]) -> AccessLogCommon {
+        let value = |text: &str| Value {
+            kind: Some(ValueKind::StringValue(text.to_owned())),
+        };
+        let fields = fields.iter().map(|(key, text)| ((*key).to_owned(), value(text)));
+        let fields = Struct {
+            fields: fields.collect(),
+        };
+        AccessLogCommon {
+            metadata: Some(Metadata {
+                filter_metadata: [(filter.to_owned(), fields)].into(),
+                ..Metadata::default()
+            }),
+            duration: Some(ProtoDuration {
+                seconds: 1,
+                nanos: 500_000_000,
+            }),
+            access_log_type: AccessLogType::TcpConnectionEnd.into(),
+            ..AccessLogCommon::default()
+        }
+    }
+
+    fn good() -> AccessLogCommon {
+        let fields = [(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "allowed")];
+        said(OF_CONNECTIONS, &fields)
+    }
+
+    fn is_counted(snapshot: Option<&Snapshot>, common: Option<&AccessLogCommon>) -> bool {
+        count(snapshot, common, OF_CONNECTIONS, Kind::Connection, (1, 2)).is_some()
+    }
+
+    #[test]
+    fn only_what_the_gate_said_of_a_served_cluster_is_counted() {
+        let snapshot = served();
+        assert!(is_counted(Some(&snapshot), Some(&good())));
+        assert!(!is_counted(None, Some(&good())), "before the host was read");
+        assert!(!is_counted(Some(&snapshot), None));
+        let long = "a".repeat(100_000);
+        for (rule, fields) in [
+            ("nothing", &[][..]),
+            ("no verdict", &[(NAME, NAMES[0]), (ID, "bcdfghjk24")]),
+            ("no identity", &[(NAME, NAMES[0]), (VERDICT, "allowed")]),
+            ("no name", &[(ID, "bcdfghjk24"), (VERDICT, "allowed")]),
+            (
+                "a cluster that has been replaced",
+                &[(NAME, NAMES[0]), (ID, "zzzzzzzz24"), (VERDICT, "allowed")],
+            ),
+            (
+                "nobody's name",
+                &[(NAME, "b.yoke.test"), (ID, "bcdfghjk24"), (VERDICT, "allowed")],
+            ),
+            (
+                "a name of Envoy's",
+                &[(NAME, "name/a.yoke.test"), (ID, "bcdfghjk24"), (VERDICT, "allowed")],
+            ),
+            (
+                "a verdict of nobody's",
+                &[(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "a\"} 1\n")],
+            ),
+            ("a long one", &[(NAME, &long), (ID, &long), (VERDICT, &long)]),
+        ] {
+            let common = said(OF_CONNECTIONS, fields);
+            assert!(!is_counted(Some(&snapshot), Some(&common)), "{rule}");
+        }
+        let fields = [(NAME, NAMES[0]), (ID, "bcdfghjk24"), (VERDICT, "allowed")];
+        for filter in [OF_REQUESTS, "envoy.lb", ""] {
+            let common = said(filter, &fields);
+            assert!(!is_counted(Some(&snapshot), Some(&common)), "{filter}");
+        }
+        let still = AccessLogCommon {
+            access_log_type: AccessLogType::TcpPeriodic.into(),
+            ..good()
+        };
+        assert!(!is_counted(Some(&snapshot), Some(&still)), "it has not ended");
+    }
+
+    #[test]
+    fn numbers_out_of_their_range_are_none() {
+        for (seconds, nanos, expected) in [
+            (1, 500_000_000, Some(Duration::from_millis(1500))),
+            (-1, 0, None),
+            (0, -1, None),
+            (1, i32::MAX, Some(Duration::new(3, 147_483_647))),
+        ] {
+            assert_eq!(to_duration(&ProtoDuration { seconds, nanos }), expected);
+        }
+        let most = ProtoDuration {
+            seconds: i64::MAX,
+            nanos: i32::MAX,
+        };
+        assert!(to_duration(&most).is_some());
+        assert_eq!(to_sum(Some((u64::MAX, 1))), u64::MAX);
+    }
+}
