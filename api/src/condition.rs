@@ -118,6 +118,14 @@ reasons! {
     Orphaned,
     /// Clusters of the Tenant still exist.
     ClustersRemain,
+    /// A JoinToken has ended.
+    Expired,
+    /// As many workers have joined by a JoinToken as may.
+    UsedUp,
+    /// There is no Cluster of that name in the namespace.
+    ClusterMissing,
+    /// The Cluster's API does not answer, or it sleeps.
+    ClusterNotReady,
     /// Waiting for certificates to be issued.
     CertificatesPending,
     /// Waiting for the control plane's pod.

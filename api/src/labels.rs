@@ -42,6 +42,10 @@ pub mod component {
     pub const INGRESS: &str = "ingress";
     /// Certificates, Issuers and the Secrets made from them.
     pub const PKI: &str = "pki";
+    /// What is asked of cert-manager for kubelets.
+    pub const KUBELET: &str = "kubelet";
+    /// What a worker needs to join.
+    pub const JOIN: &str = "join";
     /// Credentials of the store.
     pub const STORE: &str = "store";
 }

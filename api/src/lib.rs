@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod condition;
 pub mod extra_args;
 pub mod ingress;
+pub mod join_token;
 pub mod labels;
 pub mod lenient;
 pub mod names;
@@ -25,6 +26,7 @@ pub mod version;
 
 pub use cluster::{Cluster, ClusterSpec, ClusterStatus};
 pub use condition::{ConditionType, Reason};
+pub use join_token::{JoinToken, JoinTokenSpec, JoinTokenStatus};
 pub use lenient::Lenient;
 pub use names::{ClusterId, HostedNamespace, PublicName};
 pub use network::Cidr;

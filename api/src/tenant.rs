@@ -35,8 +35,8 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TenantSpec {
-    /// Users and groups of the host cluster who act for this Tenant: they may manage Clusters in its namespace and read
-    /// the kubeconfig Secrets there, and nothing more.
+    /// Users and groups of the host cluster who act for this Tenant: they may manage Clusters and JoinTokens in its namespace
+    /// and read the Secrets that come of them, and nothing more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["kind", "name"]))]
     pub subjects: Vec<TenantSubject>,

@@ -2,7 +2,7 @@
 //! calls for.
 //!
 //! ```text
-//!  host API ─watch─▶ store (read by reconciliations) ─▶ Triggers ─▶ Controller of Clusters, Controller of Tenants
+//!  host API ─watch─▶ store (read by reconciliations) ─▶ Triggers ─▶ Controllers of Clusters, Tenants, JoinTokens
 //! ```
 //!
 //! A trigger is sent after the store has the change, so a reconciliation sees at least what called for it.
@@ -25,10 +25,10 @@ use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use yoke_api::{Cluster, Lenient, Tenant, labels};
+use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
@@ -60,6 +60,8 @@ pub struct Caches {
     pub clusters: Store<Cluster>,
     /// All Tenants.
     pub tenants: Store<Tenant>,
+    /// All JoinTokens.
+    pub join_tokens: Store<JoinToken>,
     /// Namespaces that the operator made.
     pub namespaces: Store<Namespace>,
     /// Secrets that the operator made or asked cert-manager for.
@@ -90,6 +92,8 @@ pub struct Triggered {
     pub clusters: BoxStream<'static, ObjectRef<Cluster>>,
     /// Tenants.
     pub tenants: BoxStream<'static, ObjectRef<Tenant>>,
+    /// JoinTokens.
+    pub join_tokens: BoxStream<'static, ObjectRef<JoinToken>>,
 }
 
 impl Debug for Triggered {
@@ -102,7 +106,7 @@ impl Triggered {
     /// Waits until every store holds its first list: a decision on what is missing must not be taken before. What is called
     /// for meanwhile is taken, each object once, and comes first in what is returned.
     pub async fn wait(mut self, caches: &Caches) -> Result<Self, SyncError> {
-        let (mut clusters, mut tenants) = (HashSet::new(), HashSet::new());
+        let (mut clusters, mut tenants, mut join_tokens) = (HashSet::new(), HashSet::new(), HashSet::new());
         let mut all = std::pin::pin!(tokio::time::timeout(SYNC_LIMIT, caches.wait()));
         loop {
             tokio::select! {
@@ -116,11 +120,15 @@ impl Triggered {
                 Some(tenant) = self.tenants.next() => {
                     tenants.insert(tenant);
                 }
+                Some(join_token) = self.join_tokens.next() => {
+                    join_tokens.insert(join_token);
+                }
             }
         }
         Ok(Self {
             clusters: stream::iter(clusters).chain(self.clusters).boxed(),
             tenants: stream::iter(tenants).chain(self.tenants).boxed(),
+            join_tokens: stream::iter(join_tokens).chain(self.join_tokens).boxed(),
         })
     }
 }
@@ -129,8 +137,9 @@ impl Triggered {
 pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMetrics) -> (Caches, Triggered) {
     let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
+    let (join_token_sender, join_tokens) = mpsc::channel(TRIGGER_CAPACITY);
     let (cluster_store, cluster_writer) = reflector::store();
-    let triggers = Triggers::new(cluster_sender, tenant_sender, cluster_store.clone());
+    let triggers = Triggers::new(cluster_sender, tenant_sender, join_token_sender, cluster_store.clone());
     let drain = supervisor.drain();
     let mut starter = Starter {
         client,
@@ -143,7 +152,8 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
     starter.spawn("watch-clusters", every.clone(), cluster_store.clone(), cluster_writer);
     let caches = Caches {
         clusters: cluster_store,
-        tenants: starter.watch("watch-tenants", every),
+        tenants: starter.watch("watch-tenants", every.clone()),
+        join_tokens: starter.watch("watch-jointokens", every),
         namespaces: starter.watch_ours("watch-namespaces"),
         secrets: starter.watch_ours("watch-secrets"),
         config_maps: starter.watch_ours("watch-configmaps"),
@@ -159,6 +169,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
     let triggered = Triggered {
         clusters: clusters.boxed(),
         tenants: tenants.boxed(),
+        join_tokens: join_tokens.boxed(),
     };
     (caches, triggered)
 }
@@ -168,6 +179,7 @@ impl Caches {
         tokio::try_join!(
             self.clusters.wait_until_ready(),
             self.tenants.wait_until_ready(),
+            self.join_tokens.wait_until_ready(),
             self.namespaces.wait_until_ready(),
             self.secrets.wait_until_ready(),
             self.config_maps.wait_until_ready(),
@@ -181,6 +193,15 @@ impl Caches {
             self.issuers.wait_until_ready(),
         )
         .map(|_| ())
+    }
+
+    /// The JoinTokens in a Tenant's namespace, the oldest first.
+    pub fn join_tokens_of(&self, tenant: &str) -> Vec<std::sync::Arc<JoinToken>> {
+        let mut found = self
+            .join_tokens
+            .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant));
+        found.sort_by_key(|token| (token.creation_timestamp().map(|made| made.0), token.name_any()));
+        found
     }
 
     /// The Clusters in a Tenant's namespace.

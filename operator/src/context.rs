@@ -15,8 +15,10 @@ use crate::cache::Caches;
 use crate::cluster::{Answer, Guard};
 use crate::config::Config;
 use crate::events::Events;
+use crate::join_token::Slots;
 use crate::metrics::OperatorMetrics;
 use crate::nats::{Account, Nats};
+use crate::signer::Signer;
 use crate::tenant_api::{BaseObjects, TenantApis};
 
 /// The root is read again this often.
@@ -44,6 +46,12 @@ pub struct Context {
     pub base: BaseObjects,
     /// Who watches that it stays so.
     pub guard: Guard,
+    /// Who signs for kubelets.
+    pub signer: Signer,
+    /// Who works on JoinTokens.
+    pub slots: Slots,
+    /// Writes of the JoinToken controller.
+    pub join_tokens: Applier,
     /// Events.
     pub events: Events,
     /// Metrics.

@@ -8,6 +8,7 @@ use crate::context::RootError;
 use crate::nats::NatsError;
 use crate::nats::account::AccountError;
 use crate::nats::claims::ClaimsError;
+use crate::tenant_api::TenantApiError;
 
 /// A reconciliation failed. It is tried again.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +66,12 @@ pub enum ReconcileError {
     /// The hosted namespace belongs to somebody else.
     #[error("namespace {0} exists and belongs to somebody else")]
     Foreign(String),
+    /// Others write at the same time, again and again.
+    #[error("writing {0}, which others write at the same time")]
+    Contended(&'static str),
+    /// A tenant's own API did not do what it should.
+    #[error(transparent)]
+    Tenant(#[from] TenantApiError),
     /// The hosted namespace is being deleted.
     #[error("namespace {0} is being deleted and must be gone first")]
     Ending(String),
@@ -85,6 +92,7 @@ impl ReconcileError {
             Self::Nats(_) => Reason::StoreUnavailable,
             Self::Lost { .. } | Self::Materials(MaterialError::Stray(_)) => Reason::KeyLost,
             Self::Root(_) => Reason::CertificatesPending,
+            Self::Tenant(_) => Reason::ClusterNotReady,
             _ => Reason::ReconcileFailed,
         }
     }

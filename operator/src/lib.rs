@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!  config file, NATS secret ─▶ run ─┬─ watches (cache) ─▶ triggers ─┬─▶ tenant::reconcile ──▶ namespace, role
-//!                                   │                               └─▶ cluster::reconcile ─▶ certificates, store, control
-//!                                   ├─ /metrics /livez /readyz                                plane, ingress, kubeconfig
+//!                                   │                               ├─▶ cluster::reconcile ─▶ certificates, store, control
+//!                                   │                               │                         plane, ingress, kubeconfig
+//!                                   │                               └─▶ join_token::reconcile ─▶ what a worker joins by
+//!                                   ├─ signer: requests of kubelets in tenants' clusters ─▶ certificates
+//!                                   ├─ /metrics /livez /readyz
 //!                                   └─ NATS connection ─▶ all Clusters again when it comes back
 //! ```
 //!
@@ -17,12 +20,14 @@ pub mod config;
 pub mod context;
 pub mod error;
 pub mod events;
+pub mod join_token;
 pub mod metrics;
 pub mod nats;
 pub mod network;
 pub mod quantity;
 pub mod run;
 mod security;
+pub mod signer;
 pub mod tenant;
 pub mod tenant_api;
 mod triggers;
@@ -30,7 +35,10 @@ mod triggers;
 pub use error::ReconcileError;
 pub use run::{Arguments, run};
 
-/// An error with everything that caused it, in one line.
+/// Bytes of an error that are told: parts of it may be the words of a tenant's webhook.
+const CHAIN_MAX: usize = 1024;
+
+/// An error with everything that caused it, in one line that has an end.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -44,6 +52,7 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         }
         source = cause.source().filter(|_| refusal.is_none());
     }
+    text.truncate(text.floor_char_boundary(CHAIN_MAX));
     text
 }
 
@@ -73,5 +82,12 @@ mod tests {
         };
         let error = Outer(Box::new(kube::Error::Api(Box::new(status))));
         assert_eq!(chain(&error), "doing something: pods \"a\" not found");
+    }
+
+    #[test]
+    fn a_servers_words_have_an_end() {
+        let status = kube::core::Status::failure(&"\u{e9}".repeat(5000), "x");
+        let error = Outer(Box::new(kube::Error::Api(Box::new(status))));
+        assert!((CHAIN_MAX - 3..=CHAIN_MAX).contains(&chain(&error).len()));
     }
 }

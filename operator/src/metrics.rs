@@ -7,7 +7,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use yoke_api::Reason;
 use yoke_api::cluster::Phase;
+use yoke_pki::request::Use;
 use yoke_runtime::Metrics;
+
+use crate::signer::validate::Refusal;
 
 /// The phases, as metric labels.
 const PHASES: [Option<Phase>; 8] = [
@@ -46,6 +49,18 @@ struct KindLabel {
     kind: String,
 }
 
+/// What a certificate is for.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PurposeLabel {
+    purpose: &'static str,
+}
+
+/// Why a certificate is refused.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusalLabel {
+    reason: &'static str,
+}
+
 /// The operator's metrics.
 #[derive(Clone, Debug)]
 pub struct OperatorMetrics {
@@ -56,6 +71,9 @@ pub struct OperatorMetrics {
     ready_seconds: Histogram,
     undecodable: Family<KindLabel, Counter>,
     orphans_held: Gauge,
+    signed: Family<PurposeLabel, Counter>,
+    sign_refusals: Family<RefusalLabel, Counter>,
+    sign_failures: Counter,
 }
 
 impl OperatorMetrics {
@@ -70,6 +88,9 @@ impl OperatorMetrics {
             ready_seconds: Histogram::new([2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0]),
             undecodable: Family::default(),
             orphans_held: Gauge::default(),
+            signed: Family::default(),
+            sign_refusals: Family::default(),
+            sign_failures: Counter::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -95,6 +116,17 @@ impl OperatorMetrics {
                 "Identities without a Cluster that are not collected, since they are too many at once",
                 own.orphans_held.clone(),
             );
+            registry.register("certificates_signed", "Certificates of kubelets", own.signed.clone());
+            registry.register(
+                "certificates_refused",
+                "Requests of kubelets for certificates that were refused, by reason",
+                own.sign_refusals.clone(),
+            );
+            registry.register(
+                "certificate_failures",
+                "Times that requests of a cluster could not be seen or answered, and were tried again",
+                own.sign_failures.clone(),
+            );
         });
         own
     }
@@ -116,6 +148,26 @@ impl OperatorMetrics {
     pub fn undecodable(&self, kind: &str) {
         let kind = kind.to_owned();
         self.undecodable.get_or_create(&KindLabel { kind }).inc();
+    }
+
+    /// A kubelet was given a certificate.
+    pub fn signed(&self, purpose: Use) {
+        let purpose = match purpose {
+            Use::Client => "client",
+            Use::Server => "server",
+        };
+        self.signed.get_or_create(&PurposeLabel { purpose }).inc();
+    }
+
+    /// A kubelet was given none.
+    pub fn refused_to_sign(&self, refusal: Refusal) {
+        let reason = refusal.as_str();
+        self.sign_refusals.get_or_create(&RefusalLabel { reason }).inc();
+    }
+
+    /// Requests of a cluster could not be seen or answered.
+    pub fn signing_failed(&self) {
+        self.sign_failures.inc();
     }
 
     /// Sets how many orphans are left alone.

@@ -13,7 +13,7 @@ use kube::Client;
 use kube::runtime::Controller;
 use kube::runtime::controller::Config as ControllerConfig;
 use kube::runtime::reflector::ObjectRef;
-use yoke_api::{Cluster, Tenant};
+use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_runtime::{Check, Drain, Endpoint, Metrics, Readiness, Supervisor};
 
 use crate::apply::Applier;
@@ -21,10 +21,11 @@ use crate::cache::{self, Triggered};
 use crate::config::Config;
 use crate::context::Context;
 use crate::events::Events;
+use crate::join_token::Slots;
 use crate::metrics::OperatorMetrics;
 use crate::nats::Nats;
 use crate::tenant_api::{TenantApis, build_base};
-use crate::{cluster, tenant};
+use crate::{cluster, join_token, signer, tenant};
 
 /// Reconciliations that end soon after SIGTERM are waited for this long.
 const GRACE: Duration = Duration::from_secs(20);
@@ -32,6 +33,8 @@ const GRACE: Duration = Duration::from_secs(20);
 const CLUSTERS_AT_ONCE: u16 = 32;
 /// Tenants that are reconciled at once.
 const TENANTS_AT_ONCE: u16 = 8;
+/// JoinTokens that are reconciled at once.
+const JOIN_TOKENS_AT_ONCE: u16 = 16;
 /// Clusters that were called for by a watch of their own API, and wait to be taken.
 const CALLS: usize = 64;
 /// Pace of looking whether the connection to NATS is up, for `/readyz`.
@@ -73,11 +76,15 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let counters = OperatorMetrics::new(&metrics);
     let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
     let (guard, keeper) = cluster::Guard::new();
+    let (signer, signing) = signer::Signer::new();
     let context = Arc::new(Context {
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
         tenants: Applier::new(client.clone(), tenant::CONTROLLER),
         guard,
+        signer,
+        slots: Slots::default(),
+        join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         apis: TenantApis::default(),
         events: Events::new(client.clone()),
         metrics: counters,
@@ -90,6 +97,12 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         caches,
     });
     supervisor.spawn("nats", watch_nats(Arc::clone(&context), connected, drain.clone()));
+    // What tenants write is read there: it has a task to itself.
+    let signing = signing.run(Arc::clone(&context), drain.clone());
+    supervisor.spawn("signer", async move {
+        signing.await;
+        Ok::<_, std::convert::Infallible>(())
+    });
     supervisor.spawn(
         "controllers",
         run_controllers(context, keeper, triggered, synced, drain),
@@ -118,8 +131,9 @@ async fn run_controllers(
     let guarded = keeper.run(Arc::clone(&context), calls, drain.clone());
     let triggers = stream::select(triggered.clusters, called).boxed();
     let clusters = run_clusters(Arc::clone(&context), triggers, drain.clone());
+    let join_tokens = run_join_tokens(Arc::clone(&context), triggered.join_tokens, drain.clone());
     let tenants = run_tenants(context, triggered.tenants, drain);
-    let (_, (), (), ()) = tokio::join!(orphans, guarded, clusters, tenants);
+    let (_, (), (), (), ()) = tokio::join!(orphans, guarded, clusters, join_tokens, tenants);
     Ok(())
 }
 
@@ -149,6 +163,16 @@ async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectR
         .reconcile_on(triggers)
         .graceful_shutdown_on(async move { drain.started().await })
         .run(tenant::reconcile, tenant::on_error, context)
+        .for_each(async |_| ())
+        .await;
+}
+
+async fn run_join_tokens(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<JoinToken>>, drain: Drain) {
+    Controller::for_shared_stream(stream::pending::<Arc<JoinToken>>(), context.caches.join_tokens.clone())
+        .with_config(ControllerConfig::default().concurrency(JOIN_TOKENS_AT_ONCE))
+        .reconcile_on(triggers)
+        .graceful_shutdown_on(async move { drain.started().await })
+        .run(join_token::reconcile, join_token::on_error, context)
         .for_each(async |_| ())
         .await;
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::Patch;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
@@ -19,6 +20,7 @@ use yoke_api::{Reason, Tenant};
 use crate::cluster;
 use crate::context::Context;
 use crate::error::ReconcileError;
+use crate::join_token::plan::{self, Term};
 use status::Outcome;
 use validate::Refusal;
 
@@ -81,7 +83,10 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
 /// Lets the Tenant's subjects do what they may, and nobody else.
 async fn bind(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
     let clusters = context.caches.clusters_of(&tenant.name_any());
-    let (role, binding) = (build::build_role(tenant, &clusters), build::build_role_binding(tenant));
+    let mut join_tokens = context.caches.join_tokens_of(&tenant.name_any());
+    join_tokens.retain(|token| plan::term(token, Timestamp::now()) == Term::Holds);
+    let role = build::build_role(tenant, &clusters, &join_tokens);
+    let binding = build::build_role_binding(tenant);
     // In turn: a binding is only taken if its Role is known, and says no more than the operator may.
     context.tenants.apply(&context.caches.roles, &role).await?;
     context.tenants.apply(&context.caches.role_bindings, &binding).await?;

@@ -8,6 +8,7 @@
 pub mod agent;
 mod base;
 mod connection;
+mod workers;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -25,6 +26,7 @@ use yoke_api::{ClusterId, Lenient};
 pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE, is_so};
+pub use self::workers::BootstrapToken;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 /// A watch is asked for again this often. What it tells of is rare, and a dead peer is noticed by the kernel.
@@ -62,7 +64,22 @@ pub enum TenantApiError {
 impl TenantApiError {
     /// Whether an object was refused for what it says.
     fn is_invalid(&self) -> bool {
-        matches!(self, Self::Request { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 422))
+        self.code() == Some(422)
+    }
+
+    /// Whether there is no such object.
+    fn is_missing(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Request { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 }
 
@@ -130,6 +147,11 @@ impl TenantApis {
         let api = TenantApi::new(access)?;
         self.lock().insert(key, (access.clone(), api.clone()));
         Ok(api)
+    }
+
+    /// The client for a cluster that was used last.
+    pub fn known(&self, id: &ClusterId, way: Way) -> Option<TenantApi> {
+        self.lock().get(&(id.clone(), way)).map(|(_, api)| api.clone())
     }
 
     /// Forgets one client of a cluster, and with it a connection on which nothing is answered.

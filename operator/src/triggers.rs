@@ -14,7 +14,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde_json::Value;
 use yoke_api::labels::component;
-use yoke_api::{Cluster, ConditionType, Tenant, labels, names};
+use yoke_api::{Cluster, ConditionType, JoinToken, Tenant, labels, names};
 
 use crate::conditions;
 
@@ -23,6 +23,7 @@ use crate::conditions;
 pub(crate) struct Triggers {
     clusters: mpsc::Sender<ObjectRef<Cluster>>,
     tenants: mpsc::Sender<ObjectRef<Tenant>>,
+    join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
     all_clusters: Store<Cluster>,
     memory: Memory,
 }
@@ -58,8 +59,20 @@ struct Difference {
 }
 
 const CLUSTER: Parts = Parts {
-    all: &["/metadata/generation", "/metadata/deletionTimestamp"],
+    // Not the status: the operator writes it, and some of its words are a tenant's.
+    all: &[
+        "/metadata/generation",
+        "/metadata/deletionTimestamp",
+        "/metadata/labels",
+        "/metadata/finalizers",
+    ],
     names: "/spec/endpoint/extraSANs",
+};
+
+const JOIN_TOKEN: Parts = Parts {
+    // Who joined, the signer says.
+    all: &["/metadata/generation", "/metadata/deletionTimestamp", "/status/uses"],
+    names: "",
 };
 
 const TENANT: Parts = Parts {
@@ -77,6 +90,7 @@ const NAMESPACE: Parts = Parts {
 struct Calls {
     tenant: bool,
     cluster: Option<String>,
+    join_token: Option<String>,
     others: Others,
     /// Clusters of any Tenant that ask for one of these host names, or one under it.
     names: BTreeSet<String>,
@@ -96,11 +110,13 @@ impl Triggers {
     pub(crate) fn new(
         clusters: mpsc::Sender<ObjectRef<Cluster>>,
         tenants: mpsc::Sender<ObjectRef<Tenant>>,
+        join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
         all_clusters: Store<Cluster>,
     ) -> Self {
         Self {
             clusters,
             tenants,
+            join_tokens,
             all_clusters,
             memory: Memory::default(),
         }
@@ -110,7 +126,7 @@ impl Triggers {
     pub(crate) async fn send<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K, gone: bool) {
         let meta = object.meta();
         let tenant = match K::kind(&()).as_ref() {
-            "Cluster" => meta.namespace.clone(),
+            "Cluster" | "JoinToken" => meta.namespace.clone(),
             "Tenant" => meta.name.clone(),
             _ => meta.labels.as_ref().and_then(|all| all.get(labels::TENANT)).cloned(),
         };
@@ -121,6 +137,9 @@ impl Triggers {
         if calls.tenant {
             // An error means that the controller has ended, with the process soon to follow.
             let _ = self.tenants.send(ObjectRef::new(&tenant)).await;
+        }
+        if let Some(join_token) = &calls.join_token {
+            let _ = self.join_tokens.send(ObjectRef::new(join_token).within(&tenant)).await;
         }
         let others = self.find_others(&tenant, &calls);
         let itself = calls.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
@@ -166,15 +185,24 @@ impl Memory {
             "Cluster" => {
                 let difference = self.compare(object, gone, &CLUSTER);
                 Calls {
-                    // Its status matters to nobody else.
                     tenant: difference.is_new || gone,
-                    cluster: meta.name.clone(),
+                    cluster: meta.name.clone().filter(|_| difference.changed),
                     others: if difference.changed {
                         Others::Refused
                     } else {
                         Others::None
                     },
                     names: difference.names,
+                    ..Calls::default()
+                }
+            }
+            "JoinToken" => {
+                let difference = self.compare(object, gone, &JOIN_TOKEN);
+                Calls {
+                    // Whose Role names the Secret.
+                    tenant: difference.is_new || gone,
+                    join_token: meta.name.clone().filter(|_| difference.changed && !gone),
+                    ..Calls::default()
                 }
             }
             "Tenant" => self.plan_shared(object, gone, &TENANT),
@@ -199,9 +227,9 @@ impl Memory {
         let difference = self.compare(object, gone, parts);
         Calls {
             tenant: true,
-            cluster: None,
             others: if difference.changed { Others::All } else { Others::None },
             names: difference.names,
+            ..Calls::default()
         }
     }
 
@@ -254,7 +282,7 @@ mod tests {
             tenant,
             cluster: cluster.map(str::to_owned),
             others,
-            names: BTreeSet::new(),
+            ..Calls::default()
         }
     }
 
@@ -285,6 +313,31 @@ mod tests {
             check::<Tenant>(rule, &mut memory, value, false, expected);
         }
         check::<Tenant>("gone", &mut memory, tenant(2, 1, Some(1)), true, &all);
+    }
+
+    #[test]
+    fn a_join_token_is_called_for_by_what_it_asks_and_who_joined() {
+        let mut memory = Memory::default();
+        let token = |generation: i64, uses: &Value, message: &str| {
+            json!({"metadata": {"name": "j", "namespace": "t", "uid": "1", "generation": generation},
+                "spec": {"clusterName": "a"}, "status": {"uses": uses, "conditions": [{"type": "Ready", "status": "False",
+                "reason": "x", "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
+        };
+        let calls = |tenant, itself: bool| Calls {
+            tenant,
+            join_token: itself.then(|| "j".to_owned()),
+            ..Calls::default()
+        };
+        let used = json!([{"request": "r", "node": "n", "time": "2026-01-01T00:00:00Z"}]);
+        for (rule, value, expected) in [
+            ("made", token(1, &json!([]), "x"), calls(true, true)),
+            ("what is said of it", token(1, &json!([]), "y"), calls(false, false)),
+            ("a worker joined", token(1, &used, "y"), calls(false, true)),
+            ("listed again", token(1, &used, "y"), calls(false, false)),
+        ] {
+            check::<JoinToken>(rule, &mut memory, value, false, &expected);
+        }
+        check::<JoinToken>("gone", &mut memory, token(1, &used, "y"), true, &calls(true, false));
     }
 
     #[test]
@@ -372,7 +425,7 @@ mod tests {
                 cluster(1, "Provisioning"),
                 calls(true, Some("a"), Others::Refused),
             ),
-            ("status", cluster(1, "Running"), calls(false, Some("a"), Others::None)),
+            ("status", cluster(1, "Running"), calls(false, None, Others::None)),
             ("spec", cluster(2, "Running"), calls(false, Some("a"), Others::Refused)),
         ] {
             check::<Cluster>(rule, &mut memory, value, false, &expected);

@@ -13,11 +13,15 @@
 //!   chain, which for a leaf of an intermediate is the intermediate.
 //! - Deleting a Certificate leaves its Secret behind.
 
+mod request;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::CustomResource;
 use serde::{Deserialize, Serialize};
+
+pub use request::{CertificateRequest, CertificateRequestSpec, CertificateRequestStatus};
 
 /// API group of [`Certificate`] and [`Issuer`].
 pub const GROUP: &str = "cert-manager.io";

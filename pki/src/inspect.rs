@@ -220,7 +220,7 @@ impl ParsedCertificate {
 }
 
 impl Name {
-    fn read(name: &X509Name<'_>) -> Self {
+    pub(crate) fn read(name: &X509Name<'_>) -> Self {
         let texts = |values: &mut dyn Iterator<Item = &x509_parser::x509::AttributeTypeAndValue<'_>>| -> Vec<String> {
             values
                 .filter_map(|value| value.as_str().ok())
@@ -291,7 +291,7 @@ fn to_timestamp(seconds: i64) -> Result<Timestamp, InspectError> {
     Timestamp::from_second(seconds).map_err(|error| InspectError::Certificate(error.to_string()))
 }
 
-fn to_address(bytes: &[u8]) -> Result<IpAddr, InspectError> {
+pub(crate) fn to_address(bytes: &[u8]) -> Result<IpAddr, InspectError> {
     let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     let sixteen = <[u8; 16]>::try_from(bytes).map(IpAddr::from);
     four.or(sixteen)

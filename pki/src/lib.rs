@@ -18,10 +18,12 @@ mod fixtures;
 pub mod inspect;
 pub mod kubeconfig;
 pub mod plan;
+pub mod request;
 pub mod service_account;
 
 pub use bundle::Bundle;
 pub use inspect::ParsedCertificate;
 pub use kubeconfig::Kubeconfig;
 pub use plan::{ClusterFacts, Plan};
+pub use request::ParsedRequest;
 pub use service_account::ServiceAccountKey;

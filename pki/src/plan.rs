@@ -33,6 +33,7 @@ use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{ClusterId, PublicName};
 
 use crate::cert_manager::{Certificate, Issuer};
+use crate::request::Use;
 
 mod build;
 mod names;
@@ -328,7 +329,17 @@ impl Lifetimes {
         asked.min(self.overlap)
     }
 
-    fn check(&self) -> Result<(), PlanError> {
+    /// How long a kubelet's certificate lives: its client certificate as long as a kubeconfig's, its serving certificate as the
+    /// leaves of the control plane.
+    pub fn of_kubelet(&self, purpose: Use) -> Duration {
+        match purpose {
+            Use::Client => KUBECONFIG_LIFETIME.min(self.overlap),
+            Use::Server => self.leaf.min(self.overlap),
+        }
+    }
+
+    /// Whether they fit together.
+    pub fn check(&self) -> Result<(), PlanError> {
         let fits = self.overlap >= SHORTEST_LIFETIME && self.leaf >= SHORTEST_LIFETIME && self.overlap < self.ca;
         if fits { Ok(()) } else { Err(PlanError::Lifetimes) }
     }

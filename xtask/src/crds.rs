@@ -60,7 +60,11 @@ pub(crate) fn plurals() -> Vec<String> {
 }
 
 fn definitions() -> Vec<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition> {
-    vec![yoke_api::Cluster::crd(), yoke_api::Tenant::crd()]
+    vec![
+        yoke_api::Cluster::crd(),
+        yoke_api::JoinToken::crd(),
+        yoke_api::Tenant::crd(),
+    ]
 }
 
 fn wanted_files() -> Result<BTreeMap<PathBuf, String>> {

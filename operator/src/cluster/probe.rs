@@ -196,6 +196,7 @@ async fn look(context: &Context, target: &Target<'_>) -> Answer {
         let applied = apply_base(context, target, &api).await;
         applied.map_err(|error| Lack::from(crate::chain(&error)))?;
         context.guard.keep(identity, &api, &context.base);
+        context.signer.keep(identity, &api);
         Ok(())
     };
     let controllers = async {

@@ -7,12 +7,14 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
+use yoke_api::join_token::secret_name;
 use yoke_api::labels;
 use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
-use yoke_api::{Cluster, GROUP, Tenant};
+use yoke_api::{Cluster, GROUP, JoinToken, Tenant};
 
 use super::validate::may_act;
+use crate::join_token::plan::TENANT_MAX;
 
 /// Name of the Role and the RoleBinding in the Tenant's namespace.
 const ROLE: &str = "yoke-tenant";
@@ -78,17 +80,20 @@ pub fn is_left(namespace: &Namespace, tenant: &Tenant, tenants: &[Arc<Tenant>]) 
         && annotation(labels::OWNER_UID).is_none_or(|uid| !lives(uid))
 }
 
-/// What the Tenant's subjects may do: Clusters, the events about them, and the kubeconfigs of the Clusters that there are,
-/// by name. No list of Secrets, no pods, nothing of cert-manager.
-pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>]) -> Role {
+/// What the Tenant's subjects may do: Clusters and JoinTokens, the events about them, and the kubeconfigs of the Clusters and
+/// what workers join by, of those that there are, by name. No list of Secrets, no pods, nothing of cert-manager.
+/// `join_tokens` hold, the oldest first: no more of them are named than have a Secret.
+pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>], join_tokens: &[Arc<JoinToken>]) -> Role {
     let name = tenant.name_any();
     let mut secrets: Vec<_> = clusters
         .iter()
         .map(|cluster| kubeconfig_secret(&cluster.name_any()))
         .collect();
+    let of_tokens = join_tokens.iter().take(TENANT_MAX);
+    secrets.extend(of_tokens.map(|token| secret_name(&token.name_any())));
     secrets.sort();
     let mut rules = vec![
-        build_rule(&[GROUP], &["clusters"], &CLUSTER_VERBS),
+        build_rule(&[GROUP], &["clusters", "jointokens"], &CLUSTER_VERBS),
         build_rule(&["", "events.k8s.io"], &["events"], &["get", "list", "watch"]),
     ];
     // A rule with an empty list of names would speak of all Secrets.
@@ -168,18 +173,25 @@ mod tests {
     #[test]
     fn role_names_the_kubeconfigs_of_clusters_that_exist() {
         let tenant = Tenant::new("t", TenantSpec::default());
-        let none = build_role(&tenant, &[]).rules.unwrap();
+        let none = build_role(&tenant, &[], &[]).rules.unwrap();
         assert!(
             !none
                 .iter()
                 .any(|rule| rule.resources.iter().flatten().any(|resource| resource == "secrets"))
         );
-        let two = build_role(&tenant, &[cluster("b"), cluster("a")]).rules.unwrap();
+        let token = Arc::new(JoinToken::new("j", Default::default()));
+        let two = build_role(&tenant, &[cluster("b"), cluster("a")], &[token])
+            .rules
+            .unwrap();
         let secrets = two.last().unwrap();
         assert_eq!(secrets.verbs, ["get"]);
         assert_eq!(
             secrets.resource_names.as_deref().unwrap(),
-            ["a-kubeconfig".to_owned(), "b-kubeconfig".to_owned()]
+            [
+                "a-kubeconfig".to_owned(),
+                "b-kubeconfig".to_owned(),
+                "j-join".to_owned()
+            ]
         );
     }
 

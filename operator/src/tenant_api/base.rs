@@ -10,6 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
+use super::workers::JOINING_GROUP;
+
 /// Namespace of the Service by which workloads find their API.
 pub(super) const NAMESPACE: &str = "default";
 /// Name of that Service, and of what holds its addresses.
@@ -33,6 +35,21 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
                 "yoke:kubelet-api-admins",
                 to_group(KUBELET_CLIENT_GROUP),
                 "system:kubelet-api-admin",
+            ),
+            build_binding(
+                "yoke:joining-nodes",
+                to_group(JOINING_GROUP),
+                "system:node-bootstrapper",
+            ),
+            build_binding(
+                "yoke:joining-nodes-approval",
+                to_group(JOINING_GROUP),
+                "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+            ),
+            build_binding(
+                "yoke:nodes-renewal",
+                to_group("system:nodes"),
+                "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
             ),
         ],
         endpoints: ingress_address

@@ -18,10 +18,12 @@ use yoke_operator::apply::Applier;
 use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::context::Context;
 use yoke_operator::events::Events;
+use yoke_operator::join_token::Slots;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_operator::nats::{Account, Nats, Size, streams};
+use yoke_operator::signer::Signer;
 use yoke_operator::tenant_api::{TenantApis, build_base};
-use yoke_operator::{ReconcileError, cache, cluster, tenant};
+use yoke_operator::{ReconcileError, cache, cluster, join_token, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::Process;
@@ -99,7 +101,10 @@ impl Host {
         let ip: std::net::IpAddr = service.spec.unwrap().cluster_ip.unwrap().parse().unwrap();
         let dir = self.dir.path().join(&hosted);
         std::fs::create_dir(&dir).unwrap();
-        let mut arguments = vec![format!("--etcd-prefix=/{hosted}")];
+        let mut arguments = vec![
+            format!("--etcd-prefix=/{hosted}"),
+            "--enable-bootstrap-token-auth=true".into(),
+        ];
         for (flag, file) in [
             ("tls-cert-file", "tls.crt"),
             ("tls-private-key-file", "tls.key"),
@@ -448,7 +453,12 @@ async fn start_store(dir: &Path, server: &Server) -> Process {
 }
 
 async fn prepare(client: &Client) {
-    let certificates = [("certificates", "Certificate"), ("issuers", "Issuer")].map(|(plural, kind)| {
+    let kinds = [
+        ("certificates", "Certificate"),
+        ("certificaterequests", "CertificateRequest"),
+        ("issuers", "Issuer"),
+    ];
+    let certificates = kinds.map(|(plural, kind)| {
         let crd = serde_json::json!({
             "metadata": {"name": format!("{plural}.cert-manager.io")},
             "spec": {
@@ -481,19 +491,25 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
     // Nobody heeds the triggers here: a test says when to reconcile.
     let mut clusters = triggered.clusters;
     let mut tenants = triggered.tenants;
+    let mut join_tokens = triggered.join_tokens;
     supervisor.spawn_background("triggers", async move {
         use futures::StreamExt as _;
         loop {
             tokio::select! {
                 Some(_) = clusters.next() => {}
                 Some(_) = tenants.next() => {}
+                Some(_) = join_tokens.next() => {}
                 else => return Ok::<_, std::io::Error>(()),
             }
         }
     });
     let (guard, keeper) = cluster::Guard::new();
+    let (signer, signing) = Signer::new();
     let context = Context {
         guard,
+        signer,
+        slots: Slots::default(),
+        join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
         tenants: Applier::new(client.clone(), tenant::CONTROLLER),
@@ -510,6 +526,11 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
     };
     let context = Arc::new(context);
     let (calls, called) = mpsc::channel(1);
+    let signed = signing.run(Arc::clone(&context), supervisor.drain());
+    supervisor.spawn_background("signer", async move {
+        signed.await;
+        Ok::<_, std::io::Error>(())
+    });
     let kept = keeper.run(Arc::clone(&context), calls, supervisor.drain());
     supervisor.spawn_background("keeper", async move {
         kept.await;

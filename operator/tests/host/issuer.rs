@@ -5,9 +5,9 @@ use std::sync::Mutex;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use yoke_pki::cert_manager::Certificate;
+use yoke_pki::cert_manager::{Certificate, CertificateRequest, Usage};
 
 use crate::harness::PKI;
 
@@ -62,6 +62,38 @@ impl CertManager {
             };
             write(client, name, &labels, &chain, &key).await;
         }
+    }
+
+    /// Answers what is asked for with keys that others keep.
+    pub(crate) async fn issue_requests(&self, client: &Client) {
+        let api = Api::<CertificateRequest>::namespaced(client.clone(), PKI);
+        for request in api.list(&Default::default()).await.unwrap() {
+            let Some(chain) = request.issued().is_none().then(|| self.sign_request(&request)) else {
+                continue;
+            };
+            let patch = serde_json::json!({"status": {"certificate": ByteString(chain.into_bytes())}});
+            // It may be gone by now.
+            let params = PatchParams::default();
+            let _ = api.patch(&request.name_any(), &params, &Patch::Merge(patch)).await;
+        }
+    }
+
+    fn sign_request(&self, request: &CertificateRequest) -> String {
+        let authorities = self.authorities.lock().unwrap();
+        let issuer = &authorities[&request.spec.issuer_ref.name];
+        let key = rcgen::KeyPair::from_pem(&issuer.key).unwrap();
+        let text = String::from_utf8(request.spec.request.0.clone()).unwrap();
+        let mut asked = rcgen::CertificateSigningRequestParams::from_pem(&text).unwrap();
+        let seconds = request.spec.duration.as_deref().unwrap().strip_suffix('s').unwrap();
+        let end = std::time::SystemTime::now() + std::time::Duration::from_secs(seconds.parse().unwrap());
+        asked.params.not_after = end.into();
+        asked.params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
+        asked.params.extended_key_usages = match request.spec.usages.contains(&Usage::ServerAuth) {
+            true => vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth],
+            false => vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth],
+        };
+        let signer = rcgen::Issuer::from_params(&issuer.params, &key);
+        asked.signed_by(&signer).unwrap().pem()
     }
 
     fn sign(&self, certificate: &Certificate) -> Option<(String, String)> {

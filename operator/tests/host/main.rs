@@ -24,3 +24,4 @@ mod starts;
 #[allow(dead_code)]
 mod support;
 mod tenant_api;
+mod workers;

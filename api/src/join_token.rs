@@ -1,0 +1,208 @@
+//! The `JoinToken`: leave for workers to join a Cluster, for a short time, asked for by one object in the Tenant's namespace.
+//!
+//! ```text
+//!  JoinToken ─▶ operator ─┬─ Secret bootstrap-token-<id> in kube-system of the tenant cluster
+//!                         └─ Secret <name>-join beside it ([`key`]) ─▶ one line (line.rs) ─▶ worker
+//! ```
+
+pub mod line;
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use line::{JoinLine, LineError};
+
+/// Keys of the Secret with what a worker needs to join.
+pub mod key {
+    /// Name and port of the API server, as a worker reaches it.
+    pub const SERVER: &str = "server";
+    /// The certificates by which a worker knows the API server, PEM, and nothing but them.
+    pub const CA: &str = "ca.crt";
+    /// The certificates by which a worker's kubelet knows the API server when that calls it, PEM. Never those of [`CA`], under
+    /// which other clusters' API servers are, too.
+    pub const CLIENT_CA: &str = "client-ca.crt";
+    /// The bootstrap token, `<id>.<secret>`.
+    pub const TOKEN: &str = "token";
+    /// Version of the cluster.
+    pub const VERSION: &str = "version";
+}
+
+/// The longest that a JoinToken holds.
+pub const LONGEST: Duration = Duration::from_hours(24);
+/// The shortest that a JoinToken holds.
+pub const SHORTEST: Duration = Duration::from_mins(1);
+
+/// What a JoinToken allows.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "yoke.drzzl.io",
+    version = "v1alpha1",
+    kind = "JoinToken",
+    namespaced,
+    status = "JoinTokenStatus",
+    shortname = "ykj",
+    category = "yoke",
+    doc = "Leave for workers to join a Cluster, for a short time. What a worker needs comes back as the Secret <name>-join. Deleting it revokes what was not used.",
+    derive = "PartialEq",
+    printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterName"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Max-Uses", type_ = "integer", json_path = ".spec.maxUses"),
+    printcolumn(name = "Expires", type_ = "string", json_path = ".status.expirationTime"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,56}[a-z0-9])?$')")
+        .message("a JoinToken's name is a DNS label of at most 58 characters that begins with a letter")
+)]
+#[x_kube(
+    validation = Rule::new("self == oldSelf").message("a JoinToken does not change; make another one")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct JoinTokenSpec {
+    /// The Cluster to join, in the same namespace.
+    #[schemars(length(min = 1, max = 40), regex(pattern = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"))]
+    pub cluster_name: String,
+
+    /// How many workers may join by it.
+    #[serde(default = "default_max_uses")]
+    #[schemars(range(min = 1, max = 100))]
+    pub max_uses: i32,
+
+    /// How long it holds, from when it is made, in minutes or hours: from `1m` to `24h`.
+    #[serde(default = "default_ttl")]
+    #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
+    #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
+        .message("ttl is from 1m to 24h"))]
+    pub ttl: String,
+}
+
+/// What the operator reports of a JoinToken.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JoinTokenStatus {
+    /// Conditions: `Ready`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The public part of the bootstrap token: who joins by it is `system:bootstrap:<id>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 6))]
+    pub token_id: Option<String>,
+    /// When it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiration_time: Option<Time>,
+    /// The Secret with what a worker needs, in the same namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretRef>,
+    /// Who joined, the first one first. As many as `spec.maxUses` at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["request"]))]
+    pub uses: Vec<Use>,
+}
+
+/// A Secret in the same namespace.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecretRef {
+    /// Its name.
+    #[schemars(length(max = 63))]
+    pub name: String,
+}
+
+/// One worker that was let join.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Use {
+    /// UID of the CertificateSigningRequest by which it joined.
+    #[schemars(length(max = 64))]
+    pub request: String,
+    /// The Node's name.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// When.
+    pub time: Time,
+}
+
+impl JoinTokenSpec {
+    /// How long it holds, within [`SHORTEST`] and [`LONGEST`].
+    pub fn lifetime(&self) -> Duration {
+        let number = |text: &str| text.parse::<u64>().unwrap_or(0).min(10_000);
+        let asked = match (self.ttl.strip_suffix('h'), self.ttl.strip_suffix('m')) {
+            (Some(hours), _) => Duration::from_hours(number(hours)),
+            (None, Some(minutes)) => Duration::from_mins(number(minutes)),
+            (None, None) => Duration::ZERO,
+        };
+        asked.clamp(SHORTEST, LONGEST)
+    }
+}
+
+impl JoinLine {
+    /// What a worker needs, out of the Secret of a JoinToken.
+    pub fn from_secret(secret: &Secret) -> Option<Self> {
+        let text = |key: &str| {
+            let bytes = secret.data.as_ref()?.get(key)?;
+            String::from_utf8(bytes.0.clone()).ok()
+        };
+        Some(Self {
+            server: text(key::SERVER)?,
+            ca: text(key::CA)?,
+            client_ca: text(key::CLIENT_CA)?,
+            token: text(key::TOKEN)?,
+            version: text(key::VERSION)?,
+        })
+    }
+}
+
+/// Name of the Secret with what a worker needs.
+pub fn secret_name(join_token: &str) -> String {
+    format!("{join_token}-join")
+}
+
+fn default_max_uses() -> i32 {
+    1
+}
+
+fn default_ttl() -> String {
+    "15m".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lifetimes_are_read_and_bounded() {
+        for (ttl, minutes) in [
+            ("15m", 15),
+            ("1h", 60),
+            ("24h", 24 * 60),
+            ("9999h", 24 * 60),
+            ("99999999999999999999h", 1),
+            ("0m", 1),
+            ("", 1),
+            ("h", 1),
+            ("5s", 1),
+            ("\u{e9}", 1),
+        ] {
+            let spec = JoinTokenSpec {
+                ttl: ttl.into(),
+                ..JoinTokenSpec::default()
+            };
+            assert_eq!(spec.lifetime(), Duration::from_mins(minutes), "{ttl:?}");
+        }
+    }
+
+    #[test]
+    fn one_use_for_a_quarter_of_an_hour_is_the_default() {
+        let spec: JoinTokenSpec = serde_json::from_str(r#"{"clusterName": "a"}"#).unwrap();
+        assert_eq!((spec.max_uses, spec.ttl.as_str()), (1, "15m"));
+    }
+}

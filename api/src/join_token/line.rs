@@ -1,0 +1,247 @@
+//! What a worker needs to join, as one word that is pasted: `yoke1.` and base64url of JSON. Pure.
+//!
+//! It carries the CA, so a worker sends the token to nobody else than the cluster. It comes from a person's clipboard: every
+//! part is checked when it is read, and none is longer than it can need to be.
+
+use data_encoding::BASE64URL_NOPAD;
+use serde::{Deserialize, Serialize};
+
+use crate::names::is_domain;
+use crate::version::KubernetesVersion;
+
+/// What the word begins with: its form, should there be another one.
+const PREFIX: &str = "yoke1.";
+/// What a worker does with the word.
+const COMMAND: &str = "yoke-worker run";
+/// Bytes of the longest word that is read.
+const WORD_MAX: usize = 64 << 10;
+/// Bytes of the longest bundle of certificates.
+const CA_MAX: usize = 32 << 10;
+/// What every PEM block of the bundle begins with.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
+/// A word is none by which a worker could join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineError {
+    /// Too long.
+    #[error("a join token has at most {WORD_MAX} characters")]
+    Long,
+    /// Another form, or something else altogether.
+    #[error("a join token begins with {PREFIX}")]
+    Prefix,
+    /// Part of it is missing, or was changed.
+    #[error("the join token is not whole")]
+    Encoding,
+    /// A part is not what it should be.
+    #[error("the join token has no usable {0}")]
+    Part(&'static str),
+}
+
+/// What a worker needs to join.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct JoinLine {
+    /// Name and port of the API server.
+    pub server: String,
+    /// The certificates by which it is known, PEM.
+    pub ca: String,
+    /// The certificates by which the kubelet knows the API server when that calls it, PEM.
+    pub client_ca: String,
+    /// The bootstrap token, `<id>.<secret>`.
+    pub token: String,
+    /// Version of the cluster.
+    pub version: String,
+}
+
+impl std::fmt::Debug for JoinLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("JoinLine");
+        shown.field("server", &self.server).field("version", &self.version);
+        shown.finish_non_exhaustive()
+    }
+}
+
+impl JoinLine {
+    /// The word to paste.
+    pub fn encode(&self) -> Result<String, LineError> {
+        self.check()?;
+        let json = serde_json::to_vec(self).map_err(|_| LineError::Encoding)?;
+        let word = format!("{PREFIX}{}", BASE64URL_NOPAD.encode(&json));
+        if word.len() > WORD_MAX {
+            return Err(LineError::Long);
+        }
+        Ok(word)
+    }
+
+    /// The line to paste on the machine that is to be a worker.
+    pub fn command(&self) -> Result<String, LineError> {
+        Ok(format!("{COMMAND} {}", self.encode()?))
+    }
+
+    /// Reads a word that somebody pasted.
+    pub fn parse(word: &str) -> Result<Self, LineError> {
+        let word = word.trim();
+        if word.len() > WORD_MAX {
+            return Err(LineError::Long);
+        }
+        let body = word.strip_prefix(PREFIX).ok_or(LineError::Prefix)?;
+        let json = BASE64URL_NOPAD
+            .decode(body.as_bytes())
+            .map_err(|_| LineError::Encoding)?;
+        let line: Self = serde_json::from_slice(&json).map_err(|_| LineError::Encoding)?;
+        line.check()?;
+        Ok(line)
+    }
+
+    /// The public part of the token.
+    pub fn token_id(&self) -> &str {
+        self.token.split('.').next().unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), LineError> {
+        for (part, good) in [
+            ("server", is_server(&self.server)),
+            ("CA", is_bundle(&self.ca)),
+            ("CA of clients", is_bundle(&self.client_ca)),
+            ("bootstrap token", is_bootstrap_token(&self.token)),
+            ("version", self.version.parse::<KubernetesVersion>().is_ok()),
+        ] {
+            if !good {
+                return Err(LineError::Part(part));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a text is a DNS name with a port.
+fn is_server(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(name, port)| {
+        let digits = port.bytes().all(|byte| byte.is_ascii_digit()) && !port.starts_with('0');
+        is_domain(name) && digits && port.parse::<u16>().is_ok()
+    })
+}
+
+/// Whether a text is PEM with certificates and nothing else, as far as can be told without reading one.
+fn is_bundle(text: &str) -> bool {
+    let plain = |byte: u8| byte == b'\n' || (b' '..=b'~').contains(&byte);
+    let begins = text.matches("-----BEGIN ").count();
+    text.len() <= CA_MAX
+        && begins > 0
+        && text.starts_with(CERTIFICATE)
+        && text.matches(CERTIFICATE).count() == begins
+        && text.bytes().all(plain)
+}
+
+/// Whether a text is a bootstrap token as Kubernetes has it.
+pub fn is_bootstrap_token(text: &str) -> bool {
+    let good = |part: &str, length: usize| {
+        part.len() == length
+            && part
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    };
+    text.split_once('.')
+        .is_some_and(|(id, secret)| good(id, 6) && good(secret, 16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line() -> JoinLine {
+        JoinLine {
+            server: "a-bcdfghjk.yoke.test:443".into(),
+            ca: "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n".into(),
+            client_ca: "-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n".into(),
+            token: "abc123.0123456789abcdef".into(),
+            version: "v1.35.4".into(),
+        }
+    }
+
+    fn word(json: &str) -> String {
+        format!("yoke1.{}", BASE64URL_NOPAD.encode(json.as_bytes()))
+    }
+
+    #[test]
+    fn a_word_is_read_as_it_was_written() {
+        let text = line().encode().unwrap();
+        assert!(text.starts_with("yoke1.ey"), "{text}");
+        assert!(
+            text.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        );
+        assert_eq!(JoinLine::parse(&format!("  {text}\n")).unwrap(), line());
+        assert_eq!(line().token_id(), "abc123");
+        assert!(!format!("{:?}", line()).contains("0123456789"), "a token is not shown");
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        let text = line().encode().unwrap();
+        let cut = &text[..text.len() - 3];
+        let long = format!("yoke1.{}", "A".repeat(WORD_MAX));
+        for (rule, word, expected) in [
+            ("nothing", String::new(), LineError::Prefix),
+            ("another form", text.replace("yoke1.", "yoke2."), LineError::Prefix),
+            ("a part", cut.to_owned(), LineError::Encoding),
+            ("too long", long, LineError::Long),
+            ("padded", format!("{text}="), LineError::Encoding),
+            ("no JSON", word("x"), LineError::Encoding),
+            ("deep JSON", word(&"[".repeat(40_000)), LineError::Encoding),
+            (
+                "a field too many",
+                word(r#"{"server":"","ca":"","clientCa":"","token":"","version":"","x":1}"#),
+                LineError::Encoding,
+            ),
+            (
+                "a field twice",
+                word(r#"{"server":"","server":"","ca":"","clientCa":"","token":"","version":""}"#),
+                LineError::Encoding,
+            ),
+            (
+                "a field too few",
+                word(r#"{"server":"","ca":"","token":""}"#),
+                LineError::Encoding,
+            ),
+        ] {
+            assert_eq!(JoinLine::parse(&word), Err(expected), "{rule}");
+        }
+    }
+
+    #[test]
+    fn every_part_is_checked() {
+        let key = "-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n";
+        let with_key = format!("{}{key}", line().ca);
+        let far = format!("{}{}", line().ca, " ".repeat(CA_MAX));
+        for (part, change) in [
+            (
+                "server",
+                &(|line: &mut JoinLine| line.server = "a.yoke.test".into()) as &dyn Fn(&mut JoinLine),
+            ),
+            ("server", &|line| line.server = "10.0.0.1:443".into()),
+            ("server", &|line| line.server = "a.yoke.test:70000".into()),
+            ("server", &|line| line.server = "a.yoke.test:+443".into()),
+            ("server", &|line| line.server = "a.yoke.test:443/x".into()),
+            ("server", &|line| line.server = "u@a.yoke.test:443".into()),
+            ("CA", &|line| line.ca = String::new()),
+            ("CA", &|line| line.ca = key.into()),
+            ("CA", &|line| line.ca.clone_from(&with_key)),
+            ("CA", &|line| line.ca.clone_from(&far)),
+            ("CA", &|line| line.ca.push('\u{0}')),
+            ("CA of clients", &|line| line.client_ca = key.into()),
+            ("bootstrap token", &|line| line.token = "abc123".into()),
+            ("bootstrap token", &|line| line.token = "abc123.0123456789ABCDEF".into()),
+            ("bootstrap token", &|line| {
+                line.token = "abc123.0123456789abcdef.x".into()
+            }),
+            ("version", &|line| line.version = "latest".into()),
+        ] {
+            let mut line = line();
+            change(&mut line);
+            assert_eq!(line.encode(), Err(LineError::Part(part)), "{line:?}");
+            let word = word(&serde_json::to_string(&line).unwrap());
+            assert_eq!(JoinLine::parse(&word), Err(LineError::Part(part)), "{line:?}");
+        }
+    }
+}

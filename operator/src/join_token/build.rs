@@ -1,0 +1,125 @@
+//! What a worker is given. Pure, but for the token, which is drawn.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ObjectMeta;
+use kube::{Resource as _, ResourceExt as _};
+use rand::RngExt as _;
+use yoke_api::JoinToken;
+use yoke_api::join_token::line::is_bootstrap_token;
+use yoke_api::join_token::{key, secret_name};
+use yoke_api::labels::{self, component};
+
+use crate::cluster::identity::Identity;
+use crate::config::Config;
+use crate::tenant_api::BootstrapToken;
+
+const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+
+/// What there is of a cluster that a worker needs.
+#[derive(Clone, Debug)]
+pub(super) struct Materials {
+    /// The root certificate, PEM.
+    pub(super) root: String,
+    /// The cluster's own CA, PEM.
+    pub(super) client_ca: String,
+    /// Its version.
+    pub(super) version: String,
+}
+
+/// A new bootstrap token: 82 bits that nobody knows.
+pub(super) fn draw_token(expires: Timestamp) -> BootstrapToken {
+    let mut random = rand::rng();
+    let mut draw = |length: usize| -> String {
+        (0..length)
+            .map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())]))
+            .collect()
+    };
+    BootstrapToken {
+        id: draw(6),
+        secret: draw(16),
+        expires,
+    }
+}
+
+/// The bootstrap token of that text, if it is one.
+pub(super) fn read_token(text: &str, expires: Timestamp) -> Option<BootstrapToken> {
+    let (id, secret) = text.split_once('.').filter(|_| is_bootstrap_token(text))?;
+    Some(BootstrapToken {
+        id: id.to_owned(),
+        secret: secret.to_owned(),
+        expires,
+    })
+}
+
+/// Whether a Secret was made for this very JoinToken.
+pub(super) fn is_of(secret: &Secret, token: &JoinToken) -> bool {
+    let uid = token.metadata.uid.as_deref();
+    let mut owners = secret.owner_references().iter();
+    uid.is_some() && owners.any(|owner| Some(owner.uid.as_str()) == uid)
+}
+
+/// The Secret with what a worker needs. It goes with its JoinToken, and names its Tenant, who may read it.
+pub(super) fn build_secret(
+    token: &JoinToken,
+    identity: &Identity,
+    config: &Config,
+    materials: &Materials,
+    bootstrap: &BootstrapToken,
+) -> Secret {
+    let owner = OwnerReference {
+        api_version: JoinToken::api_version(&()).into_owned(),
+        kind: JoinToken::kind(&()).into_owned(),
+        name: token.name_any(),
+        uid: token.uid().unwrap_or_default(),
+        ..OwnerReference::default()
+    };
+    // Without the label of a Cluster: no Cluster waits for it.
+    let labels = [
+        (labels::TENANT, identity.tenant.as_str()),
+        (labels::COMPONENT, component::JOIN),
+        (labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR),
+    ];
+    let server = format!("{}:{}", identity.public_name, config.ingress.port);
+    let text = format!("{}.{}", bootstrap.id, bootstrap.secret);
+    let data: BTreeMap<_, _> = [
+        (key::SERVER, server.as_str()),
+        (key::CA, &materials.root),
+        (key::CLIENT_CA, &materials.client_ca),
+        (key::TOKEN, &text),
+        (key::VERSION, &materials.version),
+    ]
+    .map(|(key, text)| (key.to_owned(), ByteString(text.as_bytes().to_vec())))
+    .into();
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(secret_name(&token.name_any())),
+            namespace: Some(identity.tenant.clone()),
+            labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some(data),
+        type_: Some("yoke.drzzl.io/join".into()),
+        ..Secret::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_drawn_as_kubernetes_has_them() {
+        let drawn = draw_token(Timestamp::UNIX_EPOCH);
+        let text = format!("{}.{}", drawn.id, drawn.secret);
+        assert!(is_bootstrap_token(&text), "{text}");
+        assert!(read_token(&text, Timestamp::UNIX_EPOCH) == Some(drawn.clone()));
+        assert!(draw_token(Timestamp::UNIX_EPOCH) != drawn);
+        assert!(read_token("abc123", Timestamp::UNIX_EPOCH).is_none());
+    }
+}

@@ -1,0 +1,175 @@
+//! What becomes of a JoinToken now, and when to look again. Pure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt as _;
+use yoke_api::JoinToken;
+
+/// JoinTokens of a Tenant that hold at a time.
+pub(crate) const TENANT_MAX: usize = 64;
+/// JoinTokens of a Cluster that hold at a time.
+pub(crate) const CLUSTER_MAX: usize = 16;
+/// A JoinToken that has ended is deleted after this time.
+const KEPT: SignedDuration = SignedDuration::from_hours(1);
+/// Whoever joined last by a token still asks with it for the answer, for this long.
+const AFTERGLOW: SignedDuration = SignedDuration::from_mins(5);
+/// The shortest and the longest time between two looks at what must come first.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Whether a JoinToken holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Term {
+    /// It does.
+    Holds,
+    /// It has ended, or is revoked.
+    Over,
+    /// It ended so long ago that nobody asks for it.
+    Forgotten,
+}
+
+/// When it ends.
+pub(crate) fn end(token: &JoinToken) -> Option<Timestamp> {
+    let made = token.creation_timestamp()?.0;
+    let lifetime = SignedDuration::try_from(token.spec.lifetime()).ok()?;
+    made.checked_add(lifetime).ok()
+}
+
+/// Whether it holds.
+pub(crate) fn term(token: &JoinToken, now: Timestamp) -> Term {
+    match end(token) {
+        Some(end) if now < end && token.metadata.deletion_timestamp.is_none() => Term::Holds,
+        Some(end) if now < end.saturating_add(KEPT).unwrap_or(end) => Term::Over,
+        _ => Term::Forgotten,
+    }
+}
+
+/// Whether as many have joined as may.
+pub(crate) fn is_used_up(token: &JoinToken) -> bool {
+    let uses = token.status.as_ref().map_or(0, |status| status.uses.len());
+    uses >= usize::try_from(token.spec.max_uses).unwrap_or(0)
+}
+
+/// Whether nobody needs the bootstrap token of one that is used up.
+pub(crate) fn is_spent(token: &JoinToken, now: Timestamp) -> bool {
+    let last = token.status.as_ref().and_then(|status| status.uses.last());
+    is_used_up(token) && last.is_none_or(|last| now.duration_since(last.time.0) > AFTERGLOW)
+}
+
+/// Whether there are so many older ones that hold that this one has to wait.
+pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Timestamp) -> bool {
+    let age = |token: &JoinToken| (token.creation_timestamp().map(|made| made.0), token.name_any());
+    let older = || {
+        let others = all
+            .iter()
+            .filter(|other| other.metadata.namespace == token.metadata.namespace);
+        others.filter(|other| term(other, now) == Term::Holds && age(other) < age(token))
+    };
+    let same = older().filter(|other| other.spec.cluster_name == token.spec.cluster_name);
+    older().count() >= TENANT_MAX || same.count() >= CLUSTER_MAX
+}
+
+/// How long to wait for what must come first: the longer it is waited for, the longer.
+pub(crate) fn plan_wait(token: &JoinToken, now: Timestamp) -> Duration {
+    let made = token.creation_timestamp().map_or(now, |made| made.0);
+    let age = Duration::try_from(now.duration_since(made)).unwrap_or_default();
+    until_end(token, now).min((age / 4).clamp(PAUSES.0, PAUSES.1))
+}
+
+/// How long it still holds, or stays where it has ended; never no time at all.
+pub(crate) fn until_end(token: &JoinToken, now: Timestamp) -> Duration {
+    let next = end(token).map(|end| {
+        if now < end {
+            end
+        } else {
+            end.saturating_add(KEPT).unwrap_or(end)
+        }
+    });
+    let left = next.map(|next| next.duration_since(now));
+    let left = left.and_then(|left| Duration::try_from(left).ok());
+    left.unwrap_or_default() + PAUSES.0
+}
+
+/// When to remove the bootstrap token of one that is used up.
+pub(crate) fn until_spent(token: &JoinToken, now: Timestamp) -> Duration {
+    let afterglow = Duration::try_from(AFTERGLOW).unwrap_or_default();
+    until_end(token, now).min(afterglow + PAUSES.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn token(name: &str, cluster: &str, second: i64) -> JoinToken {
+        let made = Timestamp::from_second(second).unwrap();
+        serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+            "metadata": {"name": name, "namespace": "t", "creationTimestamp": made},
+            "spec": {"clusterName": cluster, "ttl": "10m"}}))
+        .unwrap()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn it_holds_for_a_time_and_is_forgotten_an_hour_later() {
+        let token = token("j", "a", 1000);
+        for (second, expected) in [
+            (1000, Term::Holds),
+            (1599, Term::Holds),
+            (1600, Term::Over),
+            (1600 + 3599, Term::Over),
+            (1600 + 3600, Term::Forgotten),
+        ] {
+            assert_eq!(term(&token, at(second)), expected, "{second}");
+        }
+        for (second, seconds) in [(1000, 601), (1599, 2), (1600, 3601), (9000, 1)] {
+            assert_eq!(until_end(&token, at(second)), Duration::from_secs(seconds), "{second}");
+        }
+    }
+
+    #[test]
+    fn what_must_come_first_is_waited_for_longer_each_time() {
+        let token = token("j", "a", 1000);
+        for (second, seconds) in [(1000, 1), (1040, 10), (1300, 60), (1598, 3), (900, 1)] {
+            assert_eq!(plan_wait(&token, at(second)), Duration::from_secs(seconds), "{second}");
+        }
+    }
+
+    #[test]
+    fn the_newest_wait_where_there_are_too_many() {
+        let all = |count: usize, cluster: &dyn Fn(usize) -> String| -> Vec<_> {
+            let each = |number: usize| Arc::new(token(&format!("j{number:03}"), &cluster(number), 1000));
+            (0..count).map(each).collect()
+        };
+        let now = at(1001);
+        let same = all(CLUSTER_MAX + 1, &|_| "a".into());
+        assert!(!is_one_too_many(&same[CLUSTER_MAX - 1], &same, now));
+        assert!(is_one_too_many(&same[CLUSTER_MAX], &same, now));
+        assert!(
+            !is_one_too_many(&same[CLUSTER_MAX], &same, at(1600)),
+            "others have ended"
+        );
+        let many = all(TENANT_MAX + 1, &|number| format!("c{number}"));
+        assert!(!is_one_too_many(&many[TENANT_MAX - 1], &many, now));
+        assert!(is_one_too_many(&many[TENANT_MAX], &many, now));
+        let mut elsewhere = token("k", "a", 2000);
+        elsewhere.metadata.namespace = Some("u".into());
+        assert!(!is_one_too_many(&elsewhere, &same, now), "of another Tenant");
+    }
+
+    #[test]
+    fn one_that_is_used_up_is_spent_a_while_later() {
+        let mut token = token("j", "a", 1000);
+        assert!(!is_used_up(&token));
+        let uses = json!({"uses": [{"request": "r", "node": "n", "time": "1970-01-01T00:20:00Z"}]});
+        token.status = serde_json::from_value(uses).unwrap();
+        assert!(is_used_up(&token));
+        assert!(!is_spent(&token, at(1200 + 300)));
+        assert!(is_spent(&token, at(1200 + 301)));
+    }
+}

@@ -1,0 +1,70 @@
+//! How many JoinTokens of one Tenant are worked on at a time: one whose API hangs must not take the time of the others.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Of one Tenant.
+const TENANT_MAX: usize = 2;
+
+/// Who is at work.
+#[derive(Debug, Default)]
+pub struct Slots {
+    taken: Mutex<HashMap<String, usize>>,
+}
+
+/// A place that is taken until it is dropped.
+#[derive(Debug)]
+pub(super) struct Slot<'a> {
+    slots: &'a Slots,
+    tenant: String,
+}
+
+impl Slots {
+    /// A place for one more of this Tenant, if there is one.
+    pub(super) fn enter(&self, tenant: &str) -> Option<Slot<'_>> {
+        let mut taken = self.lock();
+        let count = taken.entry(tenant.to_owned()).or_default();
+        if *count >= TENANT_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Slot {
+            slots: self,
+            tenant: tenant.to_owned(),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, usize>> {
+        // Each change is one number, so the map is whole after any panic.
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.slots.lock();
+        if let Some(count) = taken.get_mut(&self.tenant) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_has_its_own_places() {
+        let slots = Slots::default();
+        let (one, two) = (slots.enter("a").unwrap(), slots.enter("a").unwrap());
+        assert!(slots.enter("a").is_none());
+        assert!(slots.enter("b").is_some());
+        drop(one);
+        assert!(slots.enter("a").is_some());
+        drop(two);
+        assert!(slots.lock().is_empty(), "nobody is remembered who is not at work");
+    }
+}

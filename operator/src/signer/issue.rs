@@ -1,0 +1,227 @@
+//! Has cert-manager issue one certificate by a cluster's CA, and compares it with what was asked for.
+//!
+//! A CertificateRequest is there only for as long as that takes; what an operator leaves that ends meanwhile is swept.
+
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{DeleteParams, ListParams};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
+use sha2::{Digest as _, Sha256};
+use yoke_api::ClusterId;
+use yoke_api::cluster::PkiSpec;
+use yoke_api::labels::{self, component};
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_pki::ParsedCertificate;
+use yoke_pki::cert_manager::{CertificateRequest, CertificateRequestSpec, IssuerRef, Usage};
+use yoke_pki::inspect::{Purpose, verify_chain};
+use yoke_pki::plan::{AuthorityRole, Generation, Lifetimes, SHORTEST_LIFETIME};
+use yoke_pki::request::Use;
+
+use super::validate::Asked;
+use crate::cluster::identity::Identity;
+use crate::context::Context;
+use crate::error::ReconcileError;
+
+/// How long a certificate is waited for.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Between two looks at it.
+const PACE: Duration = Duration::from_millis(200);
+/// What is older than this nobody waits for any more.
+const LEFT_AFTER: SignedDuration = SignedDuration::from_mins(10);
+/// Between two sweeps.
+const SWEEP_EVERY: Duration = Duration::from_secs(600);
+/// Clocks may differ by this much.
+const SLACK: SignedDuration = SignedDuration::from_mins(5);
+
+/// How long a certificate holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Term {
+    /// Its lifetime.
+    pub(super) duration: Duration,
+    /// It ends no later.
+    pub(super) latest: Timestamp,
+}
+
+/// There is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IssueError {
+    /// The cluster's CA is not there.
+    #[error("the cluster has no CA for this yet")]
+    NoAuthority,
+    /// The host API does not do what it should.
+    #[error(transparent)]
+    Host(#[from] ReconcileError),
+    /// cert-manager does not issue it.
+    #[error("cert-manager refused a request: {0}")]
+    Refused(String),
+    /// cert-manager does not answer.
+    #[error("cert-manager did not answer within {LIMIT:?}")]
+    Limit,
+    /// What was issued is something else.
+    #[error("what cert-manager issued is not what was asked for")]
+    Other,
+}
+
+fn role_of(purpose: Use) -> AuthorityRole {
+    match purpose {
+        Use::Client => AuthorityRole::Cluster,
+        Use::Server => AuthorityRole::KubeletServing,
+    }
+}
+
+/// The CA that signs for this purpose.
+pub(super) fn find_authority(context: &Context, id: &ClusterId, purpose: Use) -> Result<ParsedCertificate, IssueError> {
+    let name = role_of(purpose).object_name(id, Generation::FIRST);
+    let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
+    let secret = context.caches.secrets.get(&key).ok_or(IssueError::NoAuthority)?;
+    let data = secret.data.as_ref().and_then(|data| data.get("tls.crt"));
+    let text = data.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
+    let chain = text.and_then(|text| ParsedCertificate::from_pem(text).ok());
+    let first = chain.and_then(|chain| chain.into_iter().next());
+    first.ok_or(IssueError::NoAuthority)
+}
+
+/// How long a certificate holds: as long as was asked for, no longer than the Cluster's certificates, and than its CA. `None` if
+/// that is too short for cert-manager.
+pub(super) fn plan_term(asked: &Asked, pki: &PkiSpec, authority: &ParsedCertificate, now: Timestamp) -> Option<Term> {
+    let lifetimes = Lifetimes::from_spec(pki)
+        .ok()
+        .filter(|lifetimes| lifetimes.check().is_ok());
+    // A Cluster that is refused for its lifetimes has nodes all the same.
+    let lifetimes = lifetimes.or_else(|| Lifetimes::from_spec(&PkiSpec::default()).ok())?;
+    let longest = lifetimes.of_kubelet(asked.purpose);
+    let wanted = asked.seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    let wanted = wanted.map_or(longest, Duration::from_secs).max(SHORTEST_LIFETIME);
+    let left = authority.not_after.duration_since(now) - SLACK;
+    let left = Duration::try_from(left).unwrap_or_default();
+    let duration = Duration::from_secs(wanted.min(longest).min(left).as_secs());
+    let end = SignedDuration::try_from(duration).ok()? + SLACK;
+    (duration >= SHORTEST_LIFETIME).then_some(Term {
+        duration,
+        latest: now.checked_add(end).ok()?,
+    })
+}
+
+/// The certificate with its chain, PEM.
+pub(super) async fn issue(
+    context: &Context,
+    identity: &Identity,
+    asked: &Asked,
+    csr: &CertificateSigningRequest,
+    authority: &ParsedCertificate,
+    term: Term,
+) -> Result<String, IssueError> {
+    // Of the host alone: no tenant is waited for while it is held. It is never closed.
+    let _permit = context.signer.permits.acquire().await;
+    let api = Api::<CertificateRequest>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let wanted = build_request(identity, asked, csr, term);
+    let name = wanted.name_any();
+    context
+        .clusters
+        .create(&api, &wanted)
+        .await
+        .map_err(ReconcileError::from)?;
+    let issued = tokio::time::timeout(LIMIT, wait(&api, &name)).await;
+    if let Err(error) = api.delete(&name, &DeleteParams::default()).await {
+        tracing::debug!(cluster = %identity.id, error = %crate::chain(&error), "CertificateRequest stays until it is swept");
+    }
+    let issued = issued.map_err(|_| IssueError::Limit)??;
+    let chain = ParsedCertificate::from_pem(&issued).map_err(|_| IssueError::Other)?;
+    let first = chain.first().ok_or(IssueError::Other)?;
+    let name = asked.request.dns_names.first().cloned();
+    let name = name.or_else(|| asked.request.ip_addresses.first().map(ToString::to_string));
+    let purpose = match asked.purpose {
+        Use::Client => Purpose::Client,
+        Use::Server => Purpose::Server(name.as_deref().unwrap_or_default()),
+    };
+    // What was issued just now by a clock that is ahead is valid in a moment.
+    let now = Timestamp::now().max(first.not_before);
+    let is_ours = verify_chain(&chain, std::slice::from_ref(authority), purpose, now).is_ok();
+    if !is_ours || !asked.request.is_answered_by(first, asked.purpose, term.latest) {
+        return Err(IssueError::Other);
+    }
+    Ok(chain.iter().map(ParsedCertificate::to_pem).collect())
+}
+
+async fn wait(api: &Api<CertificateRequest>, name: &str) -> Result<String, IssueError> {
+    loop {
+        let found = api
+            .get(name)
+            .await
+            .map_err(ReconcileError::host("a CertificateRequest"))?;
+        if let Some(issued) = found.issued() {
+            return Ok(issued.to_owned());
+        }
+        if let Some(why) = found.failure() {
+            return Err(IssueError::Refused(why.chars().take(200).collect()));
+        }
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+fn build_request(
+    identity: &Identity,
+    asked: &Asked,
+    csr: &CertificateSigningRequest,
+    term: Term,
+) -> CertificateRequest {
+    let own = match asked.purpose {
+        Use::Client => Usage::ClientAuth,
+        Use::Server => Usage::ServerAuth,
+    };
+    let encipherment = asked.enciphers.then_some(Usage::KeyEncipherment);
+    let usages = [Usage::DigitalSignature, own].into_iter().chain(encipherment);
+    // The same request has the same name: an operator that starts again finds what its predecessor asked for.
+    let digest = Sha256::digest(csr.metadata.uid.as_deref().unwrap_or_default().as_bytes());
+    let name = format!(
+        "{}-kubelet-{}",
+        identity.id,
+        data_encoding::HEXLOWER.encode(&digest[..10])
+    );
+    let spec = CertificateRequestSpec {
+        request: ByteString(csr.spec.request.0.clone()),
+        duration: Some(format!("{}s", term.duration.as_secs())),
+        is_ca: false,
+        usages: usages.collect(),
+        issuer_ref: IssuerRef {
+            name: role_of(asked.purpose).object_name(&identity.id, Generation::FIRST),
+            ..IssuerRef::default()
+        },
+    };
+    let mut request = CertificateRequest::new(&name, spec);
+    request.metadata = identity.pki_meta(&name, component::KUBELET);
+    request
+}
+
+/// Removes CertificateRequests that nobody waits for, again and again.
+pub(super) async fn sweep_often(context: &Context) {
+    loop {
+        sweep(context).await;
+        tokio::time::sleep(SWEEP_EVERY).await;
+    }
+}
+
+async fn sweep(context: &Context) {
+    let api = Api::<CertificateRequest>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let ours = format!("{}={}", labels::COMPONENT, component::KUBELET);
+    let swept = async {
+        let found = api.list(&ListParams::default().labels(&ours)).await?;
+        for request in found {
+            let made = request.creation_timestamp();
+            if made.is_some_and(|made| Timestamp::now().duration_since(made.0) > LEFT_AFTER) {
+                api.delete(&request.name_any(), &DeleteParams::default()).await?;
+            }
+        }
+        Ok::<_, kube::Error>(())
+    };
+    match tokio::time::timeout(LIMIT, swept).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(error = %crate::chain(&error), "CertificateRequests are not swept"),
+        Err(_) => tracing::warn!("sweeping CertificateRequests takes too long"),
+    }
+}

@@ -1,0 +1,124 @@
+//! Counts who joins by a JoinToken, in its status, before anything is signed.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use yoke_api::join_token::Use;
+use yoke_api::{JoinToken, Lenient};
+
+use super::CONTROLLER;
+use super::validate::Refusal;
+use crate::cluster::identity::Identity;
+use crate::context::Context;
+use crate::error::ReconcileError;
+use crate::join_token::plan::{self, Term};
+
+/// How often it is tried where others write at the same time.
+const ATTEMPTS: usize = 5;
+
+/// Notes that a node joins by the JoinToken with this bootstrap token, unless it may not. The same request counts once.
+pub(super) async fn count(
+    context: &Context,
+    identity: &Identity,
+    token_id: &str,
+    node: &str,
+    request: &str,
+) -> Result<Result<(), Refusal>, ReconcileError> {
+    let (tenant, cluster) = (&identity.tenant, &identity.cluster);
+    let is_meant = |token: &JoinToken| {
+        let id = token.status.as_ref().and_then(|status| status.token_id.as_deref());
+        token.metadata.namespace.as_ref() == Some(tenant) && token.spec.cluster_name == *cluster && id == Some(token_id)
+    };
+    let known = context.caches.join_tokens.state_filter(|token| is_meant(token));
+    let Some(known) = known.first() else {
+        return Ok(Err(Refusal::TokenUnknown));
+    };
+    let api = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), tenant);
+    let params = PatchParams {
+        field_manager: Some(format!("yoke-operator/{CONTROLLER}")),
+        ..PatchParams::default()
+    };
+    for _ in 0..ATTEMPTS {
+        let found = api.get_opt(&known.name_any()).await;
+        let found = found.and_then(|found| found.map(Lenient::into_object).transpose());
+        let found = found.map_err(ReconcileError::host("a JoinToken"))?;
+        let Some(found) = found.filter(|found| found.uid() == known.uid() && is_meant(found)) else {
+            return Ok(Err(Refusal::TokenUnknown));
+        };
+        let uses = match plan_use(&found, node, request, Timestamp::now()) {
+            Ok(Some(uses)) => uses,
+            Ok(None) => return Ok(Ok(())),
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        // Refused if anybody has written since it was read.
+        let patch = json!({"metadata": {"uid": found.uid(), "resourceVersion": found.resource_version()},
+            "status": {"uses": uses}});
+        match api.patch_status(&found.name_any(), &params, &Patch::Merge(patch)).await {
+            Ok(_) => return Ok(Ok(())),
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Err(Refusal::TokenUnknown)),
+            Err(error) => return Err(ReconcileError::host("the uses of a JoinToken")(error)),
+        }
+    }
+    Err(ReconcileError::Contended("the uses of a JoinToken"))
+}
+
+/// The uses of a JoinToken with one more; `None` if it is among them.
+fn plan_use(token: &JoinToken, node: &str, request: &str, now: Timestamp) -> Result<Option<Vec<Use>>, Refusal> {
+    if plan::term(token, now) != Term::Holds {
+        return Err(Refusal::TokenUnknown);
+    }
+    let mut uses = token.status.clone().unwrap_or_default().uses;
+    if uses.iter().any(|each| each.request == request) {
+        return Ok(None);
+    }
+    if uses.len() >= usize::try_from(token.spec.max_uses).unwrap_or(0) {
+        return Err(Refusal::TokenUsedUp);
+    }
+    uses.push(Use {
+        request: request.to_owned(),
+        node: node.to_owned(),
+        time: Time(now),
+    });
+    Ok(Some(uses))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_counted_once_and_not_beyond_the_end() {
+        let token = |max: i32, uses: &[&str], deleted: bool| -> JoinToken {
+            let uses: Vec<_> = uses
+                .iter()
+                .map(|request| json!({"request": request, "node": "n", "time": "2026-01-01T00:00:00Z"}))
+                .collect();
+            let deleted = deleted.then_some("2026-01-01T00:00:00Z");
+            serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+                "metadata": {"name": "j", "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": deleted},
+                "spec": {"clusterName": "a", "maxUses": max, "ttl": "1h"}, "status": {"uses": uses}}))
+            .unwrap()
+        };
+        let (soon, late) = ("2026-01-01T00:59:59Z", "2026-01-01T01:00:00Z");
+        for (rule, token, now, expected) in [
+            ("the first", token(1, &[], false), soon, Ok(Some(1))),
+            ("the second of two", token(2, &["x"], false), soon, Ok(Some(2))),
+            ("the same again", token(1, &["r"], false), soon, Ok(None)),
+            ("one too many", token(1, &["x"], false), soon, Err(Refusal::TokenUsedUp)),
+            ("too late", token(1, &[], false), late, Err(Refusal::TokenUnknown)),
+            (
+                "the same, too late",
+                token(1, &["r"], false),
+                late,
+                Err(Refusal::TokenUnknown),
+            ),
+            ("revoked", token(1, &[], true), soon, Err(Refusal::TokenUnknown)),
+        ] {
+            let planned = plan_use(&token, "n", "r", now.parse().unwrap());
+            assert_eq!(planned.map(|uses| uses.map(|uses| uses.len())), expected, "{rule}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Whether a CertificateSigningRequest of a kubelet may be signed. Pure: what is there comes in.
+//!
+//! Whoever may make requests in a tenant's cluster writes them, and the tenant approves what it likes: an approval says nothing
+//! here. What is signed is fixed: one Node's client certificate or its serving certificate.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Node;
+use yoke_pki::ParsedRequest;
+use yoke_pki::request::Use;
+
+/// Signer of kubelets' client certificates.
+const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// Signer of kubelets' serving certificates.
+const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Group of all nodes.
+const NODES: &str = "system:nodes";
+/// What a node's user name begins with.
+const NODE_PREFIX: &str = "system:node:";
+/// Group of all who show a bootstrap token.
+const BOOTSTRAPPERS: &str = "system:bootstrappers";
+/// What the user name begins with of who shows a bootstrap token.
+const BOOTSTRAP_PREFIX: &str = "system:bootstrap:";
+/// The longest name of a Node.
+const NAME_MAX: usize = 253;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// What it is for.
+    pub purpose: Use,
+    /// Whose it will be.
+    pub node: String,
+    /// Who asks.
+    pub requester: Requester,
+    /// What is to be signed.
+    pub request: ParsedRequest,
+    /// For how many seconds, if somebody said so.
+    pub seconds: Option<i32>,
+    /// Whether somebody approved it.
+    pub is_approved: bool,
+    /// Whether the key is also to encrypt keys.
+    pub enciphers: bool,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Requester {
+    /// The node itself, with the certificate that it has.
+    Node,
+    /// Somebody with the bootstrap token of this id.
+    Bootstrap(String),
+}
+
+/// Why a request is not signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum Refusal {
+    /// What is to be signed cannot be read, or asks for more than names.
+    #[error("The request is no PKCS#10 with a subject and alternative names of type DNS and IP address alone.")]
+    RequestInvalid,
+    /// The subject is not a node's.
+    #[error("The subject is not common name system:node:<name> and organization system:nodes, and nothing else.")]
+    SubjectInvalid,
+    /// Not the usages of this signer.
+    #[error("The usages are not those of this signer: digital signature, key encipherment if wanted, and its own.")]
+    UsagesInvalid,
+    /// Who asks is not the node.
+    #[error(
+        "The requester is neither the node of the common name nor somebody with a bootstrap token for a client certificate."
+    )]
+    RequesterInvalid,
+    /// A client certificate has no names.
+    #[error("A client certificate has no alternative names.")]
+    NamesNotAllowed,
+    /// Names that are not the node's.
+    #[error("The alternative names are none, or not all among the addresses of the Node.")]
+    NamesNotOfNode,
+    /// The node of a serving certificate is not there.
+    #[error("There is no Node of this name.")]
+    NodeMissing,
+    /// A bootstrap token is for new nodes.
+    #[error("There is a Node of this name already; a bootstrap token is for new ones.")]
+    NodeExists,
+    /// The bootstrap token is no JoinToken's, or that one is over.
+    #[error("The bootstrap token is of no JoinToken of this Cluster that holds.")]
+    TokenUnknown,
+    /// All uses are taken.
+    #[error("The JoinToken has been used as often as it may.")]
+    TokenUsedUp,
+    /// It cannot last as long as the shortest certificate.
+    #[error("The cluster's CA ends too soon to sign by it.")]
+    AuthorityEnds,
+}
+
+impl Refusal {
+    /// The reason of the condition `Failed`, and the label of a metric.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::RequestInvalid => "RequestInvalid",
+            Self::SubjectInvalid => "SubjectInvalid",
+            Self::UsagesInvalid => "UsagesInvalid",
+            Self::RequesterInvalid => "RequesterInvalid",
+            Self::NamesNotAllowed => "NamesNotAllowed",
+            Self::NamesNotOfNode => "NamesNotOfNode",
+            Self::NodeMissing => "NodeMissing",
+            Self::NodeExists => "NodeExists",
+            Self::TokenUnknown => "TokenUnknown",
+            Self::TokenUsedUp => "TokenUsedUp",
+            Self::AuthorityEnds => "AuthorityEnds",
+        }
+    }
+}
+
+/// Whether anything is to be done for a request: it is for a signer of ours, has no answer, and has the approval that it needs.
+pub fn is_open(csr: &CertificateSigningRequest) -> bool {
+    let status = csr.status.clone().unwrap_or_default();
+    let is_answered = status.certificate.is_some_and(|certificate| !certificate.0.is_empty());
+    let is_over = has(csr, "Denied") || has(csr, "Failed");
+    let is_ready = match purpose_of(csr) {
+        // The tenant's controller manager approves those.
+        Some(Use::Client) => has(csr, "Approved"),
+        Some(Use::Server) => true,
+        None => false,
+    };
+    is_ready && !is_answered && !is_over && csr.metadata.deletion_timestamp.is_none()
+}
+
+/// What a request asks for, as far as it says itself.
+pub fn validate(csr: &CertificateSigningRequest) -> Result<Asked, Refusal> {
+    let spec = &csr.spec;
+    let purpose = purpose_of(csr).ok_or(Refusal::UsagesInvalid)?;
+    let request = ParsedRequest::from_pem(&spec.request.0).map_err(|_| Refusal::RequestInvalid)?;
+    let enciphers = check_usages(purpose, spec.usages.as_deref().unwrap_or_default())?;
+    let subject = &request.subject;
+    let common_name = subject.common_name.as_deref().unwrap_or_default();
+    let node = common_name.strip_prefix(NODE_PREFIX).filter(|node| is_node_name(node));
+    let node = node.ok_or(Refusal::SubjectInvalid)?.to_owned();
+    if subject.organizations != [NODES] || request.subject_parts != 2 {
+        return Err(Refusal::SubjectInvalid);
+    }
+    let groups = spec.groups.as_deref().unwrap_or_default();
+    let is_in = |group: &str| groups.iter().any(|each| each == group);
+    let user = spec.username.as_deref().unwrap_or_default();
+    let requester = match user.strip_prefix(BOOTSTRAP_PREFIX) {
+        Some(id) if purpose == Use::Client && is_in(BOOTSTRAPPERS) => Requester::Bootstrap(id.to_owned()),
+        None if user == common_name && is_in(NODES) => Requester::Node,
+        _ => return Err(Refusal::RequesterInvalid),
+    };
+    let has_names = !request.dns_names.is_empty() || !request.ip_addresses.is_empty();
+    match purpose {
+        Use::Client if has_names => return Err(Refusal::NamesNotAllowed),
+        Use::Server if !has_names => return Err(Refusal::NamesNotOfNode),
+        _ => {}
+    }
+    Ok(Asked {
+        purpose,
+        node,
+        requester,
+        request,
+        seconds: spec.expiration_seconds,
+        is_approved: has(csr, "Approved"),
+        enciphers,
+    })
+}
+
+/// Whether what is asked for goes with the Node of that name, if there is one.
+pub fn validate_node(asked: &Asked, node: Option<&Node>) -> Result<(), Refusal> {
+    match (asked.purpose, &asked.requester, node) {
+        (Use::Client, Requester::Bootstrap(_), Some(_)) => Err(Refusal::NodeExists),
+        (Use::Client, ..) => Ok(()),
+        (Use::Server, _, None) => Err(Refusal::NodeMissing),
+        (Use::Server, _, Some(node)) if has_all_names(node, &asked.request) => Ok(()),
+        (Use::Server, ..) => Err(Refusal::NamesNotOfNode),
+    }
+}
+
+fn purpose_of(csr: &CertificateSigningRequest) -> Option<Use> {
+    match csr.spec.signer_name.as_str() {
+        CLIENT_SIGNER => Some(Use::Client),
+        SERVING_SIGNER => Some(Use::Server),
+        _ => None,
+    }
+}
+
+fn has(csr: &CertificateSigningRequest, type_: &str) -> bool {
+    let conditions = csr.status.as_ref().and_then(|status| status.conditions.as_deref());
+    conditions
+        .unwrap_or_default()
+        .iter()
+        .any(|condition| condition.type_ == type_)
+}
+
+/// Whether the key is also to encrypt keys, if the usages are those of the signer.
+fn check_usages(purpose: Use, usages: &[String]) -> Result<bool, Refusal> {
+    let own = match purpose {
+        Use::Client => "client auth",
+        Use::Server => "server auth",
+    };
+    let mut given: Vec<_> = usages.iter().map(String::as_str).collect();
+    given.sort_unstable();
+    let mut plain = ["digital signature", own];
+    plain.sort_unstable();
+    let mut enciphering = ["digital signature", "key encipherment", own];
+    enciphering.sort_unstable();
+    if given == plain {
+        Ok(false)
+    } else if given == enciphering {
+        Ok(true)
+    } else {
+        Err(Refusal::UsagesInvalid)
+    }
+}
+
+/// Whether a text is a name that a Node can have: a DNS subdomain (RFC 1123).
+fn is_node_name(text: &str) -> bool {
+    text.len() <= NAME_MAX && text.split('.').all(yoke_api::names::is_label)
+}
+
+fn has_all_names(node: &Node, request: &ParsedRequest) -> bool {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref());
+    let of = |types: &[&str]| {
+        let addresses = addresses.unwrap_or_default().iter();
+        let all = addresses.filter(|each| types.contains(&each.type_.as_str()));
+        all.map(|each| each.address.as_str()).collect::<Vec<_>>()
+    };
+    let names = of(&["Hostname", "InternalDNS", "ExternalDNS"]);
+    // A host may be called by its address.
+    let ips = of(&["Hostname", "InternalIP", "ExternalIP"]);
+    let ips: Vec<IpAddr> = ips.into_iter().filter_map(|text| text.parse().ok()).collect();
+    request.dns_names.iter().all(|name| names.contains(&name.as_str()))
+        && request.ip_addresses.iter().all(|address| ips.contains(address))
+}
+
+#[cfg(test)]
+mod tests;

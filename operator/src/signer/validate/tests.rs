@@ -1,0 +1,316 @@
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+use serde_json::{Value, json};
+
+use super::*;
+
+const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const SERVING: &str = "kubernetes.io/kubelet-serving";
+
+/// PKCS#10 with these organizations, this common name and these names.
+fn pkcs10(organizations: &[&str], common_name: &str, names: &[&str]) -> String {
+    let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    for organization in organizations {
+        params.distinguished_name.push(DnType::OrganizationName, *organization);
+    }
+    if !common_name.is_empty() {
+        params.distinguished_name.push(DnType::CommonName, common_name);
+    }
+    let key = KeyPair::generate().unwrap();
+    params.serialize_request(&key).unwrap().pem().unwrap()
+}
+
+fn csr(signer: &str, user: &str, groups: &[&str], usages: &[&str], pem: &str) -> Value {
+    json!({"metadata": {"name": "c", "uid": "1"}, "spec": {
+        "request": data_encoding::BASE64.encode(pem.as_bytes()), "signerName": signer, "username": user,
+        "groups": groups, "usages": usages}})
+}
+
+fn read(value: Value) -> CertificateSigningRequest {
+    serde_json::from_value(value).unwrap()
+}
+
+const USAGES: [&str; 2] = ["digital signature", "client auth"];
+const SERVES: [&str; 2] = ["digital signature", "server auth"];
+const TOKEN: (&str, &[&str]) = (
+    "system:bootstrap:abc123",
+    &["system:bootstrappers", "system:authenticated"],
+);
+const NODE: (&str, &[&str]) = ("system:node:n", &["system:nodes", "system:authenticated"]);
+
+fn client_pem() -> String {
+    pkcs10(&["system:nodes"], "system:node:n", &[])
+}
+
+fn client((user, groups): (&str, &[&str]), usages: &[&str], pem: &str) -> CertificateSigningRequest {
+    read(csr(CLIENT, user, groups, usages, pem))
+}
+
+fn serving((user, groups): (&str, &[&str]), names: &[&str]) -> CertificateSigningRequest {
+    let pem = pkcs10(&["system:nodes"], "system:node:n", names);
+    read(csr(SERVING, user, groups, &SERVES, &pem))
+}
+
+#[test]
+fn what_kubelets_ask_for_is_taken() {
+    let enciphers = ["key encipherment", "client auth", "digital signature"];
+    for (rule, csr, purpose, requester, with_encipherment) in [
+        (
+            "a new node",
+            client(TOKEN, &USAGES, &client_pem()),
+            Use::Client,
+            Requester::Bootstrap("abc123".into()),
+            false,
+        ),
+        (
+            "a renewal",
+            client(NODE, &enciphers, &client_pem()),
+            Use::Client,
+            Requester::Node,
+            true,
+        ),
+        (
+            "serving",
+            serving(NODE, &["n", "192.0.2.1"]),
+            Use::Server,
+            Requester::Node,
+            false,
+        ),
+    ] {
+        let asked = validate(&csr).unwrap();
+        assert_eq!((asked.purpose, asked.node.as_str()), (purpose, "n"), "{rule}");
+        assert_eq!(
+            (asked.requester, asked.enciphers),
+            (requester, with_encipherment),
+            "{rule}"
+        );
+        assert!(!asked.is_approved, "{rule}");
+    }
+}
+
+#[test]
+fn hostile_requests_are_refused() {
+    let pem = client_pem();
+    let subject = |organizations: &[&str], name: &str| client(TOKEN, &USAGES, &pkcs10(organizations, name, &[]));
+    let usages = |usages: &[&str]| client(TOKEN, usages, &pem);
+    let by = |user: &str, groups: &[&str]| client((user, groups), &USAGES, &pem);
+    let mut of_another = serving(NODE, &["n"]);
+    of_another.spec.username = Some("system:node:m".into());
+    let long = format!("system:node:{}", "a.".repeat(130));
+    let mut unit = CertificateParams::new(vec![]).unwrap();
+    unit.distinguished_name = DistinguishedName::new();
+    unit.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    unit.distinguished_name.push(DnType::OrganizationalUnitName, "x");
+    unit.distinguished_name.push(DnType::CommonName, "system:node:n");
+    let unit = unit
+        .serialize_request(&KeyPair::generate().unwrap())
+        .unwrap()
+        .pem()
+        .unwrap();
+    let mut mail = CertificateParams::new(vec![]).unwrap();
+    mail.subject_alt_names
+        .push(SanType::Rfc822Name("a@b.test".try_into().unwrap()));
+    let mail = mail
+        .serialize_request(&KeyPair::generate().unwrap())
+        .unwrap()
+        .pem()
+        .unwrap();
+    for (rule, csr, expected) in [
+        ("no request", client(TOKEN, &USAGES, "x"), Refusal::RequestInvalid),
+        (
+            "two requests",
+            client(TOKEN, &USAGES, &format!("{pem}{pem}")),
+            Refusal::RequestInvalid,
+        ),
+        ("a mail address", client(TOKEN, &USAGES, &mail), Refusal::RequestInvalid),
+        ("no name", subject(&["system:nodes"], ""), Refusal::SubjectInvalid),
+        ("a user", subject(&["system:nodes"], "admin"), Refusal::SubjectInvalid),
+        (
+            "no node",
+            subject(&["system:nodes"], "system:node:"),
+            Refusal::SubjectInvalid,
+        ),
+        (
+            "a path",
+            subject(&["system:nodes"], "system:node:a/b"),
+            Refusal::SubjectInvalid,
+        ),
+        (
+            "upper case",
+            subject(&["system:nodes"], "system:node:N"),
+            Refusal::SubjectInvalid,
+        ),
+        (
+            "too long a name",
+            subject(&["system:nodes"], &long),
+            Refusal::SubjectInvalid,
+        ),
+        ("no group", subject(&[], "system:node:n"), Refusal::SubjectInvalid),
+        (
+            "masters",
+            subject(&["system:masters"], "system:node:n"),
+            Refusal::SubjectInvalid,
+        ),
+        (
+            "masters too",
+            subject(&["system:nodes", "system:masters"], "system:node:n"),
+            Refusal::SubjectInvalid,
+        ),
+        (
+            "the tenant's admins",
+            subject(&["yoke:cluster-admins"], "system:node:n"),
+            Refusal::SubjectInvalid,
+        ),
+        ("a part more", client(TOKEN, &USAGES, &unit), Refusal::SubjectInvalid),
+        ("no usages", usages(&[]), Refusal::UsagesInvalid),
+        ("a usage less", usages(&["client auth"]), Refusal::UsagesInvalid),
+        (
+            "a server's too",
+            usages(&["digital signature", "client auth", "server auth"]),
+            Refusal::UsagesInvalid,
+        ),
+        (
+            "a CA's",
+            usages(&["digital signature", "client auth", "cert sign"]),
+            Refusal::UsagesInvalid,
+        ),
+        ("any", usages(&["digital signature", "any"]), Refusal::UsagesInvalid),
+        (
+            "one twice",
+            usages(&["digital signature", "client auth", "client auth"]),
+            Refusal::UsagesInvalid,
+        ),
+        (
+            "the tenant itself",
+            by("yoke:admin", &["yoke:cluster-admins"]),
+            Refusal::RequesterInvalid,
+        ),
+        (
+            "another node",
+            by("system:node:m", &["system:nodes"]),
+            Refusal::RequesterInvalid,
+        ),
+        (
+            "not in its group",
+            by("system:node:n", &["system:authenticated"]),
+            Refusal::RequesterInvalid,
+        ),
+        (
+            "a token's name alone",
+            by("system:bootstrap:abc123", &["system:nodes"]),
+            Refusal::RequesterInvalid,
+        ),
+        ("nobody", by("", &[]), Refusal::RequesterInvalid),
+        ("serving by a token", serving(TOKEN, &["n"]), Refusal::RequesterInvalid),
+        ("serving of another", of_another, Refusal::RequesterInvalid),
+        ("serving without names", serving(NODE, &[]), Refusal::NamesNotOfNode),
+        (
+            "a client with names",
+            client(
+                NODE,
+                &USAGES,
+                &pkcs10(&["system:nodes"], "system:node:n", &["kubernetes"]),
+            ),
+            Refusal::NamesNotAllowed,
+        ),
+        (
+            "another signer",
+            read(csr("example.org/s", NODE.0, NODE.1, &USAGES, &pem)),
+            Refusal::UsagesInvalid,
+        ),
+    ] {
+        assert_eq!(validate(&csr), Err(expected), "{rule}");
+    }
+}
+
+#[test]
+fn the_node_of_that_name_decides() {
+    let node = |addresses: Value| -> Node {
+        serde_json::from_value(json!({"metadata": {"name": "n"}, "status": {"addresses": addresses}})).unwrap()
+    };
+    let known = node(
+        json!([{"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "192.0.2.1"},
+        {"type": "ExternalDNS", "address": "n.example.org"}, {"type": "ExternalIP", "address": "2001:db8:0::1"},
+        {"type": "Odd", "address": "kubernetes"}]),
+    );
+    let (by_token, renewal) = (
+        validate(&client(TOKEN, &USAGES, &client_pem())).unwrap(),
+        validate(&client(NODE, &USAGES, &client_pem())).unwrap(),
+    );
+    let names = |names: &[&str]| validate(&serving(NODE, names)).unwrap();
+    let good = names(&["n", "n.example.org", "192.0.2.1", "2001:db8::1"]);
+    for (rule, asked, node, expected) in [
+        ("a new one", &by_token, None, Ok(())),
+        (
+            "a name that is taken",
+            &by_token,
+            Some(&known),
+            Err(Refusal::NodeExists),
+        ),
+        ("a renewal", &renewal, Some(&known), Ok(())),
+        ("before it is registered", &renewal, None, Ok(())),
+        ("its own names", &good, Some(&known), Ok(())),
+        ("no Node", &good, None, Err(Refusal::NodeMissing)),
+        (
+            "one more name",
+            &names(&["n", "m"]),
+            Some(&known),
+            Err(Refusal::NamesNotOfNode),
+        ),
+        (
+            "the API's name",
+            &names(&["kubernetes"]),
+            Some(&known),
+            Err(Refusal::NamesNotOfNode),
+        ),
+        (
+            "another address",
+            &names(&["192.0.2.2"]),
+            Some(&known),
+            Err(Refusal::NamesNotOfNode),
+        ),
+        (
+            "a wildcard",
+            &names(&["*.example.org"]),
+            Some(&known),
+            Err(Refusal::NamesNotOfNode),
+        ),
+        (
+            "no addresses",
+            &good,
+            Some(&node(json!([]))),
+            Err(Refusal::NamesNotOfNode),
+        ),
+    ] {
+        assert_eq!(validate_node(asked, node), expected, "{rule}");
+    }
+}
+
+#[test]
+fn only_what_waits_for_the_signer_is_looked_at() {
+    let with = |signer: &str, status: Value| {
+        let mut value = csr(signer, NODE.0, NODE.1, &USAGES, "x");
+        value["status"] = status;
+        is_open(&read(value))
+    };
+    let condition = |types: &[&str]| {
+        let all = types.iter().map(|type_| json!({"type": type_, "status": "True"}));
+        json!({"conditions": all.collect::<Vec<_>>()})
+    };
+    for (rule, signer, status, expected) in [
+        ("not approved", CLIENT, json!({}), false),
+        ("approved", CLIENT, condition(&["Approved"]), true),
+        ("serving", SERVING, json!({}), true),
+        ("denied", SERVING, condition(&["Denied"]), false),
+        ("refused", CLIENT, condition(&["Approved", "Failed"]), false),
+        ("answered", SERVING, json!({"certificate": "YQ=="}), false),
+        (
+            "of another signer",
+            "kubernetes.io/kube-apiserver-client",
+            condition(&["Approved"]),
+            false,
+        ),
+    ] {
+        assert_eq!(with(signer, status), expected, "{rule}");
+    }
+}

@@ -1,0 +1,201 @@
+//! What workers need of a tenant's API to join: bootstrap tokens, and answers to their requests for certificates.
+//!
+//! Each request here has a limit, so a tenant whose webhooks hang keeps the operator no longer than that.
+
+use std::collections::BTreeMap;
+
+use futures::Stream;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::Lenient;
+
+use super::{TenantApi, TenantApiError, WATCH_SECONDS, ensure, limited};
+
+/// Group of those who show a bootstrap token of a JoinToken.
+pub(super) const JOINING_GROUP: &str = "system:bootstrappers:yoke";
+const NAMESPACE: &str = "kube-system";
+const TOKEN_TYPE: &str = "bootstrap.kubernetes.io/token";
+/// Requests in one page of a list: each may have 1.5 MiB.
+const PAGE: u32 = 1;
+
+/// What is said of a request for a certificate: a part of its status.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerPatch<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: AnswerMetadata<'a>,
+    status: AnswerStatus<'a>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct AnswerMetadata<'a> {
+    name: &'a str,
+    /// Makes the patch fail if the object is another one by now.
+    uid: &'a str,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+struct AnswerStatus<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate: Option<ByteString>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conditions: Vec<AnswerCondition<'a>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct AnswerCondition<'a> {
+    #[serde(rename = "type")]
+    type_: &'a str,
+    status: &'a str,
+    reason: &'a str,
+    message: &'a str,
+}
+
+/// The bootstrap token of a JoinToken.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BootstrapToken {
+    /// Its public part.
+    pub id: String,
+    /// Its other part.
+    pub secret: String,
+    /// When it ends.
+    pub expires: Timestamp,
+}
+
+impl TenantApi {
+    /// Requests for certificates, as they are and as they change.
+    pub fn watch_requests(
+        &self,
+    ) -> impl Stream<Item = watcher::Result<Event<Lenient<CertificateSigningRequest>>>> + Send + use<> {
+        let api = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
+        let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+        watcher(api, config.disable_bookmarks())
+    }
+
+    /// The Node of this name, be it one that can be read.
+    pub async fn node(&self, name: &str) -> Result<Option<Lenient<Node>>, TenantApiError> {
+        let nodes = Api::<Lenient<Node>>::all(self.client.clone());
+        limited("a Node", nodes.get_opt(name)).await
+    }
+
+    /// Approves a request.
+    pub async fn approve(&self, csr: &CertificateSigningRequest, params: &PatchParams) -> Result<(), TenantApiError> {
+        let condition = AnswerCondition {
+            type_: "Approved",
+            status: "True",
+            reason: "NodeServing",
+            message: "The names are the Node's.",
+        };
+        self.say(csr, "approval", params, None, Some(condition)).await
+    }
+
+    /// Says that a request will not be signed.
+    pub async fn refuse(
+        &self,
+        csr: &CertificateSigningRequest,
+        reason: &str,
+        message: &str,
+        params: &PatchParams,
+    ) -> Result<(), TenantApiError> {
+        let condition = AnswerCondition {
+            type_: "Failed",
+            status: "True",
+            reason,
+            message,
+        };
+        self.say(csr, "status", params, None, Some(condition)).await
+    }
+
+    /// Gives a request its certificate.
+    pub async fn answer(
+        &self,
+        csr: &CertificateSigningRequest,
+        chain: &str,
+        params: &PatchParams,
+    ) -> Result<(), TenantApiError> {
+        let certificate = ByteString(chain.as_bytes().to_vec());
+        self.say(csr, "status", params, Some(certificate), None).await
+    }
+
+    async fn say(
+        &self,
+        csr: &CertificateSigningRequest,
+        subresource: &str,
+        params: &PatchParams,
+        certificate: Option<ByteString>,
+        condition: Option<AnswerCondition<'_>>,
+    ) -> Result<(), TenantApiError> {
+        let name = csr.name_any();
+        let patch = AnswerPatch {
+            api_version: "certificates.k8s.io/v1",
+            kind: "CertificateSigningRequest",
+            metadata: AnswerMetadata {
+                name: &name,
+                uid: csr.metadata.uid.as_deref().unwrap_or_default(),
+            },
+            status: AnswerStatus {
+                certificate,
+                conditions: condition.into_iter().collect(),
+            },
+        };
+        let api = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
+        let patch = Patch::Apply(&patch);
+        limited(
+            "an answer to a request",
+            api.patch_subresource(subresource, &name, params, &patch),
+        )
+        .await
+        .map(|_| ())
+    }
+
+    /// Lets in who shows this token, until it ends.
+    pub async fn ensure_token(&self, token: &BootstrapToken, params: &PatchParams) -> Result<(), TenantApiError> {
+        let secrets = Api::namespaced(self.client.clone(), NAMESPACE);
+        ensure(&secrets, &build_token(token), params).await
+    }
+
+    /// Lets nobody in any more by the token of this id.
+    pub async fn remove_token(&self, id: &str) -> Result<(), TenantApiError> {
+        let secrets = Api::<Lenient<Secret>>::namespaced(self.client.clone(), NAMESPACE);
+        let deleted = limited("a token", secrets.delete(&secret_name(id), &DeleteParams::default())).await;
+        match deleted {
+            Err(error) if error.is_missing() => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+}
+
+fn secret_name(id: &str) -> String {
+    format!("bootstrap-token-{id}")
+}
+
+/// As Kubernetes has it: <https://kubernetes.io/docs/reference/access-authn-authz/bootstrap-tokens/>.
+fn build_token(token: &BootstrapToken) -> Secret {
+    let data: BTreeMap<_, _> = [
+        ("token-id", token.id.clone()),
+        ("token-secret", token.secret.clone()),
+        ("expiration", token.expires.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+        ("usage-bootstrap-authentication", "true".to_owned()),
+        ("auth-extra-groups", JOINING_GROUP.to_owned()),
+        ("description", "JoinToken of Yoke".to_owned()),
+    ]
+    .map(|(key, value)| (key.to_owned(), ByteString(value.into_bytes())))
+    .into();
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(secret_name(&token.id)),
+            namespace: Some(NAMESPACE.into()),
+            ..ObjectMeta::default()
+        },
+        type_: Some(TOKEN_TYPE.into()),
+        data: Some(data),
+        ..Secret::default()
+    }
+}

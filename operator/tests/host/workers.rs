@@ -1,0 +1,301 @@
+//! Workers join a cluster by a JoinToken, and are given certificates, at a real API of its own.
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::api::rbac::v1::Role;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use yoke_api::JoinToken;
+use yoke_api::join_token::JoinLine;
+use yoke_pki::ParsedCertificate;
+use yoke_pki::cert_manager::CertificateRequest;
+use yoke_test_support::Process;
+use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
+
+use crate::answers::{ready, run_pod};
+use crate::harness::{Host, PKI, TENANT};
+
+const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const SERVING: &str = "kubernetes.io/kubelet-serving";
+
+/// A cluster that is ready, and its API.
+struct Stage {
+    host: Host,
+    _process: Process,
+    client: Client,
+    url: String,
+}
+
+/// What the tenant's API says of a request in the end.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    /// The chain.
+    Signed(String),
+    /// The reason.
+    Refused(String),
+}
+
+impl Stage {
+    async fn start() -> Self {
+        let host = Host::start().await;
+        host.bring_up("a").await;
+        let (process, client) = host.start_tenant_api("a").await;
+        run_pod(&host, "a").await;
+        host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+            .await;
+        let hosted = host.hosted("a").await;
+        let service = host.api::<k8s_openapi::api::core::v1::Service>(&hosted).get("a").await;
+        let address = service.unwrap().spec.unwrap().cluster_ip.unwrap();
+        Self {
+            host,
+            _process: process,
+            client,
+            url: format!("https://{address}:6443"),
+        }
+    }
+
+    fn tokens(&self) -> Api<JoinToken> {
+        self.host.api(TENANT)
+    }
+
+    async fn make_token(&self, name: &str, spec: Value) {
+        let token: JoinToken =
+            serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+            "metadata": {"name": name}, "spec": spec}))
+            .unwrap();
+        self.tokens().create(&PostParams::default(), &token).await.unwrap();
+    }
+
+    /// The status and the reason of a JoinToken's condition.
+    async fn condition(&self, name: &str) -> String {
+        let status = self.tokens().get(name).await.unwrap().status.unwrap_or_default();
+        let ready = status.conditions.first();
+        ready.map_or_else(String::new, |ready| format!("{}/{}", ready.status, ready.reason))
+    }
+
+    /// Reconciles a JoinToken until its condition is this one.
+    async fn bring_token(&self, name: &str, condition: &str) {
+        self.host
+            .until(&format!("{name} is {condition}"), async || {
+                self.reconcile_token(name).await;
+                self.condition(name).await == condition
+            })
+            .await;
+    }
+
+    async fn reconcile_token(&self, name: &str) {
+        let Some(token) = self.tokens().get_opt(name).await.unwrap() else {
+            return;
+        };
+        let result = Box::pin(yoke_operator::join_token::reconcile(
+            token.into(),
+            self.host.context.clone(),
+        ));
+        if let Err(error) = result.await {
+            eprintln!("{name}: {error:?}");
+        }
+    }
+
+    async fn line(&self, name: &str) -> JoinLine {
+        let text = async |key: &str| self.host.text(TENANT, &format!("{name}-join"), key).await;
+        JoinLine {
+            server: text("server").await,
+            ca: text("ca.crt").await,
+            client_ca: text("client-ca.crt").await,
+            token: text("token").await,
+            version: text("version").await,
+        }
+    }
+
+    /// A client of the tenant's API that is a node, as whom the owner acts.
+    fn node(&self, name: &str) -> Client {
+        let mut config = kube::Config::new(self.url.parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
+        config.auth_info.impersonate = Some(format!("system:node:{name}"));
+        config.auth_info.impersonate_groups = Some(vec!["system:nodes".into()]);
+        Client::try_from(config).unwrap()
+    }
+
+    /// Makes a request as somebody, and waits for what becomes of it.
+    async fn ask(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) -> Answer {
+        let usage = if signer == CLIENT { "client auth" } else { "server auth" };
+        let csr = json!({"metadata": {"name": name}, "spec": {"signerName": signer,
+            "request": data_encoding::BASE64.encode(pkcs10(node, names).as_bytes()),
+            "usages": ["digital signature", usage]}});
+        let csr = serde_json::from_value(csr).unwrap();
+        let made = Api::<CertificateSigningRequest>::all(as_whom.clone());
+        made.create(&PostParams::default(), &csr).await.unwrap();
+        let all = Api::<CertificateSigningRequest>::all(self.client.clone());
+        if signer == CLIENT {
+            // The controller manager does.
+            let condition = json!({"type": "Approved", "status": "True", "reason": "AutoApproved", "message": "x"});
+            let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
+            let params = PatchParams::default();
+            all.patch_subresource("approval", name, &params, &patch).await.unwrap();
+        }
+        let answer = std::cell::Cell::new(None);
+        self.host
+            .until(&format!("request {name} is answered"), async || {
+                let _ = self.host.reconcile("a").await;
+                self.host.issuer.issue_requests(&self.host.client).await;
+                let status = all.get(name).await.unwrap().status.unwrap_or_default();
+                let failed = status.conditions.unwrap_or_default();
+                let failed = failed.into_iter().find(|condition| condition.type_ == "Failed");
+                let chain = status.certificate.map(|chain| String::from_utf8(chain.0).unwrap());
+                let found = failed.map(|failed| Answer::Refused(failed.reason.unwrap_or_default()));
+                let found = found.or_else(|| chain.map(Answer::Signed));
+                let is_there = found.is_some();
+                answer.set(found);
+                is_there
+            })
+            .await;
+        answer.take().unwrap()
+    }
+}
+
+fn pkcs10(node: &str, names: &[&str]) -> String {
+    let mut params =
+        rcgen::CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params
+        .distinguished_name
+        .push(rcgen::DnType::OrganizationName, "system:nodes");
+    let name = format!("system:node:{node}");
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    params.serialize_request(&key).unwrap().pem().unwrap()
+}
+
+fn refused(reason: &str) -> Answer {
+    Answer::Refused(reason.into())
+}
+
+fn leaf_of(answer: Answer) -> ParsedCertificate {
+    match answer {
+        Answer::Signed(chain) => ParsedCertificate::from_pem(&chain).unwrap().remove(0),
+        Answer::Refused(reason) => panic!("refused: {reason}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_joins_once_and_is_given_certificates() {
+    let stage = Stage::start().await;
+    let host = &stage.host;
+    stage.make_token("j", json!({"clusterName": "a"})).await;
+    stage.bring_token("j", "True/AsExpected").await;
+    let line = JoinLine::parse(&stage.line("j").await.encode().unwrap()).unwrap();
+    assert!(
+        line.server.starts_with("a-") && line.server.ends_with(":443"),
+        "{line:?}"
+    );
+    assert_eq!(line.ca, host.text(PKI, "yoke-root", "tls.crt").await);
+    host.until("the Tenant may read it", async || {
+        let _ = host.reconcile_tenant().await;
+        let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
+        format!("{role:?}").contains("\"j-join\"")
+    })
+    .await;
+
+    let bootstrap = connect(&stage.url, &line.token);
+    let leaf = leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n1", &[]).await);
+    assert_eq!(leaf.subject.common_name.as_deref(), Some("system:node:n1"));
+    let token = stage.tokens().get("j").await.unwrap().status.unwrap();
+    let nodes: Vec<_> = token.uses.iter().map(|each| each.node.as_str()).collect();
+    assert_eq!(nodes, ["n1"]);
+    assert_eq!(
+        stage.ask(&bootstrap, "c2", CLIENT, "n2", &[]).await,
+        refused("TokenUsedUp")
+    );
+
+    // What the node asks for by itself.
+    let node = stage.node("n1");
+    assert_eq!(
+        stage.ask(&node, "c3", SERVING, "n1", &["n1"]).await,
+        refused("NodeMissing")
+    );
+    let nodes = Api::<Node>::all(stage.client.clone());
+    let made = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+    nodes.create(&PostParams::default(), &made).await.unwrap();
+    let addresses = json!({"status": {"addresses": [{"type": "Hostname", "address": "n1"},
+        {"type": "InternalIP", "address": "192.0.2.1"}]}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(addresses));
+    nodes.patch_status("n1", &params, &patch).await.unwrap();
+    let leaf = leaf_of(stage.ask(&node, "c4", SERVING, "n1", &["n1", "192.0.2.1"]).await);
+    assert_eq!(leaf.dns_names, ["n1"]);
+    assert_eq!(
+        stage.ask(&node, "c5", SERVING, "n1", &["kubernetes.default"]).await,
+        refused("NamesNotOfNode")
+    );
+    leaf_of(stage.ask(&node, "c6", CLIENT, "n1", &[]).await);
+    assert_eq!(
+        stage.ask(&stage.client, "c7", CLIENT, "n1", &[]).await,
+        refused("RequesterInvalid")
+    );
+    let left = host
+        .api::<CertificateRequest>(PKI)
+        .list(&Default::default())
+        .await
+        .unwrap();
+    assert!(left.items.is_empty(), "nothing is left with cert-manager");
+
+    // A name that is taken costs no use.
+    stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
+    stage.bring_token("k", "True/AsExpected").await;
+    let other = connect(&stage.url, &stage.line("k").await.token);
+    assert_eq!(stage.ask(&other, "c8", CLIENT, "n1", &[]).await, refused("NodeExists"));
+    assert!(stage.tokens().get("k").await.unwrap().status.unwrap().uses.is_empty());
+
+    // Revoked.
+    let secrets = Api::<Secret>::namespaced(stage.client.clone(), "kube-system");
+    let id = stage.line("k").await.token_id().to_owned();
+    let name = format!("bootstrap-token-{id}");
+    assert!(secrets.get_opt(&name).await.unwrap().is_some());
+    stage.tokens().delete("k", &Default::default()).await.unwrap();
+    host.until("it is revoked", async || {
+        stage.reconcile_token("k").await;
+        stage.tokens().get_opt("k").await.unwrap().is_none()
+    })
+    .await;
+    assert!(secrets.get_opt(&name).await.unwrap().is_none());
+    assert!(host.secret(TENANT, "k-join").await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_join_token_waits_for_its_cluster() {
+    let host = Host::start().await;
+    let tokens = host.api::<JoinToken>(TENANT);
+    let token: JoinToken = serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+        "metadata": {"name": "j"}, "spec": {"clusterName": "a"}}))
+    .unwrap();
+    tokens.create(&PostParams::default(), &token).await.unwrap();
+    let reconcile = async || {
+        let token = tokens.get("j").await.unwrap();
+        yoke_operator::join_token::reconcile(token.into(), host.context.clone())
+            .await
+            .unwrap();
+        let status = tokens.get("j").await.unwrap().status.unwrap();
+        (status.conditions[0].reason.clone(), status.secret_ref)
+    };
+    assert_eq!(reconcile().await, ("ClusterMissing".to_owned(), None));
+    host.make_cluster("a").await;
+    host.bring("a", "a token waits for it", async || {
+        reconcile().await == ("ClusterNotReady".to_owned(), None)
+    })
+    .await;
+    // It has no finalizer yet, and goes.
+    tokens.delete("j", &Default::default()).await.unwrap();
+    assert!(tokens.get_opt("j").await.unwrap().is_none());
+    for (rule, spec) in [
+        ("too long", json!({"clusterName": "a", "ttl": "25h"})),
+        ("no time", json!({"clusterName": "a", "ttl": "0m"})),
+        ("too many", json!({"clusterName": "a", "maxUses": 101})),
+        ("none", json!({"clusterName": "a", "maxUses": 0})),
+        ("no Cluster", json!({"clusterName": ""})),
+    ] {
+        let mut refused = token.clone();
+        refused.spec = serde_json::from_value(spec).unwrap();
+        assert!(tokens.create(&PostParams::default(), &refused).await.is_err(), "{rule}");
+    }
+}

@@ -1,0 +1,134 @@
+//! `CertificateRequest`: one certificate, for a key that its holder keeps.
+//!
+//! Facts about cert-manager that callers rely on, read in its source at v1.21.2:
+//! - The subject and the alternative names are those of the request's PKCS#10; usages, lifetime and `isCA` are those of the spec.
+//! - Nobody changes the spec of a request. It is approved by cert-manager's own approver, unless the host has another one.
+//! - A certificate of a CA's issuer may outlive the CA: the lifetime is not clipped.
+
+use k8s_openapi::ByteString;
+use kube::CustomResource;
+use serde::{Deserialize, Serialize};
+
+use super::{Condition, IssuerRef, READY, Usage};
+
+/// Types of conditions by which a request has failed for good.
+const FAILED: [&str; 2] = ["Denied", "InvalidRequest"];
+
+/// Which certificate to issue.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "cert-manager.io",
+    version = "v1",
+    kind = "CertificateRequest",
+    namespaced,
+    status = "CertificateRequestStatus",
+    schema = "disabled",
+    doc = "A request for one certificate.",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificateRequestSpec {
+    /// PKCS#10, PEM.
+    #[serde(default)]
+    pub request: ByteString,
+    /// Lifetime, in Go's notation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration: Option<String>,
+    /// Whether the certificate may sign others.
+    #[serde(default, rename = "isCA")]
+    pub is_ca: bool,
+    /// Key usages and extended key usages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usages: Vec<Usage>,
+    /// The issuer.
+    pub issuer_ref: IssuerRef,
+}
+
+/// What cert-manager reports of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificateRequestStatus {
+    /// Conditions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// The certificate with its chain, PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<ByteString>,
+}
+
+impl CertificateRequest {
+    /// The certificate with its chain, PEM, if it is issued.
+    pub fn issued(&self) -> Option<&str> {
+        let bytes = self.status.as_ref()?.certificate.as_ref()?;
+        std::str::from_utf8(&bytes.0).ok().filter(|text| !text.is_empty())
+    }
+
+    /// Why none will be issued; `None` as long as one may be.
+    pub fn failure(&self) -> Option<&str> {
+        let conditions = self.status.as_ref().map(|status| status.conditions.as_slice());
+        let failed = conditions.unwrap_or_default().iter().find(|condition| {
+            let is_over = condition.type_ == READY
+                && condition.status == "False"
+                && matches!(condition.reason.as_deref(), Some("Failed" | "Denied"));
+            is_over || FAILED.contains(&condition.type_.as_str()) && condition.status == "True"
+        })?;
+        Some(failed.message.as_deref().unwrap_or("the request failed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_a_request_is_read() {
+        let request = |conditions: serde_json::Value, certificate: Option<&str>| -> CertificateRequest {
+            let value = serde_json::json!({"apiVersion": "cert-manager.io/v1", "kind": "CertificateRequest",
+                "metadata": {"name": "a"}, "spec": {"request": "YQ==", "issuerRef": {"name": "i"}},
+                "status": {"conditions": conditions, "certificate": certificate}});
+            serde_json::from_value(value).unwrap()
+        };
+        let condition = |type_: &str, status: &str, reason: &str| serde_json::json!([{"type": type_, "status": status, "reason": reason, "message": "m"}]);
+        for (rule, request, issued, failure) in [
+            ("new", request(serde_json::json!([]), None), None, None),
+            (
+                "pending",
+                request(condition("Ready", "False", "Pending"), None),
+                None,
+                None,
+            ),
+            (
+                "issued",
+                request(condition("Ready", "True", "Issued"), Some("YWI=")),
+                Some("ab"),
+                None,
+            ),
+            (
+                "failed",
+                request(condition("Ready", "False", "Failed"), None),
+                None,
+                Some("m"),
+            ),
+            (
+                "denied",
+                request(condition("Denied", "True", "x"), None),
+                None,
+                Some("m"),
+            ),
+            (
+                "not denied",
+                request(condition("Denied", "False", "x"), None),
+                None,
+                None,
+            ),
+            (
+                "invalid",
+                request(condition("InvalidRequest", "True", "x"), None),
+                None,
+                Some("m"),
+            ),
+        ] {
+            assert_eq!((request.issued(), request.failure()), (issued, failure), "{rule}");
+        }
+    }
+}
