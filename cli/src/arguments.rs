@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Get(GetOptions),
     /// Print a Cluster's kubeconfig, or add it to your own
     Kubeconfig(KubeconfigOptions),
+    /// Print the one line by which a worker joins a Cluster
+    Join(JoinOptions),
     /// Delete a Cluster or a Tenant
     #[command(subcommand)]
     Delete(DeleteCommand),
@@ -266,6 +268,21 @@ pub(crate) struct KubeconfigOptions {
     pub(crate) context_name: Option<String>,
     #[command(flatten)]
     pub(crate) waiting: WaitOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct JoinOptions {
+    /// Name of the Cluster
+    pub(crate) name: String,
+    /// How many workers may join by it
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(i32).range(1..=100))]
+    pub(crate) uses: i32,
+    /// How long it holds, in minutes or hours, from 1m to 24h
+    #[arg(long, value_name = "TIME", default_value = "15m")]
+    pub(crate) ttl: String,
+    /// How long to wait for the host; 0 is without limit
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Subcommand, Debug)]

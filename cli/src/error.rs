@@ -90,6 +90,9 @@ pub enum Error {
     /// The Secret is not what the contract says.
     #[error("Secret {0} holds no kubeconfig")]
     SecretWrong(String),
+    /// The Secret is not what a worker could join by.
+    #[error("Secret {0} is not what a worker could join by")]
+    JoinSecretWrong(String),
     /// The kubeconfig cannot be merged.
     #[error("cannot add to {}", path.display())]
     Merge {
@@ -212,6 +215,7 @@ impl Error {
             Self::Client(_)
             | Self::Deleted(_)
             | Self::SecretWrong(_)
+            | Self::JoinSecretWrong(_)
             | Self::File { .. }
             | Self::NoPublicKey { .. }
             | Self::Declined

@@ -1,7 +1,7 @@
 //! `kubectl yoke`, a kubectl plugin: makes Clusters and Tenants on a host, shows them and fetches their kubeconfigs.
 //!
 //! ```text
-//!  arguments ─▶ command (create get kubeconfig delete status version) ─▶ session ─▶ host API
+//!  arguments ─▶ command (create get kubeconfig join delete status version) ─▶ session ─▶ host API
 //!                 │
 //!                 └─▶ yoke-view, report, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
 //! ```
@@ -16,6 +16,7 @@ mod create;
 mod delete;
 mod error;
 mod get;
+mod join;
 mod kubeconfig;
 mod kubeconfig_file;
 mod merge;
@@ -54,6 +55,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Error> {
             create::create_tenant(&Session::open(&host).await?, &options).await
         }
         Command::Get(options) => get::get(&Session::open(&host).await?, &options).await,
+        Command::Join(options) => join::join(&Session::open(&host).await?, &options).await,
         Command::Kubeconfig(options) => kubeconfig::kubeconfig(&Session::open(&host).await?, &options).await,
         Command::Delete(DeleteCommand::Cluster(options)) => {
             delete::delete_cluster(&Session::open(&host).await?, &options).await

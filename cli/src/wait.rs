@@ -10,9 +10,9 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
-use yoke_api::{Cluster, Tenant};
+use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_view::input::limit;
-use yoke_view::verdict::{Verdict, judge, judge_tenant, may_pass};
+use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant, may_pass};
 
 use crate::session::Session;
 use crate::{Error, output};
@@ -46,6 +46,20 @@ pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeo
     };
     let api = Api::<Tenant>::all(session.client.clone());
     wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_tenant)
+        .await
+}
+
+/// Waits until workers can join by a JoinToken.
+pub(crate) async fn wait_until_joinable(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
+    let wait = Wait {
+        session,
+        what: format!("JoinToken {name}"),
+        unmet: "did not become ready",
+        met: "ready",
+        see: format!("kubectl get jointoken {name} -o wide -n {}", session.namespace),
+    };
+    let api = session.api::<JoinToken>();
+    wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_join_token)
         .await
 }
 

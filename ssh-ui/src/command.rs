@@ -56,6 +56,8 @@ pub enum Command {
         #[arg(value_parser = parse_name)]
         name: String,
     },
+    /// Print the one line by which a worker joins a Cluster
+    Join(JoinOptions),
     /// Put a Cluster to sleep: it keeps all that it has, and no API answers
     Sleep(ChangeOptions),
     /// Wake a Cluster
@@ -91,6 +93,20 @@ pub struct CreateOptions {
     /// Whether to wait until its API answers.
     #[command(flatten)]
     pub waiting: Waiting,
+}
+
+/// Leave for workers to join.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct JoinOptions {
+    /// Name of the Cluster
+    #[arg(value_parser = parse_name)]
+    pub name: String,
+    /// How many workers may join by it
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(i32).range(1..=100))]
+    pub uses: i32,
+    /// How long it holds, in minutes or hours, from 1m to 24h
+    #[arg(long, value_name = "TIME", default_value = "15m")]
+    pub ttl: String,
 }
 
 /// A Cluster that is there.
@@ -141,6 +157,7 @@ impl Command {
             Self::Clusters { .. } => "clusters",
             Self::Create(_) => "create",
             Self::Kubeconfig { .. } => "kubeconfig",
+            Self::Join(_) => "join",
             Self::Sleep(_) => "sleep",
             Self::Wake(_) => "wake",
             Self::Delete { .. } => "delete",
@@ -295,6 +312,8 @@ mod tests {
             (&format!("create {}", "n".repeat(41)), "at most 40 characters"),
             ("kubeconfig a/b", "lower-case letters"),
             ("kubeconfig 1a", "lower-case letters"),
+            ("join a/b", "lower-case letters"),
+            ("join a --uses 0", "1..=100"),
             ("clusters %2e%2e", "lower-case letters"),
             ("create a --storage much", "256Mi"),
             ("create a --wait --timeout 0", "1s to 1h"),
@@ -320,6 +339,7 @@ mod tests {
                 "clusters",
                 "create",
                 "kubeconfig",
+                "join",
                 "sleep",
                 "wake",
                 "delete",

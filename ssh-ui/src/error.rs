@@ -93,6 +93,9 @@ pub enum Error {
     /// The Secret is not what the contract says.
     #[error("the kubeconfig of Cluster {0} cannot be read")]
     SecretWrong(String),
+    /// The Secret of a JoinToken is not what a worker could join by.
+    #[error("what workers join by with JoinToken {0} cannot be read")]
+    JoinWrong(String),
     /// Nobody said yes.
     #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
     NotConfirmed(String),
@@ -129,7 +132,7 @@ impl Error {
             Self::NoKubeconfig(_) => "not_ready",
             Self::Deleted(_) => "deleted",
             Self::Left(_) => "abandoned",
-            Self::TenantName(_) | Self::SecretWrong(_) | Self::Json(_) => "failed",
+            Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Json(_) => "failed",
         }
     }
 
@@ -150,7 +153,12 @@ impl Error {
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
             Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
             Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
-            Self::TenantName(_) | Self::Deleted(_) | Self::Left(_) | Self::SecretWrong(_) | Self::Json(_) => {
+            Self::TenantName(_)
+            | Self::Deleted(_)
+            | Self::Left(_)
+            | Self::SecretWrong(_)
+            | Self::JoinWrong(_)
+            | Self::Json(_) => {
                 return None;
             }
         };

@@ -2,10 +2,10 @@
 
 use jiff::Timestamp;
 use yoke_api::cluster::{DesiredState, StorageSpec};
-use yoke_api::{Cluster, ClusterSpec};
+use yoke_api::{Cluster, ClusterSpec, JoinTokenSpec};
 
 use crate::Error;
-use crate::command::{ChangeOptions, Command, CreateOptions, Request};
+use crate::command::{ChangeOptions, Command, CreateOptions, JoinOptions, Request};
 use crate::directory::Identity;
 use crate::report::{ClusterReports, PersonReport, build_person, build_report, build_table, to_json};
 use crate::tenant::{Progress, TenantHost, Wanted};
@@ -30,6 +30,7 @@ pub async fn perform(
                 serde_saphyr::from_str(&text).map_err(|_| Error::SecretWrong(name.clone()))?;
             Ok(to_json(&value)?)
         }
+        Command::Join(options) => join(host, options, json, progress).await,
         Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
         Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
         Command::Delete { change, yes } => delete(host, change, *yes, json, progress).await,
@@ -92,6 +93,24 @@ fn build_cluster(options: &CreateOptions) -> Cluster {
         ..Default::default()
     };
     Cluster::new(&options.name, spec)
+}
+
+async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &Progress) -> Result<String, Error> {
+    let spec = JoinTokenSpec {
+        cluster_name: options.name.clone(),
+        max_uses: options.uses,
+        ttl: options.ttl.clone(),
+    };
+    let (name, line) = host.join(spec, progress).await?;
+    let wrong = |_| Error::JoinWrong(name.clone());
+    if json {
+        let word = line.encode().map_err(wrong)?;
+        let line = line.command().map_err(wrong)?;
+        return Ok(to_json(
+            &serde_json::json!({"name": name, "token": word, "line": line}),
+        )?);
+    }
+    Ok(format!("{}\n", line.command().map_err(wrong)?))
 }
 
 async fn change(

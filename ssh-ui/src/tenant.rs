@@ -3,6 +3,8 @@
 //! Guarantees: every request is made as the Tenant, by impersonation, in the Tenant's namespace. The host's API server decides
 //! with that name's rights, so a request for anything of another Tenant's is refused there (`docs/adr/0005-ssh-acts-as-the-tenant.md`).
 
+mod join;
+
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use tokio::time::Instant;
 use tower::service_fn;
 use yoke_api::cluster::DesiredState;
 use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
-use yoke_api::{Cluster, Lenient};
+use yoke_api::{Cluster, JoinToken, Lenient};
 use yoke_view::verdict::{Verdict, judge, may_pass};
 
 use crate::Error;
@@ -43,6 +45,7 @@ pub type Progress = mpsc::Sender<String>;
 #[derive(Clone)]
 pub struct TenantHost {
     clusters: Api<Lenient<Cluster>>,
+    join_tokens: Api<Lenient<JoinToken>>,
     secrets: Api<Secret>,
     events: Api<Lenient<Event>>,
 }
@@ -71,6 +74,7 @@ impl TenantHost {
         let client = Client::new(service, tenant);
         Ok(Self {
             clusters: Api::default_namespaced(client.clone()),
+            join_tokens: Api::default_namespaced(client.clone()),
             secrets: Api::default_namespaced(client.clone()),
             events: Api::default_namespaced(client),
         })

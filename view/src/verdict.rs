@@ -1,8 +1,8 @@
-//! What the status of a Cluster or Tenant says to somebody who waits for it. Pure.
+//! What the status of a Cluster, Tenant or JoinToken says to somebody who waits for it. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
-use yoke_api::{Cluster, ConditionType, Reason, Tenant};
+use yoke_api::{Cluster, ConditionType, JoinToken, Reason, Tenant};
 
 use crate::render::find;
 
@@ -49,6 +49,20 @@ pub fn judge_tenant(tenant: &Tenant) -> Verdict {
         status.and_then(|status| status.observed_generation) >= tenant.metadata.generation,
         ConditionType::Ready,
     )
+}
+
+/// Judges a JoinToken, whose spec never changes.
+pub fn judge_join_token(token: &JoinToken) -> Verdict {
+    let status = token.status.as_ref();
+    let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let over = [Reason::Expired, Reason::UsedUp, Reason::QuotaExceeded].map(Reason::as_str);
+    match find(conditions, ConditionType::Ready) {
+        Some(ready) if ready.status != "True" && over.contains(&ready.reason.as_str()) => Verdict::Refused {
+            reason: ready.reason.clone(),
+            message: ready.message.clone(),
+        },
+        _ => judge_conditions(conditions, true, ConditionType::Ready),
+    }
 }
 
 /// Judges by conditions of the present generation only: those of an older spec say nothing.
@@ -108,6 +122,32 @@ mod tests {
             judge_tenant(&Tenant::new("t", Default::default())),
             Verdict::Waiting(None)
         );
+    }
+
+    #[test]
+    fn a_join_token_that_is_over_is_not_waited_for() {
+        let token = |status: &str, reason: &str| {
+            let ready = condition("Ready", status, "m").replace("reason: R", &format!("reason: {reason}"));
+            let text = format!(
+                "{{apiVersion: yoke.drzzl.io/v1alpha1, kind: JoinToken, metadata: {{name: j}}, spec: {{clusterName: a}}, \
+                 status: {{conditions: [{ready}]}}}}"
+            );
+            judge_join_token(&serde_saphyr::from_str(&text).unwrap())
+        };
+        let refused = |reason: &str| Verdict::Refused {
+            reason: reason.into(),
+            message: "m".into(),
+        };
+        for (status, reason, expected) in [
+            ("True", "AsExpected", Verdict::Done),
+            ("False", "ClusterNotReady", Verdict::Waiting(Some("m".into()))),
+            ("False", "ClusterMissing", Verdict::Waiting(Some("m".into()))),
+            ("False", "QuotaExceeded", refused("QuotaExceeded")),
+            ("False", "Expired", refused("Expired")),
+            ("False", "UsedUp", refused("UsedUp")),
+        ] {
+            assert_eq!(token(status, reason), expected, "{status} {reason}");
+        }
     }
 
     #[test]
