@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tonic::transport::{Channel, Endpoint};
 use yoke_kine_nats::proto::etcdserverpb as pb;
+use yoke_kine_nats::proto::etcdserverpb::cluster_client::ClusterClient;
 use yoke_kine_nats::proto::etcdserverpb::kv_client::KvClient;
 use yoke_kine_nats::proto::etcdserverpb::lease_client::LeaseClient;
 use yoke_kine_nats::proto::etcdserverpb::maintenance_client::MaintenanceClient;
@@ -489,6 +490,7 @@ pub(crate) struct Client {
     pub(crate) watch: WatchClient<Channel>,
     pub(crate) lease: LeaseClient<Channel>,
     pub(crate) maintenance: MaintenanceClient<Channel>,
+    pub(crate) cluster: ClusterClient<Channel>,
 }
 
 impl Client {
@@ -497,7 +499,8 @@ impl Client {
             kv: KvClient::new(channel.clone()).max_decoding_message_size(64 << 20),
             watch: WatchClient::new(channel.clone()).max_decoding_message_size(64 << 20),
             lease: LeaseClient::new(channel.clone()),
-            maintenance: MaintenanceClient::new(channel),
+            maintenance: MaintenanceClient::new(channel.clone()),
+            cluster: ClusterClient::new(channel),
         }
     }
 

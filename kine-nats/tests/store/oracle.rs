@@ -1,22 +1,27 @@
 //! Random requests to etcd and to kine-nats: everything that a client is told must be the same, field by field.
 //!
 //! ```text
-//! seed ──► requests ─┬─► etcd ──────┬─► plain ──► equal
-//!                    └─► kine-nats ─┘   watches
+//! seed ──► requests ─┬─► etcd ─────────────────────┬─► plain ──► equal
+//!          asks      └─► kine-nats and a follower ─┘   watches
 //! ```
 //!
-//! `SEED=n` does one run again; `ORACLE_RUNS=n` does more than usual.
+//! `SEED=n` does one run again; `ORACLE_RUNS=n` does more than usual of each kind.
 
+mod asks;
+mod leases;
 mod plain;
 mod requests;
 mod watches;
 
 use crate::etcd::{Etcd, save};
 use crate::fuzz::{chosen, seeds};
-use crate::harness::{Client, Kine, Nats};
+use crate::harness::{Client, Kine, Nats, eventually};
 use crate::range_stream::list;
-use plain::{Answer, Told, even_out, streamed, told};
+use asks::Asks;
+use futures::future::{join, join_all};
+use plain::{Answer, Told, even_out, in_order, streamed, told};
 use requests::{Place, Requests, Step};
+use std::collections::BTreeMap;
 use tonic::{Response, Status};
 use watches::Watches;
 use yoke_kine_nats::proto::etcdserverpb as pb;
@@ -25,80 +30,84 @@ const RUNS: u64 = 4;
 /// Runs that found differences: a range below zero, a limit before a sort, a key written and removed at once.
 const KNOWN: [u64; 3] = [11, 14, 46];
 const STEPS: usize = 400;
+/// Steps before and after a follower takes over.
+const HALF: usize = 120;
 /// Shorter leases could end while they are compared.
 const SHORT: i64 = 100;
+const FOLLOW: [&str; 1] = ["--follow"];
 
-/// Both servers, and where they are.
+/// etcd and the processes that are to be like it, and where they all are.
 struct Oracle {
-    clients: [Client; 2],
+    etcd: Client,
+    /// Serve one store. Each is asked what only reads; they take turns with the rest.
+    ours: Vec<Client>,
+    turn: usize,
     place: Place,
     watches: Watches,
+    /// Our hash of each revision that was hashed.
+    hashes: BTreeMap<i64, u32>,
+    /// Leases have begun anew in ours, not in etcd.
+    renewed: bool,
     what: String,
 }
 
 impl Oracle {
-    async fn new(clients: [Client; 2]) -> Self {
+    async fn new(etcd: Client, ours: Vec<Client>) -> Self {
         let place = Place {
             revision: 1,
             compacted: 0,
         };
-        let watches = Watches::open(&clients, 1, place).await;
+        let watches = Watches::open(&etcd, &ours, 1, place).await;
         Self {
-            clients,
+            etcd,
+            ours,
+            turn: 0,
             place,
             watches,
+            hashes: BTreeMap::new(),
+            renewed: false,
             what: String::new(),
         }
     }
 
-    /// Does a step on both servers and compares all that is told of it.
+    /// Does a step everywhere and compares all that is told of it.
     async fn step(&mut self, what: String, step: Step) {
         let before = self.place.revision;
         self.what = what;
         match step {
-            Step::Range(request) => {
-                let both = self
-                    .both(async |mut client| client.kv.range(request.clone()).await)
-                    .await;
-                let [_, ours] = &self.clients;
-                let listed = list(&mut ours.clone(), request.clone()).await.map(Response::new);
-                assert_eq!(streamed(&request, &both[0]), told(listed), "{}: in parts", self.what);
-                self.compare(both);
-            }
+            Step::Range(request) => self.range(request).await,
             Step::Put(request) => {
-                self.ask(async |mut client| client.kv.put(request.clone()).await).await;
+                self.write(async |mut client| client.kv.put(request.clone()).await)
+                    .await;
             }
             Step::DeleteRange(request) => {
-                self.ask(async |mut client| client.kv.delete_range(request.clone()).await)
+                self.write(async |mut client| client.kv.delete_range(request.clone()).await)
                     .await;
             }
             Step::Txn(request) => {
-                self.ask(async |mut client| client.kv.txn(request.clone()).await).await;
+                self.write(async |mut client| client.kv.txn(request.clone()).await)
+                    .await;
             }
             Step::Compact(request) => {
-                if self
-                    .ask(async |mut client| client.kv.compact(request).await)
-                    .await
-                    .is_some()
-                {
+                let compacted = self.write(async |mut client| client.kv.compact(request).await);
+                if compacted.await.is_some() {
                     self.place.compacted = request.revision;
                 }
             }
             Step::Grant(request) => {
                 let granted = self
-                    .ask(async |mut client| client.lease.lease_grant(request).await)
+                    .write(async |mut client| client.lease.lease_grant(request).await)
                     .await;
                 if granted.is_some_and(|granted| granted.ttl < SHORT) {
                     self.revoke(request.id).await;
                 }
             }
             Step::Revoke(request) => self.revoke(request.id).await,
-            Step::KeepAlive(request) => {
-                self.ask(async |client| keep_alive(client, request).await).await;
-            }
+            Step::KeepAlive(request) => self.keep_alive(request).await,
             Step::TimeToLive(request) => self.time_to_live(request).await,
             Step::Leases => self.leases().await,
             Step::Watch(stream, request) => {
+                self.catch_up().await;
                 self.watches.create(&self.what, stream, request, self.place).await;
             }
             Step::Cancel(stream, watch) => self.watches.cancel(&self.what, stream, watch).await,
@@ -107,42 +116,87 @@ impl Oracle {
         self.watches.settle(&self.what, self.place.revision).await;
     }
 
-    async fn both<T: Answer>(&self, call: impl AsyncFn(Client) -> Result<Response<T>, Status>) -> [Told<T>; 2] {
-        let [etcd, ours] = &self.clients;
-        let (etcd, ours) = tokio::join!(call(etcd.clone()), call(ours.clone()));
-        [told(etcd), told(ours)]
+    /// Has a follower read what was acknowledged, as every linearizable request to it does: others may show what is old.
+    async fn catch_up(&self) {
+        for client in &self.ours {
+            client.clone().range("x", "", 0).await.unwrap();
+        }
+    }
+
+    /// Asks etcd and each of ours. Their answers, etcd's first.
+    async fn ask<T: Answer>(
+        &self,
+        call: impl AsyncFn(Client) -> Result<Response<T>, Status>,
+    ) -> (Told<T>, Vec<Told<T>>) {
+        let ours = join_all(self.ours.iter().map(|client| call(client.clone())));
+        let (etcd, ours) = join(call(self.etcd.clone()), ours).await;
+        (told(etcd), ours.into_iter().map(told).collect())
     }
 
     /// The answer, if it is no error.
-    fn compare<T: Answer>(&mut self, [etcd, ours]: [Told<T>; 2]) -> Option<T> {
-        assert_eq!(etcd, ours, "{}: etcd's answer, and ours", self.what);
+    fn compare<T: Answer>(&mut self, (etcd, ours): (Told<T>, Vec<Told<T>>)) -> Option<T> {
+        for (number, ours) in ours.iter().enumerate() {
+            assert_eq!(&etcd, ours, "{}: etcd's answer, and that of our {number}", self.what);
+        }
         let mut answer = etcd.ok()?;
         self.place.revision = self.place.revision.max(answer.revision());
         Some(answer)
     }
 
-    async fn ask<T: Answer>(&mut self, call: impl AsyncFn(Client) -> Result<Response<T>, Status>) -> Option<T> {
-        let both = self.both(call).await;
-        self.compare(both)
+    /// Asks all for what changes nothing.
+    async fn read<T: Answer>(&mut self, call: impl AsyncFn(Client) -> Result<Response<T>, Status>) -> Option<T> {
+        let all = self.ask(call).await;
+        self.compare(all)
+    }
+
+    /// Asks etcd and the one of ours whose turn it is.
+    async fn write<T: Answer>(&mut self, call: impl AsyncFn(Client) -> Result<Response<T>, Status>) -> Option<T> {
+        self.turn = (self.turn + 1) % self.ours.len();
+        let ours = self.ours[self.turn].clone();
+        let (etcd, ours) = join(call(self.etcd.clone()), call(ours)).await;
+        self.compare((told(etcd), vec![told(ours)]))
+    }
+
+    async fn range(&mut self, request: pb::RangeRequest) {
+        if request.serializable {
+            self.catch_up().await;
+        }
+        let all = self
+            .ask(async |mut client| client.kv.range(request.clone()).await)
+            .await;
+        for client in &self.ours {
+            let listed = list(&mut client.clone(), request.clone()).await.map(Response::new);
+            assert_eq!(streamed(&request, &all.0), told(listed), "{}: in parts", self.what);
+        }
+        self.compare(all);
     }
 
     async fn revoke(&mut self, id: i64) {
         let request = pb::LeaseRevokeRequest { id };
-        self.ask(async |mut client| client.lease.lease_revoke(request).await)
+        self.write(async |mut client| client.lease.lease_revoke(request).await)
             .await;
+    }
+
+    async fn keep_alive(&mut self, request: pb::LeaseKeepAliveRequest) {
+        self.write(async |client| keep_alive(client, request).await).await;
     }
 
     async fn time_to_live(&mut self, request: pb::LeaseTimeToLiveRequest) {
-        let mut both = self
-            .both(async |mut client| client.lease.lease_time_to_live(request).await)
+        let (mut etcd, mut ours) = self
+            .ask(async |mut client| client.lease.lease_time_to_live(request).await)
             .await;
-        even_out(&mut both);
-        self.compare(both);
+        even_out(&self.what, &mut etcd, &mut ours, self.renewed);
+        self.compare((etcd, ours));
     }
 
     async fn leases(&mut self) {
-        self.ask(async |mut client| client.lease.lease_leases(pb::LeaseLeasesRequest {}).await)
+        let (mut etcd, mut ours) = self
+            .ask(async |mut client| client.lease.lease_leases(pb::LeaseLeasesRequest {}).await)
             .await;
+        if self.renewed {
+            in_order(&mut etcd, &mut ours);
+        }
+        self.compare((etcd, ours));
     }
 
     /// Compares everything that is stored: all revisions that can be read, all leases, and all events.
@@ -150,13 +204,8 @@ impl Oracle {
         let Place { revision, compacted } = self.place;
         for at in compacted.max(1)..=revision {
             self.what = format!("{when}, all keys at revision {at}");
-            let request = pb::RangeRequest {
-                key: [0].to_vec().into(),
-                range_end: [0].to_vec().into(),
-                revision: at,
-                ..Default::default()
-            };
-            self.ask(async |mut client| client.kv.range(request.clone()).await)
+            let request = everything(at);
+            self.read(async |mut client| client.kv.range(request.clone()).await)
                 .await
                 .unwrap();
         }
@@ -166,8 +215,39 @@ impl Oracle {
         }
         self.what = format!("{when}, all events");
         let begin = compacted.max(1);
-        let mut watches = Watches::open(&self.clients, begin, self.place).await;
+        let mut watches = Watches::open(&self.etcd, &self.ours, begin, self.place).await;
         watches.settle(&self.what, revision).await;
+    }
+
+    /// Does so many random steps, and asks in between for what tools ask for.
+    async fn steps(&mut self, seed: u64, count: usize) {
+        let (mut requests, mut asks) = (Requests::new(seed), Asks::new(seed));
+        for number in 0..count {
+            let step = requests.next(self.place);
+            if matches!(step, Step::Compact(_)) && keeps_all(seed) {
+                continue;
+            }
+            let what = format!("SEED={seed}, step {number}, at {:?}, {step:?}", self.place);
+            self.step(what, step).await;
+            if let Some(ask) = asks.next(self.place) {
+                let what = format!("SEED={seed}, after step {number}, at {:?}, {ask:?}", self.place);
+                self.maintain(what, ask).await;
+            }
+        }
+    }
+}
+
+/// Some runs compact nothing: what is moved to etcd has the hash then that it has in etcd.
+fn keeps_all(seed: u64) -> bool {
+    seed % 4 == 1
+}
+
+fn everything(revision: i64) -> pb::RangeRequest {
+    pb::RangeRequest {
+        key: [0].to_vec().into(),
+        range_end: [0].to_vec().into(),
+        revision,
+        ..Default::default()
     }
 }
 
@@ -180,32 +260,90 @@ async fn keep_alive(
     Ok(Response::new(answers.message().await?.expect("an answer")))
 }
 
+/// An etcd and two of ours, of which the first one writes.
+async fn start(nats: &Nats) -> (Etcd, Kine, Kine) {
+    let etcd = Etcd::start().await;
+    let writer = Kine::start(nats, "oracle", &FOLLOW).await;
+    let follower = Kine::start(nats, "oracle", &FOLLOW).await;
+    (etcd, writer, follower)
+}
+
 async fn run(seed: u64) {
-    let (nats, etcd) = (Nats::start().await, Etcd::start().await);
-    let mut kine = Kine::start(&nats, "oracle", &[]).await;
-    let mut oracle = Oracle::new([etcd.client(), kine.client().await]).await;
-    let mut requests = Requests::new(seed);
-    for number in 0..STEPS {
-        let step = requests.next(oracle.place);
-        let what = format!("SEED={seed}, step {number}, at {:?}, {step:?}", oracle.place);
-        oracle.step(what, step).await;
-    }
+    println!("SEED={seed}");
+    let nats = Nats::start().await;
+    let (etcd, mut kine, mut follower) = start(&nats).await;
+    let clients = vec![kine.client().await, follower.client().await];
+    let mut oracle = Oracle::new(etcd.client(), clients).await;
+    oracle.steps(seed, STEPS).await;
     oracle.compare_all(&format!("SEED={seed}, at the end")).await;
+    oracle.hash_again(&format!("SEED={seed}, at the end")).await;
+
     let file = save(&kine.url());
     let moved = Etcd::restore(file.path()).await;
-    oracle.clients[1] = moved.client();
+    (oracle.ours, oracle.renewed) = (vec![moved.client()], true);
     oracle.compare_all(&format!("SEED={seed}, after a move to etcd")).await;
+    oracle
+        .compare_moved(&format!("SEED={seed}, after a move to etcd"))
+        .await;
+
+    follower.terminate();
     kine.terminate();
     kine.restart().await;
-    oracle.clients[1] = kine.client().await;
+    oracle.ours = vec![kine.client().await];
     oracle.compare_all(&format!("SEED={seed}, after a restart")).await;
+    oracle.hash_again(&format!("SEED={seed}, after a restart")).await;
+}
+
+/// The writer is killed, its follower goes on, and the killed one follows.
+async fn take_over(seed: u64) {
+    println!("SEED={seed}");
+    let nats = Nats::start().await;
+    let (etcd, mut kine, follower) = start(&nats).await;
+    let clients = vec![kine.client().await, follower.client().await];
+    let mut oracle = Oracle::new(etcd.client(), clients).await;
+    for (id, ttl) in [(1, 600), (2, 1000)] {
+        let grant = Step::Grant(pb::LeaseGrantRequest { id, ttl });
+        oracle.step(format!("SEED={seed}, lease {id}"), grant).await;
+    }
+    oracle.steps(seed, HALF).await;
+    kine.kill();
+    eventually("the follower writes", || async {
+        (follower.metric("etcd_server_is_leader").await == 1.0).then_some(())
+    })
+    .await;
+    (oracle.ours, oracle.renewed) = (vec![follower.client().await], true);
+    oracle.compare_all(&format!("SEED={seed}, after a takeover")).await;
+    kine.restart().await;
+    oracle.ours.push(kine.client().await);
+    oracle.watches = Watches::open(&oracle.etcd, &oracle.ours, oracle.place.compacted.max(1), oracle.place).await;
+    oracle.steps(seed.wrapping_add(1), HALF).await;
+    oracle.compare_all(&format!("SEED={seed}, at the end")).await;
+    oracle.hash_again(&format!("SEED={seed}, at the end")).await;
+}
+
+fn runs(usual: u64) -> Vec<u64> {
+    let count = std::env::var("ORACLE_RUNS").map_or(usual, |runs| runs.parse().unwrap());
+    seeds(count)
 }
 
 #[tokio::test]
 async fn clients_are_told_what_etcd_tells() {
-    let runs = std::env::var("ORACLE_RUNS").map_or(RUNS, |runs| runs.parse().unwrap());
     let known = KNOWN.into_iter().filter(|_| chosen().is_none());
-    for seed in known.chain(seeds(runs)) {
+    for seed in known.chain(runs(RUNS)) {
         run(seed).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_are_told_what_etcd_tells_after_a_follower_took_over() {
+    for seed in runs(1) {
+        take_over(seed).await;
+    }
+}
+
+#[tokio::test]
+async fn leases_run_out_as_etcds_do() {
+    for seed in runs(1) {
+        leases::run_out(seed).await;
     }
 }

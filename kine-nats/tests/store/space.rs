@@ -1,7 +1,7 @@
 //! What etcd and kine-nats answer when their space is used up.
 
 use crate::etcd::Etcd;
-use crate::harness::{Client, Kine, Nats};
+use crate::harness::{Client, Kine, Nats, eventually};
 use std::time::Duration;
 use tonic::{Code, Status};
 use yoke_kine_nats::proto::etcdserverpb as pb;
@@ -27,9 +27,8 @@ async fn put(client: &mut Client, key: &str, lease: i64) -> Told {
     told(client.kv.put(request).await.map(|_| 0))
 }
 
-/// Uses all the space up, then asks.
-async fn ask(client: &mut Client) -> Vec<(&'static str, Told)> {
-    grant(client, 7, 600).await.unwrap();
+/// Uses all the space up.
+async fn fill(client: &mut Client) {
     let large = vec![7; 100_000];
     let mut number = 0;
     let refused = loop {
@@ -42,6 +41,12 @@ async fn ask(client: &mut Client) -> Vec<(&'static str, Told)> {
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
+}
+
+/// Uses all the space up, then asks.
+async fn ask(client: &mut Client) -> Vec<(&'static str, Told)> {
+    grant(client, 7, 600).await.unwrap();
+    fill(client).await;
     let renewals = tokio_stream::iter([pb::LeaseKeepAliveRequest { id: 7 }]);
     let mut renewed = client.lease.lease_keep_alive(renewals).await.unwrap().into_inner();
     let renewed = renewed.message().await.map(|answer| answer.unwrap().ttl);
@@ -78,4 +83,79 @@ async fn leases_are_granted_as_etcd_grants_them_and_not_without_space() {
         "etcdserver: mvcc: database space exceeded".to_owned(),
     ));
     assert_eq!(ours[0], ("a lease", refused));
+}
+
+async fn status(client: &mut Client) -> pb::StatusResponse {
+    let status = client.maintenance.status(pb::StatusRequest {}).await;
+    status.unwrap().into_inner()
+}
+
+/// The alarms, as kind and whether the member that was asked has it, and what its status says of them.
+async fn alarms(client: &mut Client) -> (Vec<(i32, bool)>, Vec<String>) {
+    let listed = client.maintenance.alarm(pb::AlarmRequest::default()).await;
+    let status = status(client).await;
+    let member = status.header.unwrap().member_id;
+    let kind = |alarm: &pb::AlarmMember| (alarm.alarm, alarm.member_id == member);
+    let listed = listed.unwrap().into_inner().alarms.iter().map(kind).collect();
+    let own = |error: &String| error.replace(&member.to_string(), "OWN");
+    (listed, status.errors.iter().map(own).collect())
+}
+
+/// Does what etcd's manual says to do without space, and notes what is told of it.
+async fn make_room(client: &mut Client) -> Vec<(&'static str, Told)> {
+    fill(client).await;
+    let nospace = (pb::AlarmType::Nospace as i32, true);
+    let raised = (vec![nospace], vec!["memberID:OWN alarm:NOSPACE ".to_owned()]);
+    assert_eq!(alarms(client).await, raised);
+    let delete = pb::DeleteRangeRequest {
+        key: "/r/".into(),
+        range_end: "/r0".into(),
+        ..Default::default()
+    };
+    let mut answers = vec![("a read", told(client.range("/r/1", "", 0).await.map(|read| read.count)))];
+    let deleted = client.kv.delete_range(delete).await;
+    answers.push((
+        "deletes",
+        told(deleted.map(|deleted| i64::from(deleted.get_ref().deleted > 5))),
+    ));
+    assert_eq!(alarms(client).await, raised);
+    answers.push(("a put, when all is deleted", put(client, "/a", 0).await));
+    let compaction = pb::CompactionRequest {
+        revision: client.revision().await,
+        physical: true,
+    };
+    let compacted = client.kv.compact(compaction).await;
+    answers.push(("a compaction", told(compacted.map(|_| 0))));
+    let defragmented = client.maintenance.defragment(pb::DefragmentRequest {}).await;
+    answers.push(("a defragmentation", told(defragmented.map(|_| 0))));
+    let disarm = pb::AlarmRequest {
+        action: pb::alarm_request::AlarmAction::Deactivate.into(),
+        alarm: nospace.0,
+        member_id: status(client).await.header.unwrap().member_id,
+    };
+    eventually("no alarm is left", || {
+        let mut client = client.clone();
+        async move {
+            client.maintenance.alarm(disarm).await.unwrap();
+            (alarms(&mut client).await == (vec![], vec![])).then_some(())
+        }
+    })
+    .await;
+    answers.push(("a put, when there is room", put(client, "/a", 0).await));
+    answers
+}
+
+#[tokio::test]
+async fn the_way_out_of_no_space_is_etcds() {
+    let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "room", &["--quota=1000000"]).await;
+    let ours = make_room(&mut kine.client().await).await;
+    assert_eq!(ours, make_room(&mut etcd.client()).await);
+    let refused = (
+        Code::ResourceExhausted,
+        "etcdserver: mvcc: database space exceeded".to_owned(),
+    );
+    assert_eq!(ours[2], ("a put, when all is deleted", Err(refused)));
+    assert_eq!(ours[5], ("a put, when there is room", Ok(0)));
 }

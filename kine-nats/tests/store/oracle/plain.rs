@@ -44,6 +44,7 @@ answers! {
     RangeResponse PutResponse DeleteRangeResponse TxnResponse CompactionResponse
     LeaseGrantResponse LeaseRevokeResponse LeaseKeepAliveResponse LeaseTimeToLiveResponse LeaseLeasesResponse
     WatchResponse
+    StatusResponse HashResponse HashKvResponse AlarmResponse DefragmentResponse MemberListResponse
 }
 
 pub(super) fn told<T: Answer>(result: Result<Response<T>, Status>) -> Told<T> {
@@ -70,17 +71,52 @@ pub(super) fn streamed(request: &pb::RangeRequest, whole: &Told<pb::RangeRespons
     }
 }
 
-/// Seconds in which a run is done.
-const RUN: u64 = 90;
+/// Seconds by which what is left of a lease may differ while both count the same time: requests reach two servers one after
+/// the other.
+const LATE: i64 = 10;
+/// Seconds by which etcd prolongs every lease when a leader begins: its election timeout.
+const PROLONGED: i64 = 1;
 
-/// Evens out what is left of two leases that began within moments, and begin anew with a new writer as with a new leader
-/// of etcd's; and the order of keys, which etcd has from a map.
-pub(super) fn even_out([one, other]: &mut [Told<pb::LeaseTimeToLiveResponse>; 2]) {
-    if let (Ok(one), Ok(other)) = (one, other) {
-        if one.ttl > 0 && one.ttl.abs_diff(other.ttl) < RUN {
-            one.ttl = other.ttl;
+/// Evens out what is left of leases, if that may be: less than in etcd it is nowhere; and more only by what etcd itself adds
+/// after a change of leader, whose new one knows how long a lease lasts and not since when. The order of keys etcd has from
+/// a map.
+pub(super) fn even_out(
+    what: &str,
+    etcd: &mut Told<pb::LeaseTimeToLiveResponse>,
+    ours: &mut [Told<pb::LeaseTimeToLiveResponse>],
+    renewed: bool,
+) {
+    let Ok(etcd) = etcd else { return };
+    etcd.keys.sort();
+    for ours in ours.iter_mut().flatten() {
+        ours.keys.sort();
+        let most = if renewed {
+            etcd.granted_ttl + PROLONGED
+        } else {
+            etcd.ttl + LATE
+        };
+        if etcd.ttl > 0 {
+            let may_be = etcd.ttl - LATE..=most;
+            assert!(
+                may_be.contains(&ours.ttl),
+                "{what}: {} is left, not {may_be:?}",
+                ours.ttl
+            );
+            ours.ttl = etcd.ttl;
         }
-        one.keys.sort();
-        other.keys.sort();
+    }
+}
+
+/// Puts leases in the order of their numbers: which one ends first is not the same once they began anew.
+pub(super) fn in_order(etcd: &mut Told<pb::LeaseLeasesResponse>, ours: &mut [Told<pb::LeaseLeasesResponse>]) {
+    for answer in std::iter::once(etcd).chain(ours).flatten() {
+        answer.leases.sort_by_key(|lease| lease.id);
+    }
+}
+
+/// Takes the headers off.
+pub(super) fn bare<T: Answer>(etcd: &mut Told<T>, ours: &mut [Told<T>]) {
+    for answer in std::iter::once(etcd).chain(ours).flatten() {
+        *answer.header() = None;
     }
 }

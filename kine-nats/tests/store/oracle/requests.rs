@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 /// So few that requests meet: prefixes of each other, the smallest and the largest.
-const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b/1", b"b/2", b"b/3", b"c", b"\0", b"\xff"];
+pub(super) const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b/1", b"b/2", b"b/3", b"c", b"\0", b"\xff"];
 /// What ends a range: nothing, everything, and places between and on keys.
 const ENDS: [&[u8]; 8] = [b"", b"", b"\0", b"b", b"b0", b"c", b"a\0", b"\xff\xff"];
 /// Leases that are granted, and one that never is.

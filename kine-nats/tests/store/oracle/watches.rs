@@ -1,4 +1,4 @@
-//! The watch streams of both servers, read side by side.
+//! The watch streams of all servers, read side by side.
 //!
 //! How events are cut into answers depends on when a server reads them, so each watch's events are compared as one list,
 //! and the revision of an answer only has to be no lower than its events. A stream that hears everything says how many
@@ -39,16 +39,16 @@ struct Open {
     compared: usize,
 }
 
-/// One stream of both servers.
-struct Pair {
-    sides: [Side; 2],
+/// The same stream of all servers, etcd's first.
+struct Row {
+    sides: Vec<Side>,
     open: BTreeMap<i64, Open>,
 }
 
 /// All streams, and what has happened so far.
 pub(super) struct Watches {
-    pairs: Vec<Pair>,
-    all: Pair,
+    rows: Vec<Row>,
+    all: Row,
     history: Vec<mvccpb::Event>,
 }
 
@@ -164,10 +164,10 @@ impl Open {
     }
 }
 
-impl Pair {
-    fn open(clients: &[Client; 2]) -> Self {
+impl Row {
+    fn open(etcd: &Client, ours: &[Client]) -> Self {
         Self {
-            sides: [Side::open(&clients[0]), Side::open(&clients[1])],
+            sides: std::iter::once(etcd).chain(ours).map(Side::open).collect(),
             open: BTreeMap::new(),
         }
     }
@@ -183,9 +183,11 @@ impl Pair {
         for side in &mut self.sides {
             side.read_until(what, |side| !side.told.is_empty()).await;
         }
-        let [etcd, ours] = &mut self.sides;
-        let (etcd, ours) = (etcd.told.remove(0), ours.told.remove(0));
-        assert_eq!(etcd, ours, "{what}: etcd's answer, and ours");
+        let mut told = self.sides.iter_mut().map(|side| side.told.remove(0));
+        let etcd = told.next().expect("etcd is one of them");
+        for ours in told {
+            assert_eq!(etcd, ours, "{what}: etcd's answer, and ours");
+        }
         etcd
     }
 
@@ -239,10 +241,13 @@ impl Pair {
             return;
         }
         let open: Vec<_> = self.open.values().map(|open| &open.asked).collect();
-        for (name, side) in ["etcd", "kine-nats"].into_iter().zip(&mut self.sides) {
+        for (number, side) in self.sides.iter_mut().enumerate() {
             let begun = tokio::time::Instant::now();
             while !side.progress.contains(&revision) {
-                assert!(begun.elapsed() < WAIT, "{what}: {name} tells no progress of {open:?}");
+                assert!(
+                    begun.elapsed() < WAIT,
+                    "{what}: server {number} tells no progress of {open:?}"
+                );
                 let ask = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
                 side.send(ask).await;
                 side.read(ASK_AGAIN).await;
@@ -263,16 +268,15 @@ impl Pair {
             for side in &mut self.sides {
                 side.read_until(what, |side| side.heard(*watch).len() >= wanted).await;
             }
-            let [etcd, ours] = &self.sides;
-            let (etcd, ours) = (
-                &etcd.heard(*watch)[open.compared..],
-                &ours.heard(*watch)[open.compared..],
-            );
-            assert_eq!(
-                etcd, ours,
-                "{what}: etcd's events of watch {watch} ({:?}), and ours",
-                open.asked
-            );
+            let etcd = &self.sides[0].heard(*watch)[open.compared..];
+            for side in &self.sides[1..] {
+                assert_eq!(
+                    etcd,
+                    &side.heard(*watch)[open.compared..],
+                    "{what}: etcd's events of watch {watch} ({:?}), and ours",
+                    open.asked
+                );
+            }
             assert_eq!(
                 open.compared + etcd.len(),
                 wanted,
@@ -285,8 +289,8 @@ impl Pair {
 
 impl Watches {
     /// The streams, and one watch of everything from `begin` on.
-    pub(super) async fn open(clients: &[Client; 2], begin: i64, place: Place) -> Self {
-        let mut all = Pair::open(clients);
+    pub(super) async fn open(etcd: &Client, ours: &[Client], begin: i64, place: Place) -> Self {
+        let mut all = Row::open(etcd, ours);
         let everything = pb::WatchCreateRequest {
             key: [0].to_vec().into(),
             range_end: [0].to_vec().into(),
@@ -296,42 +300,45 @@ impl Watches {
         };
         all.create("the watch of everything", everything, place).await.unwrap();
         Self {
-            pairs: (0..STREAMS).map(|_| Pair::open(clients)).collect(),
+            rows: (0..STREAMS).map(|_| Row::open(etcd, ours)).collect(),
             all,
             history: Vec::new(),
         }
     }
 
     pub(super) async fn create(&mut self, what: &str, stream: usize, asked: pb::WatchCreateRequest, place: Place) {
-        self.pairs[stream].create(what, asked, place).await;
+        self.rows[stream].create(what, asked, place).await;
     }
 
     pub(super) async fn cancel(&mut self, what: &str, stream: usize, watch: i64) {
-        let open = self.pairs[stream].open.contains_key(&watch);
-        self.pairs[stream].cancel(what, watch, open).await;
+        let open = self.rows[stream].open.contains_key(&watch);
+        self.rows[stream].cancel(what, watch, open).await;
     }
 
     pub(super) async fn progress(&mut self, what: &str, stream: usize, revision: i64) {
-        self.pairs[stream].progress(what, revision).await;
+        self.rows[stream].progress(what, revision).await;
+    }
+
+    /// All events so far.
+    pub(super) fn history(&self) -> &[mvccpb::Event] {
+        &self.history
     }
 
     /// Reads and compares all events up to a revision.
     pub(super) async fn settle(&mut self, what: &str, revision: i64) {
-        let Pair { sides, .. } = &mut self.all;
+        let Row { sides, .. } = &mut self.all;
         for side in sides.iter_mut() {
             let last = |side: &Side| side.heard(0).last().map_or(1, revision_of);
             side.read_until(what, |side| last(side) >= revision).await;
         }
-        let [etcd, ours] = sides;
         let new = self.history.len();
-        assert_eq!(
-            etcd.heard(0)[new..],
-            ours.heard(0)[new..],
-            "{what}: etcd's events, and ours"
-        );
-        self.history = etcd.heard(0).to_vec();
-        for pair in &mut self.pairs {
-            pair.settle(what, &self.history).await;
+        let etcd = sides[0].heard(0);
+        for side in &sides[1..] {
+            assert_eq!(etcd[new..], side.heard(0)[new..], "{what}: etcd's events, and ours");
+        }
+        self.history = etcd.to_vec();
+        for row in &mut self.rows {
+            row.settle(what, &self.history).await;
         }
     }
 }
