@@ -6,8 +6,9 @@ use http::header::DATE;
 use jiff::{Timestamp, fmt::rfc2822};
 use kube::client::Body;
 use kube::{Client, Config};
-
-use crate::token::{JoinLine, to_certificates};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+use yoke_api::join_token::JoinLine;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -19,7 +20,9 @@ pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
 }
 
 async fn ask_date(line: &JoinLine) -> Result<String, String> {
-    let client = connect(line).map_err(|error| to_line(&error))?;
+    let certificates = CertificateDer::pem_slice_iter(line.ca.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let certificates = certificates.map_err(|error| format!("the CA of the token: {error}"))?;
+    let client = connect(line, &certificates).map_err(|error| to_line(&error))?;
     // Whoever may see it: an answer is an answer.
     let request = http::Request::get("/version")
         .body(Body::empty())
@@ -30,18 +33,12 @@ async fn ask_date(line: &JoinLine) -> Result<String, String> {
 }
 
 /// A client that trusts the token's CA alone, and says nothing of who it is.
-fn connect(line: &JoinLine) -> Result<Client, kube::Error> {
+fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Client, kube::Error> {
     let url = format!("https://{}", line.server)
         .parse()
         .expect("a checked name and port are a URL");
     let mut config = Config::new(url);
-    let certificates = to_certificates(&line.ca).unwrap_or_default();
-    config.root_cert = Some(
-        certificates
-            .into_iter()
-            .map(|certificate| certificate.to_vec())
-            .collect(),
-    );
+    config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
     Client::try_from(config)
 }
 

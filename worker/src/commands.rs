@@ -7,12 +7,13 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use yoke_api::join_token::JoinLine;
+
 use crate::arguments::{FolderOptions, NodeOptions, RunOptions, WorkerOptions};
 use crate::boxed::{self, Signals};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::state::{Lock, Worker};
-use crate::token::JoinLine;
 use crate::{Error, clean, clock, live, machine, preflight, setup};
 
 /// The kubelet's health, on loopback.

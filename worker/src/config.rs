@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 use yoke_api::Cidr;
+use yoke_api::join_token::JoinLine;
 use yoke_pki::kubeconfig::{Authority, Credential, Kubeconfig, KubeconfigError};
 
 use crate::layout::Layout;
 use crate::state::Worker;
-use crate::token::JoinLine;
 
 /// The image that holds a Pod's namespaces: as of Kubernetes 1.34 and later.
 pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10";

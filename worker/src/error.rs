@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
+use yoke_api::join_token::LineError;
 use yoke_pki::kubeconfig::KubeconfigError;
 
 use crate::bundle::BundleError;
@@ -11,7 +12,6 @@ use crate::clock::to_line;
 use crate::files::FileError;
 use crate::layout::LayoutError;
 use crate::output::say;
-use crate::token::LineError;
 
 /// A command failed.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ a row for each thing that is missing
-//!  run         token.rs, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
+//!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
 //!  run --rm                                    └▶ boxed.rs: the same in a box ─▶ drain.rs ─▶ clean.rs
 //!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
 //! ```
@@ -30,16 +30,15 @@ mod output;
 mod preflight;
 mod setup;
 mod state;
-mod token;
 
 use std::io::Read as _;
 use std::process::ExitCode;
 
-pub use crate::arguments::Arguments;
-pub use crate::error::Error;
+use yoke_api::join_token::JoinLine;
 
+pub use crate::arguments::Arguments;
 use crate::arguments::{Command, PreflightOptions};
-use crate::token::JoinLine;
+pub use crate::error::Error;
 
 /// More than any token has: what is piped in may be anything.
 const INPUT_MAX: u64 = 128 << 10;

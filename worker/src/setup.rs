@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
+use yoke_api::join_token::JoinLine;
+
 use crate::arguments::WorkerOptions;
 use crate::layout::Layout;
 use crate::machine::{PATH, host_name};
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
-use crate::token::JoinLine;
 use crate::{Error, bundle, clean, config, files};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
