@@ -225,16 +225,31 @@ async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
 /// Signs one request, or says why not.
 async fn answer(context: &Context, ward: &Ward, csr: &CertificateSigningRequest) -> Result<(), SignError> {
     let (id, params) = (&ward.identity.id, &context.signer.params);
-    match sign(context, ward, csr).await? {
-        Ok((asked, chain)) => {
-            ward.api.answer(csr, &chain, params).await?;
+    let signed = match sign(context, ward, csr).await {
+        // It would end so again, and keep those behind it waiting.
+        Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
+            tracing::info!(cluster = %id, error = %error, "certificate of a kubelet is not issued");
+            Err(Refusal::NotIssued)
+        }
+        other => other?,
+    };
+    let told = match &signed {
+        Ok((_, chain)) => ward.api.answer(csr, chain, params).await,
+        Err(refusal) => {
+            let message = refusal.to_string();
+            ward.api.refuse(csr, refusal.as_str(), &message, params).await
+        }
+    };
+    match told {
+        Err(error) if error.is_of_another() => return Ok(()),
+        told => told?,
+    }
+    match signed {
+        Ok((asked, _)) => {
             context.metrics.signed(asked.purpose);
             tracing::info!(cluster = %id, node = asked.node, purpose = ?asked.purpose, "certificate of a kubelet is signed");
         }
         Err(refusal) => {
-            ward.api
-                .refuse(csr, refusal.as_str(), &refusal.to_string(), params)
-                .await?;
             context.metrics.refused_to_sign(refusal);
             tracing::info!(cluster = %id, reason = refusal.as_str(), "certificate of a kubelet is refused");
         }

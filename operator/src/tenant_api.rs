@@ -72,6 +72,11 @@ impl TenantApiError {
         self.code() == Some(404)
     }
 
+    /// Whether the object that was meant is gone, be there another one of its name.
+    pub(crate) fn is_of_another(&self) -> bool {
+        matches!(self.code(), Some(404 | 409))
+    }
+
     fn code(&self) -> Option<u16> {
         match self {
             Self::Request { source, .. } => match &**source {

@@ -81,7 +81,8 @@ pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<p
 fn step(store: &Store, gathering: &mut Gathering<'_>, hold: &Hold) -> Result<bool, Refusal> {
     let mvcc = &store.read().mvcc;
     // What was read anew from the log is held by nobody; it shows the same as long as it shows the revision at all.
-    if !mvcc.is_held_by(hold) && gathering.revision() < mvcc.compacted() {
+    let shown = mvcc.compacted()..=mvcc.visible();
+    if !mvcc.is_held_by(hold) && !shown.contains(&gathering.revision()) {
         return Err(Refusal::LeaderChanged);
     }
     Ok(gathering.step(mvcc))

@@ -91,6 +91,9 @@ pub enum Refusal {
     /// It cannot last as long as the shortest certificate.
     #[error("The cluster's CA ends too soon to sign by it.")]
     AuthorityEnds,
+    /// The CA's own checks are stricter, or it changes what it is asked for.
+    #[error("The cluster's CA does not sign the request as it is.")]
+    NotIssued,
 }
 
 impl Refusal {
@@ -108,6 +111,7 @@ impl Refusal {
             Self::TokenUnknown => "TokenUnknown",
             Self::TokenUsedUp => "TokenUsedUp",
             Self::AuthorityEnds => "AuthorityEnds",
+            Self::NotIssued => "NotIssued",
         }
     }
 }
@@ -150,7 +154,7 @@ pub fn validate(csr: &CertificateSigningRequest) -> Result<Asked, Refusal> {
     let has_names = !request.dns_names.is_empty() || !request.ip_addresses.is_empty();
     match purpose {
         Use::Client if has_names => return Err(Refusal::NamesNotAllowed),
-        Use::Server if !has_names => return Err(Refusal::NamesNotOfNode),
+        Use::Server if !has_names || !request_is_plain(&request) => return Err(Refusal::NamesNotOfNode),
         _ => {}
     }
     Ok(Asked {
@@ -215,6 +219,12 @@ fn check_usages(purpose: Use, usages: &[String]) -> Result<bool, Refusal> {
 /// Whether a text is a name that a Node can have: a DNS subdomain (RFC 1123).
 fn is_node_name(text: &str) -> bool {
     text.len() <= NAME_MAX && text.split('.').all(yoke_api::names::is_label)
+}
+
+/// Whether the names are such as every TLS client reads alike: a Node says of itself what it is called.
+fn request_is_plain(request: &ParsedRequest) -> bool {
+    let is_mapped = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    request.dns_names.iter().all(|name| is_node_name(name)) && !request.ip_addresses.iter().any(is_mapped)
 }
 
 fn has_all_names(node: &Node, request: &ParsedRequest) -> bool {

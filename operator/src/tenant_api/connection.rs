@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use http_body_util::Limited;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -20,6 +21,10 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How long what was sent may stay without a sign that it has arrived, before the connection is given up.
 const SILENCE: Duration = Duration::from_secs(10);
+
+/// Bytes of the longest answer that is read, a watch's being all of its events: it is held in memory, and a tenant may have
+/// one written without end by an API of its own.
+const ANSWER_MAX: usize = 8 << 20;
 
 /// Builds a client, which connects when it is first used.
 pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
@@ -48,7 +53,10 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
         .timeout(CONNECT_LIMIT)
         .service(tls);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
-    let service = ServiceBuilder::new().layer(config.base_uri_layer()).service(http);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .map_response(|answer: http::Response<_>| answer.map(|body| Limited::new(body, ANSWER_MAX)))
+        .service(http);
     Ok(Client::new(service, config.default_namespace))
 }
 

@@ -82,6 +82,27 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
         .await;
 }
 
+/// A tenant that is its cluster's administrator can have any part of its API served by a program of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_end_is_not_read_to_its_end() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let server = TenantServer::start(&host, "a").await;
+    {
+        let mut behaviour = server.behaviour.lock().unwrap();
+        (behaviour.has_account, behaviour.endless) = (true, true);
+    }
+    run_pod(&host, "a").await;
+    let taken = || server.behaviour.lock().unwrap().taken;
+    host.bring("a", "it is asked", async || taken() > 0).await;
+    host.reconcile("a").await.unwrap();
+    assert_ne!(ready(&host).await, "True/AsExpected");
+    server.behaviour.lock().unwrap().endless = false;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert!(taken() < 256 << 20, "{} bytes", taken());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn webhooks_of_a_tenant_cost_the_operator_little() {
     let mut host = Host::start().await;

@@ -13,6 +13,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::harness::{Host, PKI};
 
+const ACCOUNT: &str = "/serviceaccounts/default";
+const CHUNK: usize = 1 << 16;
+
 /// How the API behaves, and what was asked of it.
 #[derive(Default)]
 pub(crate) struct Behaviour {
@@ -20,6 +23,10 @@ pub(crate) struct Behaviour {
     pub(crate) has_account: bool,
     /// Whether writes wait for a webhook that never answers.
     pub(crate) hangs: bool,
+    /// Whether the first ServiceAccount is told of without end.
+    pub(crate) endless: bool,
+    /// Bytes that somebody took of it.
+    pub(crate) taken: usize,
     /// What was written, by path.
     pub(crate) objects: BTreeMap<String, String>,
     /// Number of writes.
@@ -102,6 +109,9 @@ where
         let mut words = first.split_whitespace();
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let path = target.split('?').next().unwrap_or_default();
+        if method == "GET" && path.ends_with(ACCOUNT) && behaviour.lock().unwrap().endless {
+            return tell_without_end(stream, behaviour).await;
+        }
         let Some((status, answer)) = answer(method, path, body, behaviour) else {
             return std::future::pending().await;
         };
@@ -113,6 +123,22 @@ where
         stream.write_all(answer.as_bytes()).await?;
         stream.flush().await?;
     }
+}
+
+async fn tell_without_end<S>(mut stream: BufStream<S>, behaviour: &Mutex<Behaviour>) -> std::io::Result<()>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).await?;
+    let chunk = format!("{CHUNK:x}\r\n{}\r\n", " ".repeat(CHUNK));
+    // More than a process may have that reads on.
+    while behaviour.lock().unwrap().taken < 1 << 30 {
+        stream.write_all(chunk.as_bytes()).await?;
+        stream.flush().await?;
+        behaviour.lock().unwrap().taken += CHUNK;
+    }
+    Ok(())
 }
 
 /// `None`: never.
