@@ -17,9 +17,10 @@ use yoke_e2e::{Stack, TenantFixture, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// What stays after `helm uninstall`, as the README says.
-const KEPT: [&str; 6] = [
+const KEPT: [&str; 7] = [
     "certificate.cert-manager.io/yoke-root",
     "customresourcedefinition.apiextensions.k8s.io/clusters.yoke.drzzl.io",
+    "customresourcedefinition.apiextensions.k8s.io/jointokens.yoke.drzzl.io",
     "customresourcedefinition.apiextensions.k8s.io/tenants.yoke.drzzl.io",
     "issuer.cert-manager.io/yoke-root",
     "issuer.cert-manager.io/yoke-selfsigned",

@@ -77,11 +77,10 @@ async fn intermediate_signs_its_own_names_only() -> Result<()> {
 }
 
 /// Those that Kubernetes has built in, each with what it may be asked for.
-const SIGNERS: [(&str, &str); 4] = [
+const SIGNERS: [(&str, &str); 3] = [
     ("kubernetes.io/kube-apiserver-client", "client auth"),
     ("kubernetes.io/kube-apiserver-client-kubelet", "client auth"),
     ("kubernetes.io/kubelet-serving", "server auth"),
-    ("kubernetes.io/legacy-unknown", "server auth"),
 ];
 /// A signer signs within milliseconds of the approval.
 const SIGNING: Duration = Duration::from_secs(10);

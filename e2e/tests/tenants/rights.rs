@@ -111,6 +111,7 @@ async fn tenant_subject_on_the_host_does_its_own_and_no_more() -> Result<()> {
         "deletecollection",
     ] {
         expected.insert(right("yoke.drzzl.io", "clusters", "", verb));
+        expected.insert(right("yoke.drzzl.io", "jointokens", "", verb));
     }
     let found = rights(&granted(&stack, user, own).await?);
     let more: Vec<_> = found.0.difference(&expected).collect();
