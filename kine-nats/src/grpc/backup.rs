@@ -1,6 +1,6 @@
 //! `etcdctl snapshot save`: the store as etcd's database file, in pieces, with its SHA-256 behind it.
 
-use super::Node;
+use super::{Node, ends_stream};
 use crate::backup::bolt::File;
 use crate::backup::{STORAGE_VERSION, buckets, collect};
 use crate::proto::etcdserverpb as pb;
@@ -32,7 +32,7 @@ pub(super) type Pieces = BoxStream<'static, Answer>;
 
 impl Node {
     /// Begins a backup of what a store holds now.
-    pub(super) async fn back_up(&self, store: Arc<Store>) -> Result<Pieces, Status> {
+    pub(super) async fn back_up(&self, store: Arc<Store>, needs_leader: bool) -> Result<Pieces, Status> {
         let permit = Arc::clone(&self.backups).try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::TooManyRequests)?;
         let mut parts = collect(&store).await?;
@@ -48,6 +48,7 @@ impl Node {
             hash: Sha256::new(),
             answers,
             store,
+            needs_leader,
         };
         tokio::spawn(sending.run(file, permit));
         Ok(whole(receiver))
@@ -63,6 +64,7 @@ struct Sending {
     hash: Sha256,
     answers: mpsc::Sender<Answer>,
     store: Arc<Store>,
+    needs_leader: bool,
 }
 
 /// Why a backup ends early.
@@ -74,8 +76,8 @@ enum Unsent {
     Stalled,
     #[error("it takes too long")]
     Late,
-    #[error("this process stops")]
-    Stopping,
+    #[error(transparent)]
+    Refused(#[from] Refusal),
 }
 
 impl Sending {
@@ -83,8 +85,8 @@ impl Sending {
         let sent = timeout(LIMIT, self.send(file)).await;
         match sent.unwrap_or(Err(Unsent::Late)) {
             Ok(()) => tracing::info!(bytes = self.sent, "A backup is sent"),
-            Err(Unsent::Stopping) => {
-                let _ = self.answers.try_send(Err(Refusal::Stopped.into()));
+            Err(Unsent::Refused(refusal)) => {
+                let _ = timeout(STALLED, self.answers.send(Err(refusal.into()))).await;
             }
             Err(error) => tracing::warn!(error = %error, bytes = self.sent, "A backup was not sent whole"),
         }
@@ -118,8 +120,8 @@ impl Sending {
     }
 
     async fn answer(&mut self, blob: Bytes) -> Result<(), Unsent> {
-        if self.store.is_stopping() {
-            return Err(Unsent::Stopping);
+        if let Some(refusal) = ends_stream(&self.store, self.needs_leader) {
+            return Err(refusal.into());
         }
         self.sent += blob.len() as u64;
         let answer = pb::SnapshotResponse {

@@ -1,6 +1,6 @@
 //! What tools and monitors ask for.
 
-use super::{Node, VERSION, backup, unsupported};
+use super::{Node, VERSION, backup, needs_leader, unsupported};
 use crate::backup::STORAGE_VERSION;
 use crate::peer::Peers;
 use crate::proto::etcdserverpb as pb;
@@ -99,7 +99,8 @@ impl Maintenance for Node {
 
     async fn snapshot(&self, request: Request<pb::SnapshotRequest>) -> Result<Response<Self::SnapshotStream>, Status> {
         let store = self.store(request.metadata()).await?;
-        Ok(Response::new(self.back_up(store).await?))
+        let needs_leader = needs_leader(request.metadata());
+        Ok(Response::new(self.back_up(store, needs_leader).await?))
     }
 
     async fn move_leader(

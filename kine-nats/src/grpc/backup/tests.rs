@@ -25,7 +25,7 @@ fn node(bytes: usize) -> (Node, Arc<Store>) {
 #[tokio::test]
 async fn the_pieces_add_up_and_the_digest_is_of_them_all() {
     let (node, store) = node(2_000_000);
-    let pieces = node.back_up(store).await.unwrap();
+    let pieces = node.back_up(store, false).await.unwrap();
     let pieces: Vec<_> = pieces.map(Result::unwrap).collect().await;
     let (digest, data) = pieces.split_last().unwrap();
     let mut left: usize = data.iter().map(|piece| piece.blob.len()).sum();
@@ -49,22 +49,22 @@ async fn the_pieces_add_up_and_the_digest_is_of_them_all() {
 #[tokio::test]
 async fn so_many_at_a_time_and_no_more() {
     let (node, store) = node(2_000_000);
-    let first = node.back_up(Arc::clone(&store)).await.unwrap();
-    let second = node.back_up(Arc::clone(&store)).await.unwrap();
-    let error = node.back_up(Arc::clone(&store)).await.err().unwrap();
+    let first = node.back_up(Arc::clone(&store), false).await.unwrap();
+    let second = node.back_up(Arc::clone(&store), false).await.unwrap();
+    let error = node.back_up(Arc::clone(&store), false).await.err().unwrap();
     assert_eq!(error.message(), "etcdserver: too many requests");
     drop(first);
     while node.backups.available_permits() == 0 {
         tokio::task::yield_now().await;
     }
-    let third = node.back_up(store).await.unwrap();
+    let third = node.back_up(store, false).await.unwrap();
     assert!(third.all(async |piece| piece.is_ok()).await && second.all(async |piece| piece.is_ok()).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_gets_an_error_at_the_end() {
     let (node, store) = node(2_000_000);
-    let pieces = node.back_up(store).await.unwrap();
+    let pieces = node.back_up(store, false).await.unwrap();
     tokio::time::sleep(STALLED + Duration::from_secs(1)).await;
     assert_eq!(node.backups.available_permits(), AT_A_TIME, "it is given up");
     let pieces: Vec<_> = pieces.collect().await;
@@ -76,10 +76,22 @@ async fn who_takes_nothing_gets_an_error_at_the_end() {
 #[tokio::test]
 async fn a_process_that_stops_says_so() {
     let (node, store) = node(2_000_000);
-    let mut pieces = node.back_up(Arc::clone(&store)).await.unwrap();
+    let mut pieces = node.back_up(Arc::clone(&store), false).await.unwrap();
     pieces.next().await.unwrap().unwrap();
     store.stop();
     let rest: Vec<_> = pieces.collect().await;
     let error = rest.last().unwrap().as_ref().unwrap_err();
-    assert!(rest.len() < 10 && error.code() == tonic::Code::Unavailable, "{error}");
+    assert!(rest.len() < 10, "{}", rest.len());
+    assert_eq!(error.message(), "etcdserver: server stopped");
+}
+
+#[tokio::test]
+async fn who_needs_a_leader_gets_no_more_without_one() {
+    let (node, store) = node(2_000_000);
+    let mut pieces = node.back_up(Arc::clone(&store), true).await.unwrap();
+    let error = pieces.next().await.unwrap().unwrap_err();
+    assert_eq!(error.message(), "etcdserver: no leader");
+    assert!(pieces.next().await.is_none());
+    let others = node.back_up(store, false).await.unwrap();
+    assert!(others.all(async |piece| piece.is_ok()).await);
 }
