@@ -3,10 +3,14 @@
 // What goes wrong here is the test's failure.
 #![allow(clippy::panic)]
 
+#[cfg(feature = "dashboard")]
+mod dashboard;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 mod port;
 mod process;
 
+#[cfg(feature = "dashboard")]
+pub use dashboard::Dashboard;
 pub use port::free_port;
 pub use process::Process;

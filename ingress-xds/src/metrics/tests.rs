@@ -2,18 +2,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::watch;
+use yoke_test_support::Dashboard;
 
 use super::*;
 use crate::snapshot::entries::entry;
 use crate::snapshot::{Snapshot, resource_name};
 use crate::traffic::{Kind as Ended, Record};
 
+const DASHBOARD: &str = "ingress.json";
 /// Of Envoy's own; a test on the real one shows that it has it.
 const ENVOYS: &str = "envoy_access_logs_grpc_access_log_logs_dropped";
 /// What is not a metric in the dashboard's expressions.
-const WORDS: [&str; 17] = [
+const WORDS: [&str; 16] = [
     "by",
     "cluster",
     "code",
@@ -29,30 +30,8 @@ const WORDS: [&str; 17] = [
     "type",
     "verdict",
     "__rate_interval",
-    "prometheus",
     "datasource",
 ];
-
-fn dashboard() -> Value {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/dashboards/ingress.json");
-    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
-}
-
-/// All expressions and queries.
-fn expressions(value: &Value, into: &mut Vec<String>) {
-    match value {
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                match value {
-                    Value::String(text) if name == "expr" || name == "query" => into.push(text.clone()),
-                    _ => expressions(value, into),
-                }
-            }
-        }
-        Value::Array(values) => values.iter().for_each(|value| expressions(value, into)),
-        _ => {}
-    }
-}
 
 /// The names of all samples, once everything has been counted.
 fn exported() -> BTreeSet<String> {
@@ -90,42 +69,14 @@ fn exported() -> BTreeSet<String> {
 fn the_dashboard_shows_what_there_is_and_all_of_it() {
     let mut exported = exported();
     exported.insert(ENVOYS.to_owned());
-    let mut found = Vec::new();
-    expressions(&dashboard(), &mut found);
-    assert!(found.len() > 15, "{found:?}");
-    let mut shown = BTreeSet::new();
-    for expression in &found {
-        let unquoted: String = expression.split('"').step_by(2).collect();
-        let words = unquoted.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let words = words.filter(|word| !word.is_empty() && word.parse::<f64>().is_err());
-        for word in words.filter(|word| !WORDS.contains(word)) {
-            assert!(
-                exported.contains(word),
-                "{word} of {expression:?} is none of {exported:?}"
-            );
-            shown.insert(word.to_owned());
-        }
-    }
+    let shown = Dashboard::read(DASHBOARD).shown(&exported, &WORDS);
     let missing: Vec<_> = exported.difference(&shown).collect();
     assert!(missing.is_empty(), "not on the dashboard: {missing:?}");
 }
 
 #[test]
 fn the_panels_lie_beside_each_other() {
-    let dashboard = dashboard();
-    let panels = dashboard["panels"].as_array().unwrap();
-    let mut taken = BTreeSet::new();
-    for panel in panels {
-        let number = |field: &str| panel["gridPos"][field].as_u64().unwrap();
-        for x in number("x")..number("x") + number("w") {
-            for y in number("y")..number("y") + number("h") {
-                assert!(x < 24 && taken.insert((x, y)), "{}", panel["title"]);
-            }
-        }
-        assert!(panel["description"].as_str().is_some_and(|text| text.len() > 20));
-    }
-    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
-    assert_eq!(ids.len(), panels.len());
+    Dashboard::read(DASHBOARD).check_panels();
 }
 
 /// What a scrape says is documented.
