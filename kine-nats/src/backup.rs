@@ -108,7 +108,8 @@ fn meta(parts: &Parts) -> Vec<Entry> {
         entry(b"storageVersion", STORAGE_VERSION),
         entry(b"term", parts.epoch.to_be_bytes().to_vec()),
     ];
-    if parts.compacted > 0 {
+    // etcd's is -1 before any compaction, and may be compacted at 0.
+    if parts.compacted >= 0 {
         let revision = revision_bytes(parts.compacted, 0).to_vec();
         meta.push(entry(b"finishedCompactRev", revision.clone()));
         meta.push(entry(b"scheduledCompactRev", revision));
