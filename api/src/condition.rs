@@ -124,6 +124,8 @@ reasons! {
     UsedUp,
     /// There is no Cluster of that name in the namespace.
     ClusterMissing,
+    /// The Cluster that a JoinToken was for is gone, and another has its name.
+    ClusterReplaced,
     /// The Cluster's API does not answer, or it sleeps.
     ClusterNotReady,
     /// Waiting for certificates to be issued.

@@ -98,6 +98,11 @@ pub struct JoinTokenStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 6))]
     pub token_id: Option<String>,
+    /// The identity of the Cluster that it is for: `spec.id` of the one that had the name when a token was first drawn. It lets
+    /// nobody into another one of that name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub cluster_id: Option<String>,
     /// When it ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration_time: Option<Time>,

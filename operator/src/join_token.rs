@@ -26,7 +26,7 @@ use serde_json::json;
 use yoke_api::cluster::DesiredState;
 use yoke_api::join_token::{JoinTokenStatus, SecretRef, key, secret_name};
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, ConditionType, GROUP, JoinToken, Lenient, Reason, VERSION, labels};
+use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, JoinToken, Lenient, Reason, VERSION, labels};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
@@ -46,6 +46,12 @@ pub const CONTROLLER: &str = "join-token";
 const BUSY: Duration = Duration::from_secs(2);
 /// How often it is looked whether there is room.
 const CROWDED: Duration = Duration::from_secs(300);
+
+/// Whom a JoinToken lets in where.
+struct Told<'a> {
+    bootstrap: &'a BootstrapToken,
+    cluster: &'a ClusterId,
+}
 
 /// Brings one JoinToken to what it asks for, and says when to look again.
 pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -88,6 +94,9 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     let (identity, cluster, api) = match find_cluster(context, token) {
         Ok(found) => found,
         Err(state) => {
+            if state.reason == Reason::ClusterReplaced {
+                revoke(context, token, None).await?;
+            }
             say(context, token, state, None).await?;
             return Ok(Action::requeue(plan::plan_wait(token, now)));
         }
@@ -110,28 +119,25 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     let bootstrap = ensure_secret(context, token, &identity, &cluster).await?;
     // Noted before anybody can use it: by its id the signer finds the JoinToken.
     let waiting = State::no(Reason::ClusterNotReady, "The Cluster's API is told of the token.");
-    let is_ready = is_told(token, &bootstrap);
-    if !is_ready {
-        say(context, token, waiting, Some(&bootstrap)).await?;
+    let told = Told {
+        bootstrap: &bootstrap,
+        cluster: &identity.id,
+    };
+    if !is_told(token, &told) {
+        say(context, token, waiting, Some(&told)).await?;
     }
     api.ensure_token(&bootstrap, context.join_tokens.params()).await?;
     let message = format!(
         "Workers may join until {}.",
         bootstrap.expires.strftime("%Y-%m-%dT%H:%M:%SZ")
     );
-    say(
-        context,
-        token,
-        State::yes(Reason::AsExpected, message),
-        Some(&bootstrap),
-    )
-    .await?;
+    say(context, token, State::yes(Reason::AsExpected, message), Some(&told)).await?;
     Ok(Action::requeue(plan::until_end(token, now)))
 }
 
-fn is_told(token: &JoinToken, bootstrap: &BootstrapToken) -> bool {
-    let status = token.status.as_ref();
-    status.and_then(|status| status.token_id.as_deref()) == Some(&bootstrap.id)
+fn is_told(token: &JoinToken, told: &Told<'_>) -> bool {
+    let status = token.status.clone().unwrap_or_default();
+    status.token_id.as_ref() == Some(&told.bootstrap.id) && status.cluster_id.as_deref() == Some(told.cluster.as_str())
 }
 
 /// The Cluster that a JoinToken is for, and its API, if that answers; or what is to be said of it.
@@ -143,6 +149,14 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
     let missing = || State::no(Reason::ClusterMissing, format!("There is no Cluster {name}."));
     let cluster = cluster.ok_or_else(missing)?;
     let identity = Identity::of(&cluster, &context.config.base_domain);
+    if identity
+        .as_ref()
+        .is_some_and(|identity| plan::is_of_another(token, &identity.id))
+    {
+        let message =
+            format!("The Cluster {name} that it was for is gone, and this one is another; make another JoinToken.");
+        return Err(State::no(Reason::ClusterReplaced, message));
+    }
     let is_ready = conditions::status_of(&cluster, ConditionType::APIServerAvailable) == Some("True")
         && cluster.spec.state == DesiredState::Running;
     let api = identity
@@ -169,7 +183,8 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
     let has_ended = plan::end(token).is_none_or(|end| end <= now);
     let revoked = revoke(context, token, api.as_ref().ok().map(|(.., api)| api)).await;
     // Without its JoinToken, nothing is signed by the bootstrap token; when that has ended by itself it need not be removed.
-    let is_gone = matches!(&api, Err(state) if state.reason == Reason::ClusterMissing);
+    let gone = [Reason::ClusterMissing, Reason::ClusterReplaced];
+    let is_gone = matches!(&api, Err(state) if gone.contains(&state.reason));
     let is_removed = has_ended || is_gone || !was_told || api.is_ok() && revoked.is_ok();
     if is_deleted {
         if !is_removed {
@@ -253,12 +268,12 @@ async fn ensure_secret(
         let text = found.data.as_ref().and_then(|data| data.get(key::TOKEN));
         let text = text.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
         if let (true, Some(drawn)) = (
-            build::is_of(&found, token),
+            build::is_of(&found, token) && build::is_for(&found, identity),
             text.and_then(|text| build::read_token(text, expires)),
         ) {
             return Ok(drawn);
         }
-        // It was left by one of the same name.
+        // It was left by one of the same name, or drawn for a Cluster that went before anybody was told.
         context.join_tokens.delete(&secrets, &found).await?;
         return Err(ReconcileError::Contended("a JoinToken's Secret"));
     }
@@ -300,7 +315,7 @@ async fn say(
     context: &Context,
     token: &JoinToken,
     state: State,
-    bootstrap: Option<&BootstrapToken>,
+    told: Option<&Told<'_>>,
 ) -> Result<(), ReconcileError> {
     let before = token.status.clone().unwrap_or_default();
     let states = [(ConditionType::Ready, state)];
@@ -308,11 +323,14 @@ async fn say(
     let name = secret_name(&token.name_any());
     let status = JoinTokenStatus {
         conditions: conditions::build_conditions(&states, &before.conditions, generation, Timestamp::now()),
-        token_id: bootstrap
-            .map(|bootstrap| bootstrap.id.clone())
+        token_id: told
+            .map(|told| told.bootstrap.id.clone())
             .or_else(|| before.token_id.clone()),
+        cluster_id: told
+            .map(|told| told.cluster.to_string())
+            .or_else(|| before.cluster_id.clone()),
         expiration_time: plan::end(token).map(Time),
-        secret_ref: bootstrap.map(|_| SecretRef { name }),
+        secret_ref: told.map(|_| SecretRef { name }),
         uses: vec![],
     };
     let same = JoinTokenStatus {

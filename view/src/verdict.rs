@@ -55,7 +55,13 @@ pub fn judge_tenant(tenant: &Tenant) -> Verdict {
 pub fn judge_join_token(token: &JoinToken) -> Verdict {
     let status = token.status.as_ref();
     let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let over = [Reason::Expired, Reason::UsedUp, Reason::QuotaExceeded].map(Reason::as_str);
+    let over = [
+        Reason::Expired,
+        Reason::UsedUp,
+        Reason::QuotaExceeded,
+        Reason::ClusterReplaced,
+    ]
+    .map(Reason::as_str);
     match find(conditions, ConditionType::Ready) {
         Some(ready) if ready.status != "True" && over.contains(&ready.reason.as_str()) => Verdict::Refused {
             reason: ready.reason.clone(),
@@ -145,6 +151,7 @@ mod tests {
             ("False", "QuotaExceeded", refused("QuotaExceeded")),
             ("False", "Expired", refused("Expired")),
             ("False", "UsedUp", refused("UsedUp")),
+            ("False", "ClusterReplaced", refused("ClusterReplaced")),
         ] {
             assert_eq!(token(status, reason), expected, "{status} {reason}");
         }

@@ -63,6 +63,13 @@ pub(super) fn is_of(secret: &Secret, token: &JoinToken) -> bool {
     uid.is_some() && owners.any(|owner| Some(owner.uid.as_str()) == uid)
 }
 
+/// Whether what a Secret holds is for the Cluster of this identity.
+pub(super) fn is_for(secret: &Secret, identity: &Identity) -> bool {
+    let server = secret.data.as_ref().and_then(|data| data.get(key::SERVER));
+    let server = server.and_then(|bytes| std::str::from_utf8(&bytes.0).ok()?.rsplit_once(':'));
+    server.is_some_and(|(name, _)| *name == *identity.public_name.as_str())
+}
+
 /// The Secret with what a worker needs. It goes with its JoinToken, and names its Tenant, who may read it.
 pub(super) fn build_secret(
     token: &JoinToken,

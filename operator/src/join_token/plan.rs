@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use yoke_api::JoinToken;
+use yoke_api::{ClusterId, JoinToken};
 
 /// JoinTokens of a Tenant that hold at a time.
 pub(crate) const TENANT_MAX: usize = 64;
@@ -43,6 +43,12 @@ pub(crate) fn term(token: &JoinToken, now: Timestamp) -> Term {
         Some(end) if now < end.saturating_add(KEPT).unwrap_or(end) => Term::Over,
         _ => Term::Forgotten,
     }
+}
+
+/// Whether it was for another Cluster than the one of this identity, whatever that is called.
+pub(crate) fn is_of_another(token: &JoinToken, cluster: &ClusterId) -> bool {
+    let first = token.status.as_ref().and_then(|status| status.cluster_id.as_deref());
+    first.is_some_and(|first| first != cluster.as_str())
 }
 
 /// Whether as many have joined as may.

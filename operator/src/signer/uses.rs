@@ -26,16 +26,12 @@ pub(super) async fn count(
     node: &str,
     request: &str,
 ) -> Result<Result<(), Refusal>, ReconcileError> {
-    let (tenant, cluster) = (&identity.tenant, &identity.cluster);
-    let is_meant = |token: &JoinToken| {
-        let id = token.status.as_ref().and_then(|status| status.token_id.as_deref());
-        token.metadata.namespace.as_ref() == Some(tenant) && token.spec.cluster_name == *cluster && id == Some(token_id)
-    };
+    let is_meant = |token: &JoinToken| is_meant(token, identity, token_id);
     let known = context.caches.join_tokens.state_filter(|token| is_meant(token));
     let Some(known) = known.first() else {
         return Ok(Err(Refusal::TokenUnknown));
     };
-    let api = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), tenant);
+    let api = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &identity.tenant);
     let params = PatchParams {
         field_manager: Some(format!("yoke-operator/{CONTROLLER}")),
         ..PatchParams::default()
@@ -63,6 +59,15 @@ pub(super) async fn count(
         }
     }
     Err(ReconcileError::Contended("the uses of a JoinToken"))
+}
+
+/// Whether a JoinToken is the one of this bootstrap token, and for this very Cluster.
+fn is_meant(token: &JoinToken, identity: &Identity, token_id: &str) -> bool {
+    let status = token.status.clone().unwrap_or_default();
+    token.metadata.namespace.as_ref() == Some(&identity.tenant)
+        && token.spec.cluster_name == identity.cluster
+        && status.token_id.as_deref() == Some(token_id)
+        && status.cluster_id.as_deref() == Some(identity.id.as_str())
 }
 
 /// The uses of a JoinToken with one more; `None` if it is among them.
@@ -120,5 +125,22 @@ mod tests {
             let planned = plan_use(&token, "n", "r", now.parse().unwrap());
             assert_eq!(planned.map(|uses| uses.map(|uses| uses.len())), expected, "{rule}");
         }
+    }
+
+    #[test]
+    fn a_token_of_a_cluster_that_is_gone_lets_nobody_into_the_next() {
+        let identity = |id: &str| {
+            let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+                "metadata": {"name": "a", "namespace": "t", "uid": "1"}, "spec": {"id": id}});
+            Identity::of(&serde_json::from_value(value).unwrap(), "example.org").unwrap()
+        };
+        let token: JoinToken =
+            serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+            "metadata": {"name": "j", "namespace": "t"}, "spec": {"clusterName": "a"},
+            "status": {"tokenId": "abcdef", "clusterId": "aaaaaaaaaa"}}))
+            .unwrap();
+        assert!(is_meant(&token, &identity("aaaaaaaaaa"), "abcdef"));
+        assert!(!is_meant(&token, &identity("aaaaaaaaaa"), "abcdeg"));
+        assert!(!is_meant(&token, &identity("bbbbbbbbbb"), "abcdef"));
     }
 }

@@ -10,6 +10,7 @@ mod doors;
 mod fields;
 mod harness;
 mod issuer;
+mod join_tokens;
 mod konnectivity;
 mod lost;
 mod odd;

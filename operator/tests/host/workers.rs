@@ -16,20 +16,20 @@ use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
 use crate::answers::{ready, run_pod};
 use crate::harness::{Host, PKI, TENANT};
 
-const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// A cluster that is ready, and its API.
-struct Stage {
-    host: Host,
+pub(crate) struct Stage {
+    pub(crate) host: Host,
     _process: Process,
-    client: Client,
-    url: String,
+    pub(crate) client: Client,
+    pub(crate) url: String,
 }
 
 /// What the tenant's API says of a request in the end.
 #[derive(Debug, PartialEq)]
-enum Answer {
+pub(crate) enum Answer {
     /// The chain.
     Signed(String),
     /// The reason.
@@ -37,7 +37,7 @@ enum Answer {
 }
 
 impl Stage {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let host = Host::start().await;
         host.bring_up("a").await;
         let (process, client) = host.start_tenant_api("a").await;
@@ -55,11 +55,11 @@ impl Stage {
         }
     }
 
-    fn tokens(&self) -> Api<JoinToken> {
+    pub(crate) fn tokens(&self) -> Api<JoinToken> {
         self.host.api(TENANT)
     }
 
-    async fn make_token(&self, name: &str, spec: Value) {
+    pub(crate) async fn make_token(&self, name: &str, spec: Value) {
         let token: JoinToken =
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
             "metadata": {"name": name}, "spec": spec}))
@@ -68,23 +68,24 @@ impl Stage {
     }
 
     /// The status and the reason of a JoinToken's condition.
-    async fn condition(&self, name: &str) -> String {
+    pub(crate) async fn condition(&self, name: &str) -> String {
         let status = self.tokens().get(name).await.unwrap().status.unwrap_or_default();
         let ready = status.conditions.first();
         ready.map_or_else(String::new, |ready| format!("{}/{}", ready.status, ready.reason))
     }
 
     /// Reconciles a JoinToken until its condition is this one.
-    async fn bring_token(&self, name: &str, condition: &str) {
+    pub(crate) async fn bring_token(&self, name: &str, condition: &str) {
         self.host
             .until(&format!("{name} is {condition}"), async || {
+                let _ = self.host.reconcile_tenant().await;
                 self.reconcile_token(name).await;
                 self.condition(name).await == condition
             })
             .await;
     }
 
-    async fn reconcile_token(&self, name: &str) {
+    pub(crate) async fn reconcile_token(&self, name: &str) {
         let Some(token) = self.tokens().get_opt(name).await.unwrap() else {
             return;
         };
@@ -97,7 +98,7 @@ impl Stage {
         }
     }
 
-    async fn line(&self, name: &str) -> JoinLine {
+    pub(crate) async fn line(&self, name: &str) -> JoinLine {
         let text = async |key: &str| self.host.text(TENANT, &format!("{name}-join"), key).await;
         JoinLine {
             server: text("server").await,
@@ -119,7 +120,13 @@ impl Stage {
     }
 
     /// Makes a request as somebody, and waits for what becomes of it.
-    async fn ask(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) -> Answer {
+    pub(crate) async fn ask(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) -> Answer {
+        self.request(as_whom, name, signer, node, names).await;
+        self.answer(name).await
+    }
+
+    /// Makes a request as somebody.
+    pub(crate) async fn request(&self, as_whom: &Client, name: &str, signer: &str, node: &str, names: &[&str]) {
         let usage = if signer == CLIENT { "client auth" } else { "server auth" };
         let csr = json!({"metadata": {"name": name}, "spec": {"signerName": signer,
             "request": data_encoding::BASE64.encode(pkcs10(node, names).as_bytes()),
@@ -127,20 +134,30 @@ impl Stage {
         let csr = serde_json::from_value(csr).unwrap();
         let made = Api::<CertificateSigningRequest>::all(as_whom.clone());
         made.create(&PostParams::default(), &csr).await.unwrap();
-        let all = Api::<CertificateSigningRequest>::all(self.client.clone());
         if signer == CLIENT {
             // The controller manager does.
             let condition = json!({"type": "Approved", "status": "True", "reason": "AutoApproved", "message": "x"});
             let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
             let params = PatchParams::default();
-            all.patch_subresource("approval", name, &params, &patch).await.unwrap();
+            self.requests()
+                .patch_subresource("approval", name, &params, &patch)
+                .await
+                .unwrap();
         }
+    }
+
+    pub(crate) fn requests(&self) -> Api<CertificateSigningRequest> {
+        Api::all(self.client.clone())
+    }
+
+    /// What becomes of a request.
+    pub(crate) async fn answer(&self, name: &str) -> Answer {
         let answer = std::cell::Cell::new(None);
         self.host
             .until(&format!("request {name} is answered"), async || {
                 let _ = self.host.reconcile("a").await;
                 self.host.issuer.issue_requests(&self.host.client).await;
-                let status = all.get(name).await.unwrap().status.unwrap_or_default();
+                let status = self.requests().get(name).await.unwrap().status.unwrap_or_default();
                 let failed = status.conditions.unwrap_or_default();
                 let failed = failed.into_iter().find(|condition| condition.type_ == "Failed");
                 let chain = status.certificate.map(|chain| String::from_utf8(chain.0).unwrap());
@@ -168,7 +185,7 @@ fn pkcs10(node: &str, names: &[&str]) -> String {
     params.serialize_request(&key).unwrap().pem().unwrap()
 }
 
-fn refused(reason: &str) -> Answer {
+pub(crate) fn refused(reason: &str) -> Answer {
     Answer::Refused(reason.into())
 }
 
