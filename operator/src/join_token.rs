@@ -116,7 +116,13 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
         return Ok(Action::requeue(plan::until_spent(token, now)));
     }
     hold(context, token).await?;
-    let bootstrap = ensure_secret(context, token, &identity, &cluster).await?;
+    let Some(bootstrap) = ensure_secret(context, token, &identity, &cluster).await? else {
+        let name = secret_name(&token.name_any());
+        let message =
+            format!("Secret {name} exists and is not the operator's: delete it, or use a JoinToken of another name.");
+        say(context, token, State::no(Reason::SecretConflict, message), None).await?;
+        return Ok(Action::requeue(plan::plan_wait(token, now)));
+    };
     // Noted before anybody can use it: by its id the signer finds the JoinToken.
     let waiting = State::no(Reason::ClusterNotReady, "The Cluster's API is told of the token.");
     let told = Told {
@@ -206,12 +212,7 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
 /// Removes the Secret with the token, and the token from the tenant's cluster if that can be reached.
 async fn revoke(context: &Context, token: &JoinToken, api: Option<&TenantApi>) -> Result<(), ReconcileError> {
     let namespace = token.namespace().unwrap_or_default();
-    let name = secret_name(&token.name_any());
-    let known = context
-        .caches
-        .secrets
-        .get(&ObjectRef::<Secret>::new(&name).within(&namespace));
-    if let Some(secret) = known.filter(|secret| build::is_of(secret, token)) {
+    if let Some(secret) = find_secret(context, token) {
         let secrets = Api::<Secret>::namespaced(context.client.clone(), &namespace);
         context.join_tokens.delete(&secrets, secret.as_ref()).await?;
     }
@@ -253,13 +254,25 @@ async fn hold(context: &Context, token: &JoinToken) -> Result<(), ReconcileError
         .map_err(ReconcileError::host("a JoinToken's finalizer"))
 }
 
-/// The Secret with what a worker needs: drawn once, and kept.
+/// Whether the Secret of a JoinToken is there, as far as is known.
+pub(crate) fn has_secret(context: &Context, token: &JoinToken) -> bool {
+    find_secret(context, token).is_some()
+}
+
+fn find_secret(context: &Context, token: &JoinToken) -> Option<Arc<Secret>> {
+    let name = secret_name(&token.name_any());
+    let key = ObjectRef::<Secret>::new(&name).within(&token.namespace().unwrap_or_default());
+    let known = context.caches.secrets.get(&key);
+    known.filter(|secret| build::is_of(secret, token))
+}
+
+/// The Secret with what a worker needs: drawn once, and kept. `None` if one of its name is somebody else's.
 async fn ensure_secret(
     context: &Context,
     token: &JoinToken,
     identity: &Identity,
     cluster: &Cluster,
-) -> Result<BootstrapToken, ReconcileError> {
+) -> Result<Option<BootstrapToken>, ReconcileError> {
     let secrets = Api::<Secret>::namespaced(context.client.clone(), &identity.tenant);
     let name = secret_name(&token.name_any());
     let expires = plan::end(token).unwrap_or(Timestamp::MIN);
@@ -271,7 +284,10 @@ async fn ensure_secret(
             build::is_of(&found, token) && build::is_for(&found, identity),
             text.and_then(|text| build::read_token(text, expires)),
         ) {
-            return Ok(drawn);
+            return Ok(Some(drawn));
+        }
+        if !build::is_ours(&found) {
+            return Ok(None);
         }
         // It was left by one of the same name, or drawn for a Cluster that went before anybody was told.
         context.join_tokens.delete(&secrets, &found).await?;
@@ -289,7 +305,7 @@ async fn ensure_secret(
     };
     let secret = build::build_secret(token, identity, &context.config, &materials, &drawn);
     match context.join_tokens.create(&secrets, &secret).await? {
-        Some(_) => Ok(drawn),
+        Some(_) => Ok(Some(drawn)),
         None => Err(ReconcileError::Contended("a JoinToken's Secret")),
     }
 }

@@ -20,6 +20,7 @@ use yoke_api::{Reason, Tenant};
 use crate::cluster;
 use crate::context::Context;
 use crate::error::ReconcileError;
+use crate::join_token;
 use crate::join_token::plan::{self, Term};
 use status::Outcome;
 use validate::Refusal;
@@ -84,7 +85,8 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
 async fn bind(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
     let clusters = context.caches.clusters_of(&tenant.name_any());
     let mut join_tokens = context.caches.join_tokens_of(&tenant.name_any());
-    join_tokens.retain(|token| plan::term(token, Timestamp::now()) == Term::Holds);
+    join_tokens
+        .retain(|token| plan::term(token, Timestamp::now()) == Term::Holds && join_token::has_secret(context, token));
     let role = build::build_role(tenant, &clusters, &join_tokens);
     let binding = build::build_role_binding(tenant);
     // In turn: a binding is only taken if its Role is known, and says no more than the operator may.

@@ -60,6 +60,7 @@ pub fn judge_join_token(token: &JoinToken) -> Verdict {
         Reason::UsedUp,
         Reason::QuotaExceeded,
         Reason::ClusterReplaced,
+        Reason::SecretConflict,
     ]
     .map(Reason::as_str);
     match find(conditions, ConditionType::Ready) {
@@ -152,6 +153,7 @@ mod tests {
             ("False", "Expired", refused("Expired")),
             ("False", "UsedUp", refused("UsedUp")),
             ("False", "ClusterReplaced", refused("ClusterReplaced")),
+            ("False", "SecretConflict", refused("SecretConflict")),
         ] {
             assert_eq!(token(status, reason), expected, "{status} {reason}");
         }

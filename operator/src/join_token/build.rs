@@ -56,11 +56,21 @@ pub(super) fn read_token(text: &str, expires: Timestamp) -> Option<BootstrapToke
     })
 }
 
-/// Whether a Secret was made for this very JoinToken.
+/// Whether the operator made a Secret for this very JoinToken.
 pub(super) fn is_of(secret: &Secret, token: &JoinToken) -> bool {
     let uid = token.metadata.uid.as_deref();
     let mut owners = secret.owner_references().iter();
-    uid.is_some() && owners.any(|owner| Some(owner.uid.as_str()) == uid)
+    is_ours(secret) && uid.is_some() && owners.any(|owner| Some(owner.uid.as_str()) == uid)
+}
+
+/// Whether the operator made a Secret for some JoinToken. Any other is somebody else's, whatever it is called.
+pub(super) fn is_ours(secret: &Secret) -> bool {
+    let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
+    let kind = JoinToken::kind(&());
+    let mut owners = secret.owner_references().iter();
+    has(labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR)
+        && has(labels::COMPONENT, component::JOIN)
+        && owners.any(|owner| owner.kind == kind)
 }
 
 /// Whether what a Secret holds is for the Cluster of this identity.

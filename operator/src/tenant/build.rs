@@ -82,7 +82,8 @@ pub fn is_left(namespace: &Namespace, tenant: &Tenant, tenants: &[Arc<Tenant>]) 
 
 /// What the Tenant's subjects may do: Clusters and JoinTokens, the events about them, and the kubeconfigs of the Clusters and
 /// what workers join by, of those that there are, by name. No list of Secrets, no pods, nothing of cert-manager.
-/// `join_tokens` hold, the oldest first: no more of them are named than have a Secret.
+/// `join_tokens` hold, the oldest first, and the operator has made their Secrets: one of such a name that it did not make may
+/// have anything in it.
 pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>], join_tokens: &[Arc<JoinToken>]) -> Role {
     let name = tenant.name_any();
     let mut secrets: Vec<_> = clusters

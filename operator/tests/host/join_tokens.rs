@@ -1,6 +1,8 @@
 //! What a JoinToken is for and what it leaves alone, at a real API.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::rbac::v1::Role;
+use kube::api::PostParams;
 use serde_json::json;
 
 use crate::harness::TENANT;
@@ -39,4 +41,21 @@ async fn a_join_token_does_not_outlive_its_cluster() {
         stage.tokens().get_opt("j").await.unwrap().is_none()
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_of_somebody_else_is_left_alone() {
+    let stage = Stage::start().await;
+    let host = &stage.host;
+    let secrets = host.api::<Secret>(TENANT);
+    let made =
+        serde_json::from_value(json!({"metadata": {"name": "j-join"}, "stringData": {"password": "x"}})).unwrap();
+    let foreign = secrets.create(&PostParams::default(), &made).await.unwrap();
+    stage.make_token("j", json!({"clusterName": "a"})).await;
+    stage.bring_token("j", "False/SecretConflict").await;
+    let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
+    assert!(!format!("{role:?}").contains("j-join"), "{role:?}");
+    assert_eq!(secrets.get("j-join").await.unwrap(), foreign);
+    secrets.delete("j-join", &Default::default()).await.unwrap();
+    stage.bring_token("j", READY).await;
 }
