@@ -128,6 +128,8 @@ reasons! {
     ClusterReplaced,
     /// The Cluster's API does not answer, or it sleeps.
     ClusterNotReady,
+    /// The Tenant's Role does not name the Secret yet.
+    RolePending,
     /// There is a Secret of the name that is needed, and it is not the operator's.
     SecretConflict,
     /// Waiting for certificates to be issued.

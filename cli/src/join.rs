@@ -1,8 +1,11 @@
 //! `join`: makes a JoinToken and prints the line by which a worker joins.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use tokio::time::Instant;
 use yoke_api::JoinToken;
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
 
@@ -10,7 +13,13 @@ use crate::arguments::JoinOptions;
 use crate::session::Session;
 use crate::{Error, FIELD_MANAGER, output, wait};
 
-/// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here.
+/// How long it may take until a right that was given is known everywhere.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
+/// it cannot tell it deletes.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
     let token = build_token(options);
     let parameters = PostParams {
@@ -20,17 +29,41 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
     let api = session.api::<JoinToken>();
     let doing = format!("making a JoinToken for Cluster {}", options.name);
     let name = session.ask(&doing, api.create(&parameters, &token)).await?.name_any();
-    wait::wait_until_joinable(session, &name, options.timeout).await?;
-    let secret = secret_name(&name);
-    let doing = format!("getting Secret {secret}");
-    let found = session.ask(&doing, session.api::<Secret>().get(&secret)).await?;
-    let line = JoinLine::from_secret(&found).and_then(|line| line.command().ok());
-    let line = line.ok_or(Error::JoinSecretWrong(secret))?;
+    let line = match find_line(session, &name, options).await {
+        Ok(line) => line,
+        Err(error) => {
+            // Nobody was told of it.
+            let doing = format!("deleting JoinToken {name}");
+            if let Err(error) = session.ask(&doing, api.delete(&name, &DeleteParams::default())).await {
+                output::say(&error.with_causes());
+            }
+            return Err(error);
+        }
+    };
     output::say(&format!(
         "revoke it: kubectl delete jointoken {name} -n {}",
         session.namespace
     ));
     output::put(&format!("{line}\n"))
+}
+
+/// The line by which a worker joins, as soon as there is one.
+async fn find_line(session: &Session, name: &str, options: &JoinOptions) -> Result<String, Error> {
+    wait::wait_until_joinable(session, name, &options.name, options.timeout).await?;
+    let secret = secret_name(name);
+    let doing = format!("getting Secret {secret}");
+    let begun = Instant::now();
+    let found = loop {
+        match session.ask(&doing, session.api::<Secret>().get(&secret)).await {
+            // The host's API server may not have heard of the right to read it.
+            Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            answer => break answer?,
+        }
+    };
+    let line = JoinLine::from_secret(&found).and_then(|line| line.command().ok());
+    line.ok_or(Error::JoinSecretWrong(secret))
 }
 
 fn build_token(options: &JoinOptions) -> JoinToken {

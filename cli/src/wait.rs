@@ -50,13 +50,18 @@ pub(crate) async fn wait_until_tenant_ready(session: &Session, name: &str, timeo
 }
 
 /// Waits until workers can join by a JoinToken.
-pub(crate) async fn wait_until_joinable(session: &Session, name: &str, timeout: Duration) -> Result<(), Error> {
+pub(crate) async fn wait_until_joinable(
+    session: &Session,
+    name: &str,
+    cluster: &str,
+    timeout: Duration,
+) -> Result<(), Error> {
     let wait = Wait {
         session,
         what: format!("JoinToken {name}"),
         unmet: "did not become ready",
         met: "ready",
-        see: format!("kubectl get jointoken {name} -o wide -n {}", session.namespace),
+        see: format!("kubectl yoke status {cluster} -n {}", session.namespace),
     };
     let api = session.api::<JoinToken>();
     wait.until(api, name, timeout, Missing::IsEarlyOrDeleted, judge_join_token)

@@ -139,7 +139,14 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
     let (join_token_sender, join_tokens) = mpsc::channel(TRIGGER_CAPACITY);
     let (cluster_store, cluster_writer) = reflector::store();
-    let triggers = Triggers::new(cluster_sender, tenant_sender, join_token_sender, cluster_store.clone());
+    let (join_token_store, join_token_writer) = reflector::store();
+    let triggers = Triggers::new(
+        cluster_sender,
+        tenant_sender,
+        join_token_sender,
+        cluster_store.clone(),
+        join_token_store.clone(),
+    );
     let drain = supervisor.drain();
     let mut starter = Starter {
         client,
@@ -150,10 +157,16 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
     };
     let every = watcher::Config::default();
     starter.spawn("watch-clusters", every.clone(), cluster_store.clone(), cluster_writer);
+    starter.spawn(
+        "watch-jointokens",
+        every.clone(),
+        join_token_store.clone(),
+        join_token_writer,
+    );
     let caches = Caches {
         clusters: cluster_store,
-        tenants: starter.watch("watch-tenants", every.clone()),
-        join_tokens: starter.watch("watch-jointokens", every),
+        tenants: starter.watch("watch-tenants", every),
+        join_tokens: join_token_store,
         namespaces: starter.watch_ours("watch-namespaces"),
         secrets: starter.watch_ours("watch-secrets"),
         config_maps: starter.watch_ours("watch-configmaps"),

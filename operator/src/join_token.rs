@@ -1,7 +1,8 @@
 //! The JoinToken controller: a bootstrap token in the tenant's cluster, and what a worker needs beside it in the Tenant's namespace.
 //!
 //! ```text
-//!  JoinToken ─▶ holds? room? Cluster ready? ─▶ Secret <name>-join (drawn once) ─▶ bootstrap token in the tenant's API ─▶ status
+//!  JoinToken ─▶ holds? room? Cluster ready? ─▶ Secret <name>-join (drawn once) ─▶ bootstrap token in the tenant's API
+//!                ─▶ the Tenant's Role names the Secret? ─▶ status
 //!                └─ over, used up, deleted: bootstrap token and Secret go; an hour after its end the JoinToken itself
 //! ```
 //!
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, Preconditions};
@@ -35,6 +37,7 @@ use crate::cluster::identity::Identity;
 use crate::conditions::{self, State};
 use crate::context::Context;
 use crate::error::ReconcileError;
+use crate::tenant::build::{ROLE, names_secret};
 use crate::tenant_api::{BootstrapToken, TenantApi, Way};
 use plan::Term;
 pub use slots::Slots;
@@ -115,8 +118,20 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
         }
         return Ok(Action::requeue(plan::until_spent(token, now)));
     }
+    serve(context, token, &identity, &cluster, &api).await
+}
+
+/// Lets workers join, and says so when the Tenant may read by what.
+async fn serve(
+    context: &Context,
+    token: &JoinToken,
+    identity: &Identity,
+    cluster: &Cluster,
+    api: &TenantApi,
+) -> Result<Action, ReconcileError> {
+    let now = Timestamp::now();
     hold(context, token).await?;
-    let Some(bootstrap) = ensure_secret(context, token, &identity, &cluster).await? else {
+    let Some(bootstrap) = ensure_secret(context, token, identity, cluster).await? else {
         let name = secret_name(&token.name_any());
         let message =
             format!("Secret {name} exists and is not the operator's: delete it, or use a JoinToken of another name.");
@@ -133,6 +148,11 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
         say(context, token, waiting, Some(&told)).await?;
     }
     api.ensure_token(&bootstrap, context.join_tokens.params()).await?;
+    if !is_readable(context, token) {
+        let pending = State::no(Reason::RolePending, "The Tenant's Role does not name the Secret yet.");
+        say(context, token, pending, Some(&told)).await?;
+        return Ok(Action::requeue(plan::plan_wait(token, now)));
+    }
     let message = format!(
         "Workers may join until {}.",
         bootstrap.expires.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -257,6 +277,13 @@ async fn hold(context: &Context, token: &JoinToken) -> Result<(), ReconcileError
 /// Whether the Secret of a JoinToken is there, as far as is known.
 pub(crate) fn has_secret(context: &Context, token: &JoinToken) -> bool {
     find_secret(context, token).is_some()
+}
+
+/// Whether the Tenant may read the Secret, as far as is known.
+fn is_readable(context: &Context, token: &JoinToken) -> bool {
+    let key = ObjectRef::<Role>::new(ROLE).within(&token.namespace().unwrap_or_default());
+    let role = context.caches.roles.get(&key);
+    role.is_some_and(|role| names_secret(&role, &secret_name(&token.name_any())))
 }
 
 fn find_secret(context: &Context, token: &JoinToken) -> Option<Arc<Secret>> {

@@ -17,6 +17,7 @@ use yoke_api::labels::component;
 use yoke_api::{Cluster, ConditionType, JoinToken, Tenant, labels, names};
 
 use crate::conditions;
+use crate::join_token::plan;
 
 /// Sends the calls of one watch.
 #[derive(Clone)]
@@ -25,6 +26,7 @@ pub(crate) struct Triggers {
     tenants: mpsc::Sender<ObjectRef<Tenant>>,
     join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
     all_clusters: Store<Cluster>,
+    all_join_tokens: Store<JoinToken>,
     memory: Memory,
 }
 
@@ -91,6 +93,8 @@ struct Calls {
     tenant: bool,
     cluster: Option<String>,
     join_token: Option<String>,
+    /// JoinTokens of the Tenant that wait until it may read their Secrets.
+    readers: bool,
     others: Others,
     /// Clusters of any Tenant that ask for one of these host names, or one under it.
     names: BTreeSet<String>,
@@ -112,12 +116,14 @@ impl Triggers {
         tenants: mpsc::Sender<ObjectRef<Tenant>>,
         join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
         all_clusters: Store<Cluster>,
+        all_join_tokens: Store<JoinToken>,
     ) -> Self {
         Self {
             clusters,
             tenants,
             join_tokens,
             all_clusters,
+            all_join_tokens,
             memory: Memory::default(),
         }
     }
@@ -141,11 +147,24 @@ impl Triggers {
         if let Some(join_token) = &calls.join_token {
             let _ = self.join_tokens.send(ObjectRef::new(join_token).within(&tenant)).await;
         }
+        for join_token in self.find_join_tokens(&tenant, &calls) {
+            let _ = self.join_tokens.send(join_token).await;
+        }
         let others = self.find_others(&tenant, &calls);
         let itself = calls.cluster.map(|cluster| ObjectRef::new(&cluster).within(&tenant));
         for cluster in itself.into_iter().chain(others) {
             let _ = self.clusters.send(cluster).await;
         }
+    }
+
+    fn find_join_tokens(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<JoinToken>> {
+        if !calls.readers {
+            return Vec::new();
+        }
+        let found = self
+            .all_join_tokens
+            .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant) && plan::awaits_role(token));
+        found.iter().map(|token| ObjectRef::from_obj(token.as_ref())).collect()
     }
 
     fn find_others(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<Cluster>> {
@@ -216,6 +235,11 @@ impl Memory {
                 ..Calls::default()
             },
             "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
+            "Role" => Calls {
+                tenant: true,
+                readers: !gone,
+                ..Calls::default()
+            },
             _ => Calls {
                 tenant: true,
                 ..Calls::default()
@@ -343,7 +367,10 @@ mod tests {
     #[test]
     fn objects_of_a_tenant_call_for_no_cluster() {
         let role = json!({"metadata": {"name": "yoke-tenant", "namespace": "t"}});
-        let expected = calls(true, None, Others::None);
+        let expected = Calls {
+            readers: true,
+            ..calls(true, None, Others::None)
+        };
         check::<Role>("role", &mut Memory::default(), role, false, &expected);
     }
 

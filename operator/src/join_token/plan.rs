@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use yoke_api::{ClusterId, JoinToken};
+use yoke_api::{ClusterId, ConditionType, JoinToken, Reason};
+
+use crate::conditions;
 
 /// JoinTokens of a Tenant that hold at a time.
 pub(crate) const TENANT_MAX: usize = 64;
@@ -49,6 +51,13 @@ pub(crate) fn term(token: &JoinToken, now: Timestamp) -> Term {
 pub(crate) fn is_of_another(token: &JoinToken, cluster: &ClusterId) -> bool {
     let first = token.status.as_ref().and_then(|status| status.cluster_id.as_deref());
     first.is_some_and(|first| first != cluster.as_str())
+}
+
+/// Whether it waits until its Tenant may read what it made.
+pub(crate) fn awaits_role(token: &JoinToken) -> bool {
+    let status = token.status.as_ref();
+    let ready = status.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
+    ready.is_some_and(|ready| ready.reason == Reason::RolePending.as_str())
 }
 
 /// Whether as many have joined as may.

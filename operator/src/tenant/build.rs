@@ -17,7 +17,7 @@ use super::validate::may_act;
 use crate::join_token::plan::TENANT_MAX;
 
 /// Name of the Role and the RoleBinding in the Tenant's namespace.
-const ROLE: &str = "yoke-tenant";
+pub(crate) const ROLE: &str = "yoke-tenant";
 /// All verbs, by name: the API server lets nobody grant `*` who holds less than that.
 const CLUSTER_VERBS: [&str; 8] = [
     "get",
@@ -110,6 +110,13 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>], join_tokens: &[Arc
     }
 }
 
+/// Whether a Role lets its subjects read a Secret.
+pub(crate) fn names_secret(role: &Role, secret: &str) -> bool {
+    let of = |texts: &Option<Vec<String>>, text: &str| texts.iter().flatten().any(|each| each == text);
+    let mut rules = role.rules.iter().flatten();
+    rules.any(|rule| of(&rule.resources, "secrets") && of(&rule.resource_names, secret))
+}
+
 /// Binds the Role to the Tenant's subjects, those that can act for one, and if it has SSH keys to what the SSH server is for
 /// it: `docs/adr/0005-ssh-acts-as-the-tenant.md`.
 pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
@@ -181,6 +188,9 @@ mod tests {
                 .any(|rule| rule.resources.iter().flatten().any(|resource| resource == "secrets"))
         );
         let token = Arc::new(JoinToken::new("j", Default::default()));
+        let role = build_role(&tenant, &[], std::slice::from_ref(&token));
+        assert!(names_secret(&role, "j-join"));
+        assert!(!names_secret(&role, "k-join"));
         let two = build_role(&tenant, &[cluster("b"), cluster("a")], &[token])
             .rules
             .unwrap();

@@ -201,19 +201,20 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     let stage = Stage::start().await;
     let host = &stage.host;
     stage.make_token("j", json!({"clusterName": "a"})).await;
+    host.until("the Role names its Secret first", async || {
+        stage.reconcile_token("j").await;
+        stage.condition("j").await == "False/RolePending"
+    })
+    .await;
     stage.bring_token("j", "True/AsExpected").await;
+    let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
+    assert!(format!("{role:?}").contains("\"j-join\""), "the Tenant may read it");
     let line = JoinLine::parse(&stage.line("j").await.encode().unwrap()).unwrap();
     assert!(
         line.server.starts_with("a-") && line.server.ends_with(":443"),
         "{line:?}"
     );
     assert_eq!(line.ca, host.text(PKI, "yoke-root", "tls.crt").await);
-    host.until("the Tenant may read it", async || {
-        let _ = host.reconcile_tenant().await;
-        let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
-        format!("{role:?}").contains("\"j-join\"")
-    })
-    .await;
 
     let bootstrap = connect(&stage.url, &line.token);
     let leaf = leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n1", &[]).await);

@@ -5,21 +5,23 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use kube::ResourceExt as _;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::time::Instant;
 use yoke_api::join_token::{JoinLine, secret_name};
 use yoke_api::{JoinToken, JoinTokenSpec, Lenient};
 use yoke_view::verdict::{Verdict, judge_join_token};
 
-use super::{FIELD_MANAGER, Progress, TenantHost, ask};
+use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
 use crate::Error;
 
 /// How long it may take until workers can join.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks whether the Tenant may read it.
+const PAUSE: Duration = Duration::from_millis(250);
 
 impl TenantHost {
-    /// Makes a JoinToken, and waits until it is ready: its name, and what a worker joins by.
+    /// Makes a JoinToken, and waits until it is ready: its name, and what a worker joins by. Deletes it if that is not to be had.
     pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Result<(String, JoinLine), Error> {
         let cluster = spec.cluster_name.clone();
         let mut token = JoinToken::new("", spec);
@@ -36,10 +38,32 @@ impl TenantHost {
         let name = ask(&doing, self.join_tokens.create(&parameters, &token))
             .await?
             .name_any();
-        self.wait_to_join(&name, progress).await?;
-        let secret = ask(&doing, self.secrets.get(&secret_name(&name))).await?;
-        let line = JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinWrong(name.clone()))?;
-        Ok((name, line))
+        let joined = self.find_line(&name, &doing, progress).await;
+        if joined.is_err() {
+            // Nobody was told of it.
+            let parameters = DeleteParams::default();
+            let deleted = self.join_tokens.delete(&name, &parameters);
+            if let Err(error) = ask("deleting a JoinToken", deleted).await {
+                tracing::warn!(name, error = %error, "a JoinToken that nobody was told of stays until it ends");
+            }
+        }
+        joined.map(|line| (name, line))
+    }
+
+    /// What a worker joins by, as soon as there is something.
+    async fn find_line(&self, name: &str, doing: &str, progress: &Progress) -> Result<JoinLine, Error> {
+        self.wait_to_join(name, progress).await?;
+        let begun = Instant::now();
+        let secret = loop {
+            match ask(doing, self.secrets.get(&secret_name(name))).await {
+                // The host's API server may not have heard of the right to read it.
+                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                answer => break answer?,
+            }
+        };
+        JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinWrong(name.to_owned()))
     }
 
     async fn wait_to_join(&self, name: &str, progress: &Progress) -> Result<(), Error> {
@@ -80,5 +104,86 @@ impl TenantHost {
                 Verdict::Waiting(_) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// A host whose JoinToken is ready at once, and which refuses its Secret for a number of times. Returns what came of a
+    /// join, and the methods by which JoinTokens were asked for.
+    async fn join(refusals: usize) -> (Result<(String, JoinLine), Error>, Vec<Method>) {
+        let asked = Arc::new(Mutex::new((refusals, Vec::new())));
+        let seen = Arc::clone(&asked);
+        let service = service_fn(move |request: Request<Body>| {
+            let seen = Arc::clone(&seen);
+            async move {
+                let query = request.uri().query().unwrap_or_default();
+                if query.contains("watch=") {
+                    std::future::pending::<()>().await;
+                }
+                let (status, answer) = answer(&mut seen.lock().unwrap(), &request);
+                let body = Body::from(answer.to_string().into_bytes());
+                Ok::<_, kube::Error>(Response::builder().status(status).body(body).unwrap())
+            }
+        });
+        let host = TenantHost::of(&Client::new(service, "t"), "t").unwrap();
+        let (progress, _lines) = mpsc::channel(16);
+        let joined = host.join(JoinTokenSpec::default(), &progress).await;
+        let methods = std::mem::take(&mut asked.lock().unwrap().1);
+        (joined, methods)
+    }
+
+    fn answer(seen: &mut (usize, Vec<Method>), request: &Request<Body>) -> (u16, Value) {
+        let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+            "metadata": {"name": "a-1", "namespace": "t"}, "spec": {"clusterName": "a"},
+            "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "AsExpected", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+        if !request.uri().path().contains("/secrets/") {
+            seen.1.push(request.method().clone());
+            let list = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinTokenList",
+                "metadata": {"resourceVersion": "1"}, "items": [token]});
+            return (200, if request.method() == Method::GET { list } else { token });
+        }
+        if seen.0 > 0 {
+            seen.0 -= 1;
+            return (
+                403,
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "message": "no", "reason": "Forbidden", "code": 403}),
+            );
+        }
+        let data: serde_json::Map<_, _> = ["server", "ca.crt", "client-ca.crt", "token", "version"]
+            .into_iter()
+            .map(|key| (key.to_owned(), "eA==".into()))
+            .collect();
+        (
+            200,
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a-1-join"}, "data": data}),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_right_that_is_given_just_now_is_waited_for() {
+        let (joined, methods) = join(5).await;
+        assert_eq!(joined.unwrap().0, "a-1");
+        assert_eq!(methods, [Method::POST, Method::GET], "it stays");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_nobody_is_told_of_is_deleted() {
+        let (joined, methods) = join(usize::MAX).await;
+        assert!(matches!(joined, Err(Error::Refused { status, .. }) if status.code == 403));
+        assert_eq!(methods.last(), Some(&Method::DELETE));
     }
 }
