@@ -1,18 +1,21 @@
 //! Signs the certificates of kubelets in each cluster that is awake, by its CAs in cert-manager.
 //!
 //! ```text
-//!  look at the API, all is well ─keep─▶ Keeper: one watch a cluster of CertificateSigningRequests
-//!     budget of the Tenant ─▶ validate ─▶ Node ─▶ JoinToken: one use is counted ─▶ cert-manager (issue) ─▶ compare ─▶ status
-//!                              └─ refused: condition Failed, with a reason
+//!  look at the API, all is well ─keep─▶ Keeper: one task a cluster, which watches CertificateSigningRequests of both signers
+//!     budgets ─▶ validate ─▶ Node ─▶ JoinToken ─▶ what may be signed (turn) ─▶ one use is counted ─▶ cert-manager (issue)
+//!                 │                                └─ waits, or its JoinToken is not known yet        ─▶ compare ─▶ status
+//!                 └─ refused: condition Failed, with a reason
 //! ```
 //!
-//! Requests of one cluster are taken one after the other, and only when its Tenant has some of its budget left; until then they
-//! wait in the API server, which ends a watch that is not read for long, so that the next one lists what there is. Nothing is
-//! counted before there is a budget for it. What failed is tried again by the next watch, and the more of them end soon the longer
+//! Requests of one cluster are taken one after the other, and only when it and its Tenant have some of their budgets left; until
+//! then they wait in the API server, which ends a watch that is not read for long, so that the next one lists what there is.
+//! Those that are good wait for what may be signed, nodes that are there before new ones. Nothing is counted before that, nor
+//! for a request that has gone meanwhile. What failed is tried again by the next watch, and the more of them end soon the longer
 //! that takes; after some the next look at the API that finds all well begins anew. No permit is held while a tenant's API is
 //! asked.
 
 mod issue;
+mod turn;
 mod uses;
 pub mod validate;
 
@@ -20,15 +23,17 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::stream::FuturesUnordered;
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{TryStreamExt as _, stream};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
 use kube::api::PatchParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event};
 use tokio::sync::{Semaphore, mpsc};
-use yoke_api::{Cluster, ClusterId};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use yoke_api::{Cluster, ClusterId, Lenient};
 use yoke_pki::request::Use;
 use yoke_runtime::Drain;
 use yoke_runtime::budget::{Budgets, Rate};
@@ -38,6 +43,8 @@ use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::tenant_api::{TenantApi, TenantApiError};
 use issue::IssueError;
+use turn::{Queue, Signings, Waiting};
+use uses::Joiner;
 use validate::{Asked, Refusal, Requester};
 
 /// Name of the controller, in metrics and field managers.
@@ -47,7 +54,12 @@ pub const CONTROLLER: &str = "signer";
 const CAPACITY: usize = 256;
 /// Certificates that are asked for at once, of all clusters.
 const AT_ONCE: usize = 16;
-/// Requests of one Tenant that are looked at, be there anything to do or not.
+/// Requests of one cluster that are read, be they answered or not.
+const READS: Rate = Rate {
+    per_second: 200,
+    burst: 5000,
+};
+/// Requests of one cluster that are looked at, since they have no answer.
 const LOOKS: Rate = Rate {
     per_second: 20,
     burst: 300,
@@ -72,8 +84,10 @@ const DEALT_WITH: usize = 1024;
 #[derive(Debug)]
 pub struct Signer {
     wards: mpsc::Sender<Ward>,
+    reads: Mutex<Budgets<String>>,
     looks: Mutex<Budgets<String>>,
     answers: Mutex<Budgets<String>>,
+    signings: Mutex<Signings>,
     permits: Semaphore,
     params: PatchParams,
 }
@@ -89,6 +103,18 @@ pub struct Keeper {
 struct Ward {
     identity: Identity,
     api: TenantApi,
+}
+
+/// What becomes of a request.
+enum Outcome {
+    /// This chain.
+    Signed(Box<Asked>, String),
+    /// Why not.
+    Refused(Refusal),
+    /// It waits for its turn: that of a new node, or of one that is there.
+    Later { is_new: bool },
+    /// There is nothing to do for it any more.
+    Gone,
 }
 
 /// A request could not be answered now.
@@ -120,8 +146,10 @@ impl Signer {
         let (wards, receiver) = mpsc::channel(CAPACITY);
         let signer = Self {
             wards,
+            reads: Mutex::new(Budgets::new(READS, Instant::now())),
             looks: Mutex::new(Budgets::new(LOOKS, Instant::now())),
             answers: Mutex::new(Budgets::new(ANSWERS, Instant::now())),
+            signings: Mutex::new(Signings::new(Instant::now())),
             permits: Semaphore::new(AT_ONCE),
             params: PatchParams::apply(&format!("yoke-operator/{CONTROLLER}")).force(),
         };
@@ -139,16 +167,20 @@ impl Signer {
         }
     }
 
-    /// Waits until a Tenant has some of its budget left, and takes it.
-    async fn spend(&self, budgets: &Mutex<Budgets<String>>, tenant: &str) {
+    /// Waits until somebody has some of a budget left, and takes it.
+    async fn spend(&self, budgets: &Mutex<Budgets<String>>, whose: &str) {
         let take = || {
             // A budget that was left half taken by a panic is none the worse.
             let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
-            budgets.take(tenant.to_owned(), Instant::now())
+            budgets.take(whose.to_owned(), Instant::now())
         };
         while !take() {
             tokio::time::sleep(REFILL).await;
         }
+    }
+
+    fn signings(&self) -> std::sync::MutexGuard<'_, Signings> {
+        self.signings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -156,19 +188,24 @@ impl Keeper {
     /// Answers requests until the drain starts.
     pub async fn run(mut self, context: Arc<Context>, drain: Drain) {
         let mut watched = HashSet::<ClusterId>::new();
-        let mut watches = FuturesUnordered::new();
+        // A task each: what one tenant has written is not read while another's waits.
+        let mut watches = JoinSet::new();
         let mut sweeping = std::pin::pin!(issue::sweep_often(&context));
         loop {
             tokio::select! {
                 () = drain.started() => return,
                 Some(ward) = self.wards.recv() => {
                     if watched.insert(ward.identity.id.clone()) {
-                        watches.push(Box::pin(watch(&context, ward)));
+                        watches.spawn(watch(Arc::clone(&context), ward));
                     }
                 }
-                Some(id) = watches.next() => {
-                    watched.remove(&id);
-                }
+                Some(ended) = watches.join_next() => match ended {
+                    Ok(id) => {
+                        watched.remove(&id);
+                    }
+                    // None is cancelled before this ends.
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
                 () = &mut sweeping => {}
             }
         }
@@ -176,11 +213,11 @@ impl Keeper {
 }
 
 /// Answers requests until too much fails, or the Cluster is gone.
-async fn watch(context: &Context, ward: Ward) -> ClusterId {
+async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
     let mut strikes = 0;
-    while strikes < MAX_STRIKES && find_cluster(context, &ward).is_some() {
+    while strikes < MAX_STRIKES && find_cluster(&context, &ward).is_some() {
         let began = Instant::now();
-        if let Err(error) = answer_all(context, &ward).await {
+        if let Err(error) = answer_all(&context, &ward).await {
             context.metrics.signing_failed();
             let error = crate::chain(&error);
             tracing::debug!(cluster = %ward.identity.id, error, "requests for certificates are watched again");
@@ -192,50 +229,104 @@ async fn watch(context: &Context, ward: Ward) -> ClusterId {
 }
 
 async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
-    let (signer, tenant) = (&context.signer, ward.identity.tenant.as_str());
-    let mut events = std::pin::pin!(ward.api.watch_requests());
+    let [client, serving] =
+        [validate::CLIENT_SIGNER, validate::SERVING_SIGNER].map(|signer| ward.api.watch_requests(signer));
+    let mut events = std::pin::pin!(stream::select(client, serving));
+    let mut ticks = tokio::time::interval(REFILL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // What the tenant undoes is not done again before the next watch.
     let mut dealt_with = HashSet::new();
-    while let Some(event) = events
-        .try_next()
-        .await
-        .map_err(|error| SignError::Watch(Box::new(error)))?
-    {
-        let (Event::Apply(seen) | Event::InitApply(seen)) = event else {
-            continue;
-        };
-        signer.spend(&signer.looks, tenant).await;
-        let Ok(csr) = seen.0 else {
-            continue;
-        };
-        let uid = csr.metadata.uid.clone().unwrap_or_default();
-        if !validate::is_open(&csr) || dealt_with.contains(&uid) {
-            continue;
+    let mut queue = Queue::default();
+    loop {
+        tokio::select! {
+            event = events.try_next() => {
+                let event = event.map_err(|error| SignError::Watch(Box::new(error)))?;
+                let Some(csr) = look(context, ward, event.ok_or(SignError::Ended)?).await else {
+                    continue;
+                };
+                let waiting = Waiting {
+                    name: csr.name_any(),
+                    uid: csr.uid().unwrap_or_default(),
+                    since: Instant::now(),
+                };
+                if dealt_with.contains(&waiting.uid) {
+                    continue;
+                }
+                if dealt_with.len() >= DEALT_WITH {
+                    return Err(SignError::Ended);
+                }
+                dealt_with.insert(waiting.uid.clone());
+                context.signer.spend(&context.signer.answers, &ward.identity.tenant).await;
+                answer(context, ward, &csr, waiting, &mut queue).await?;
+            }
+            _ = ticks.tick(), if queue.next_is_new().is_some() => answer_next(context, ward, &mut queue).await?,
         }
-        signer.spend(&signer.answers, tenant).await;
-        answer(context, ward, &csr).await?;
-        if dealt_with.len() >= DEALT_WITH {
-            return Err(SignError::Ended);
-        }
-        dealt_with.insert(uid);
     }
-    Err(SignError::Ended)
 }
 
-/// Signs one request, or says why not.
-async fn answer(context: &Context, ward: &Ward, csr: &CertificateSigningRequest) -> Result<(), SignError> {
+/// The request that an event is about, if there is anything to do for it.
+async fn look(
+    context: &Context,
+    ward: &Ward,
+    event: Event<Lenient<CertificateSigningRequest>>,
+) -> Option<CertificateSigningRequest> {
+    let (signer, id) = (&context.signer, ward.identity.id.as_str());
+    let (Event::Apply(seen) | Event::InitApply(seen)) = event else {
+        return None;
+    };
+    signer.spend(&signer.reads, id).await;
+    let csr = seen.0.ok().filter(validate::is_open)?;
+    signer.spend(&signer.looks, id).await;
+    Some(csr)
+}
+
+/// Answers the next of those that wait, if that may be.
+async fn answer_next(context: &Context, ward: &Ward, queue: &mut Queue) -> Result<(), SignError> {
+    let tenant = &ward.identity.tenant;
+    let may = |is_new| context.signer.signings().has(tenant, is_new, Instant::now());
+    let Some(waiting) = queue
+        .next_is_new()
+        .filter(|is_new| may(*is_new))
+        .and_then(|_| queue.take())
+    else {
+        return Ok(());
+    };
+    match find_open(ward, &waiting).await? {
+        Some(csr) => answer(context, ward, &csr, waiting, queue).await,
+        None => Ok(()),
+    }
+}
+
+/// A request as it is now, if there is still anything to do for it.
+async fn find_open(ward: &Ward, wanted: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
+    let found = ward.api.request(&wanted.name).await?;
+    let found = found.and_then(|found| found.0.ok());
+    Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&wanted.uid) && validate::is_open(found)))
+}
+
+/// Signs one request, says why not, or puts it where it waits.
+async fn answer(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    waiting: Waiting,
+    queue: &mut Queue,
+) -> Result<(), SignError> {
     let (id, params) = (&ward.identity.id, &context.signer.params);
-    let signed = match sign(context, ward, csr).await {
+    let outcome = match sign(context, ward, csr, &waiting).await {
         // It would end so again, and keep those behind it waiting.
         Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
             tracing::info!(cluster = %id, error = %error, "certificate of a kubelet is not issued");
-            Err(Refusal::NotIssued)
+            Outcome::Refused(Refusal::NotIssued)
         }
         other => other?,
     };
-    let told = match &signed {
-        Ok((_, chain)) => ward.api.answer(csr, chain, params).await,
-        Err(refusal) => {
+    let told = match &outcome {
+        Outcome::Gone => return Ok(()),
+        Outcome::Later { is_new } if queue.put(*is_new, waiting) => return Ok(()),
+        Outcome::Later { .. } => return Err(SignError::Ended),
+        Outcome::Signed(_, chain) => ward.api.answer(csr, chain, params).await,
+        Outcome::Refused(refusal) => {
             let message = refusal.to_string();
             ward.api.refuse(csr, refusal.as_str(), &message, params).await
         }
@@ -244,15 +335,16 @@ async fn answer(context: &Context, ward: &Ward, csr: &CertificateSigningRequest)
         Err(error) if error.is_of_another() => return Ok(()),
         told => told?,
     }
-    match signed {
-        Ok((asked, _)) => {
+    match outcome {
+        Outcome::Signed(asked, _) => {
             context.metrics.signed(asked.purpose);
             tracing::info!(cluster = %id, node = asked.node, purpose = ?asked.purpose, "certificate of a kubelet is signed");
         }
-        Err(refusal) => {
+        Outcome::Refused(refusal) => {
             context.metrics.refused_to_sign(refusal);
             tracing::info!(cluster = %id, reason = refusal.as_str(), "certificate of a kubelet is refused");
         }
+        Outcome::Later { .. } | Outcome::Gone => {}
     }
     Ok(())
 }
@@ -262,33 +354,62 @@ async fn sign(
     context: &Context,
     ward: &Ward,
     csr: &CertificateSigningRequest,
-) -> Result<Result<(Asked, String), Refusal>, SignError> {
+    waiting: &Waiting,
+) -> Result<Outcome, SignError> {
     let asked = match validate::validate(csr) {
         Ok(asked) => asked,
-        Err(refusal) => return Ok(Err(refusal)),
+        Err(refusal) => return Ok(Outcome::Refused(refusal)),
     };
     let node = ward.api.node(&asked.node).await?;
     // One that cannot be read is there, and has no addresses that anybody knows.
     let node = node.map(|node| node.0.unwrap_or_default());
     if let Err(refusal) = validate::validate_node(&asked, node.as_ref()) {
-        return Ok(Err(refusal));
+        return Ok(Outcome::Refused(refusal));
     }
     let cluster = find_cluster(context, ward).ok_or(SignError::Gone)?;
     let authority = issue::find_authority(context, &ward.identity.id, asked.purpose)?;
     let Some(term) = issue::plan_term(&asked, &cluster.spec.pki, &authority, Timestamp::now()) else {
-        return Ok(Err(Refusal::AuthorityEnds));
+        return Ok(Outcome::Refused(Refusal::AuthorityEnds));
     };
-    let uid = csr.metadata.uid.as_deref().unwrap_or_default();
-    if let Requester::Bootstrap(token) = &asked.requester
-        && let Err(refusal) = uses::count(context, &ward.identity, token, &asked.node, uid).await?
+    let joiner = match &asked.requester {
+        Requester::Node => None,
+        Requester::Bootstrap(token_id) => Some(Joiner {
+            identity: &ward.identity,
+            token_id,
+            node: &asked.node,
+            request: &waiting.uid,
+        }),
+    };
+    let joins = match joiner {
+        None => None,
+        Some(joiner) => match uses::find(context, &joiner) {
+            Some(Ok(known)) => Some((joiner, known)),
+            Some(Err(refusal)) => return Ok(Outcome::Refused(refusal)),
+            None if turn::is_early(waiting.since, Instant::now()) => return Ok(Outcome::Later { is_new: true }),
+            None => return Ok(Outcome::Refused(Refusal::TokenUnknown)),
+        },
+    };
+    let is_new = joins.is_some();
+    if !context
+        .signer
+        .signings()
+        .take(&ward.identity.tenant, is_new, Instant::now())
     {
-        return Ok(Err(refusal));
+        return Ok(Outcome::Later { is_new });
+    }
+    if find_open(ward, waiting).await?.is_none() {
+        return Ok(Outcome::Gone);
+    }
+    if let Some((joiner, known)) = joins
+        && let Err(refusal) = uses::count(context, &joiner, &known).await?
+    {
+        return Ok(Outcome::Refused(refusal));
     }
     if asked.purpose == Use::Server && !asked.is_approved {
         ward.api.approve(csr, &context.signer.params).await?;
     }
     let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
-    Ok(Ok((asked, chain)))
+    Ok(Outcome::Signed(Box::new(asked), chain))
 }
 
 /// The Cluster of a ward, if it is still the one.

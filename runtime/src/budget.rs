@@ -52,19 +52,35 @@ impl<K: Eq + Hash> Budgets<K> {
 
     /// Spends one of the budget of `key`; false if there is none left.
     pub fn take(&mut self, key: K, now: Instant) -> bool {
+        self.take_some(key, 1, 0, now)
+    }
+
+    /// Spends `count` of the budget of `key`; false, and nothing is spent, if less than `rest` would be left.
+    pub fn take_some(&mut self, key: K, count: u32, rest: u32, now: Instant) -> bool {
         self.turn(now);
-        let burst = f64::from(self.rate.burst);
         let before = self.young.remove(&key).or_else(|| self.old.remove(&key));
-        let mut bucket = before.unwrap_or(Bucket { tokens: burst, at: now });
-        let rested = now.saturating_duration_since(bucket.at).as_secs_f64();
-        bucket.tokens = burst.min(bucket.tokens + rested * f64::from(self.rate.per_second));
-        bucket.at = now;
-        let allowed = bucket.tokens >= 1.0;
+        let mut bucket = self.refill(before, now);
+        let allowed = bucket.tokens >= f64::from(count) + f64::from(rest);
         if allowed {
-            bucket.tokens -= 1.0;
+            bucket.tokens -= f64::from(count);
         }
         self.young.insert(key, bucket);
         allowed
+    }
+
+    /// Whether [`Self::take_some`] would spend.
+    pub fn has(&self, key: &K, count: u32, rest: u32, now: Instant) -> bool {
+        let before = self.young.get(key).or_else(|| self.old.get(key)).copied();
+        self.refill(before, now).tokens >= f64::from(count) + f64::from(rest)
+    }
+
+    fn refill(&self, before: Option<Bucket>, now: Instant) -> Bucket {
+        let burst = f64::from(self.rate.burst);
+        let tokens = before.map_or(burst, |bucket| {
+            let rested = now.saturating_duration_since(bucket.at).as_secs_f64();
+            burst.min(bucket.tokens + rested * f64::from(self.rate.per_second))
+        });
+        Bucket { tokens, at: now }
     }
 
     /// Budgets that are kept: never more than [`CAPACITY`].
@@ -111,6 +127,19 @@ mod tests {
         assert_eq!(spend("b", Duration::ZERO), 20, "each key has its own");
         assert_eq!(spend("a", Duration::from_millis(500)), 5);
         assert_eq!(spend("a", Duration::from_secs(60)), 20);
+    }
+
+    #[test]
+    fn some_of_a_budget_is_left_for_others() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATE, start);
+        assert!(budgets.take_some("a", 10, 10, start));
+        assert!(!budgets.has(&"a", 1, 10, start));
+        assert!(!budgets.take_some("a", 1, 10, start));
+        assert!(budgets.has(&"a", 10, 0, start));
+        assert!(budgets.take_some("a", 10, 0, start));
+        assert!(!budgets.has(&"a", 1, 0, start));
+        assert!(budgets.has(&"a", 1, 0, start + Duration::from_secs(1)));
     }
 
     #[test]

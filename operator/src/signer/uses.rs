@@ -1,5 +1,7 @@
 //! Counts who joins by a JoinToken, in its status, before anything is signed.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -18,19 +20,42 @@ use crate::join_token::plan::{self, Term};
 /// How often it is tried where others write at the same time.
 const ATTEMPTS: usize = 5;
 
-/// Notes that a node joins by the JoinToken with this bootstrap token, unless it may not. The same request counts once.
+/// Who joins, and by what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Joiner<'a> {
+    /// Which cluster.
+    pub(super) identity: &'a Identity,
+    /// The public part of the bootstrap token.
+    pub(super) token_id: &'a str,
+    /// The Node's name.
+    pub(super) node: &'a str,
+    /// UID of the request.
+    pub(super) request: &'a str,
+}
+
+/// The JoinToken with this bootstrap token, as far as is known: `None` if there may yet be one. Says why it lets nobody join.
+pub(super) fn find(context: &Context, joiner: &Joiner<'_>) -> Option<Result<Arc<JoinToken>, Refusal>> {
+    let known = context
+        .caches
+        .join_tokens
+        .state_filter(|token| is_meant(token, joiner.identity, joiner.token_id));
+    let known = known.into_iter().next()?;
+    Some(plan_use(&known, joiner.node, joiner.request, Timestamp::now()).map(|_| known))
+}
+
+/// Notes that a node joins by a JoinToken that is known, unless it may not. The same request counts once.
 pub(super) async fn count(
     context: &Context,
-    identity: &Identity,
-    token_id: &str,
-    node: &str,
-    request: &str,
+    joiner: &Joiner<'_>,
+    known: &JoinToken,
 ) -> Result<Result<(), Refusal>, ReconcileError> {
+    let Joiner {
+        identity,
+        token_id,
+        node,
+        request,
+    } = *joiner;
     let is_meant = |token: &JoinToken| is_meant(token, identity, token_id);
-    let known = context.caches.join_tokens.state_filter(|token| is_meant(token));
-    let Some(known) = known.first() else {
-        return Ok(Err(Refusal::TokenUnknown));
-    };
     let api = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &identity.tenant);
     let params = PatchParams {
         field_manager: Some(format!("yoke-operator/{CONTROLLER}")),
@@ -63,11 +88,11 @@ pub(super) async fn count(
 
 /// Whether a JoinToken is the one of this bootstrap token, and for this very Cluster.
 fn is_meant(token: &JoinToken, identity: &Identity, token_id: &str) -> bool {
-    let status = token.status.clone().unwrap_or_default();
+    let status = token.status.as_ref();
     token.metadata.namespace.as_ref() == Some(&identity.tenant)
         && token.spec.cluster_name == identity.cluster
-        && status.token_id.as_deref() == Some(token_id)
-        && status.cluster_id.as_deref() == Some(identity.id.as_str())
+        && status.and_then(|status| status.token_id.as_deref()) == Some(token_id)
+        && status.and_then(|status| status.cluster_id.as_deref()) == Some(identity.id.as_str())
 }
 
 /// The uses of a JoinToken with one more; `None` if it is among them.

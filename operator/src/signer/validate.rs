@@ -11,9 +11,9 @@ use yoke_pki::ParsedRequest;
 use yoke_pki::request::Use;
 
 /// Signer of kubelets' client certificates.
-const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+pub(super) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 /// Signer of kubelets' serving certificates.
-const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+pub(super) const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// Group of all nodes.
 const NODES: &str = "system:nodes";
 /// What a node's user name begins with.

@@ -70,13 +70,22 @@ pub struct BootstrapToken {
 }
 
 impl TenantApi {
-    /// Requests for certificates, as they are and as they change.
+    /// Requests for certificates of one signer, as they are and as they change.
     pub fn watch_requests(
         &self,
+        signer: &str,
     ) -> impl Stream<Item = watcher::Result<Event<Lenient<CertificateSigningRequest>>>> + Send + use<> {
         let api = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+        // One signer in one watch: a field selector knows no "or".
+        let config = config.fields(&format!("spec.signerName={signer}"));
         watcher(api, config.disable_bookmarks())
+    }
+
+    /// The request of this name as it is now, be it one that can be read.
+    pub async fn request(&self, name: &str) -> Result<Option<Lenient<CertificateSigningRequest>>, TenantApiError> {
+        let requests = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
+        limited("a request for a certificate", requests.get_opt(name)).await
     }
 
     /// The Node of this name, be it one that can be read.

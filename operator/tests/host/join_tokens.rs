@@ -2,11 +2,12 @@
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::rbac::v1::Role;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
+use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
 
 use crate::harness::TENANT;
-use crate::workers::Stage;
+use crate::workers::{Answer, CLIENT, Stage, refused};
 
 const READY: &str = "True/AsExpected";
 
@@ -58,4 +59,53 @@ async fn a_secret_of_somebody_else_is_left_alone() {
     assert_eq!(secrets.get("j-join").await.unwrap(), foreign);
     secrets.delete("j-join", &Default::default()).await.unwrap();
     stage.bring_token("j", READY).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_gone_costs_no_use() {
+    let stage = Stage::start().await;
+    stage.make_token("j", json!({"clusterName": "a"})).await;
+    stage.bring_token("j", READY).await;
+    // More than are answered at once: those behind them wait.
+    for number in 0..50 {
+        let name = format!("c{number}");
+        stage.request(&stage.client, &name, CLIENT, "n", &[]).await;
+    }
+    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
+    stage.request(&bootstrap, "gone", CLIENT, "n", &[]).await;
+    stage.requests().delete("gone", &Default::default()).await.unwrap();
+    let before = stage.requests().get("c49").await.unwrap().status.unwrap_or_default();
+    let is_open = |conditions: &[_]| conditions.len() == 1;
+    assert!(
+        is_open(&before.conditions.unwrap_or_default()),
+        "it was gone before its turn"
+    );
+    assert_eq!(
+        stage.ask(&stage.client, "last", CLIENT, "n", &[]).await,
+        refused("RequesterInvalid")
+    );
+    assert!(stage.tokens().get("j").await.unwrap().status.unwrap().uses.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_not_known_yet_is_waited_for() {
+    let stage = Stage::start().await;
+    let mut config = kube::Config::new(stage.url.parse().unwrap());
+    config.accept_invalid_certs = true;
+    config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
+    config.auth_info.impersonate = Some("system:bootstrap:abcdef".into());
+    config.auth_info.impersonate_groups = Some(vec!["system:bootstrappers".into(), "system:masters".into()]);
+    let early = kube::Client::try_from(config).unwrap();
+    stage.request(&early, "early", CLIENT, "n", &[]).await;
+    assert_eq!(
+        stage.ask(&stage.client, "behind", CLIENT, "n", &[]).await,
+        refused("RequesterInvalid")
+    );
+    stage.make_token("j", json!({"clusterName": "a"})).await;
+    let id = stage.host.cluster("a").await.id().unwrap();
+    let status = Patch::Merge(json!({"status": {"tokenId": "abcdef", "clusterId": id.as_str()}}));
+    let params = PatchParams::default();
+    stage.tokens().patch_status("j", &params, &status).await.unwrap();
+    let answer = stage.answer("early").await;
+    assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
 }
