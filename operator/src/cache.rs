@@ -9,7 +9,8 @@
 //!
 //! An object that cannot be read is told of and left out: it must not take the others of its kind with it.
 
-use std::collections::HashSet;
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
@@ -41,6 +43,8 @@ use crate::triggers::Triggers;
 const TRIGGER_CAPACITY: usize = 1024;
 /// How long the first lists may take before the process gives up.
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
+/// The one kind without which the operator starts.
+const JOIN_TOKEN: &str = "JoinToken";
 
 /// The first lists did not come.
 #[derive(Debug, thiserror::Error)]
@@ -49,8 +53,11 @@ pub enum SyncError {
     #[error("a watch of the host API ended before its first list")]
     Ended(#[source] WriterDropped),
     /// It takes too long.
-    #[error("the host API did not answer the first lists within {SYNC_LIMIT:?}")]
-    Limit,
+    #[error(
+        "the host API did not answer the first lists within {SYNC_LIMIT:?}; kinds that it does not serve: {0}; are the \
+         CustomResourceDefinitions of Yoke and cert-manager installed?"
+    )]
+    Limit(String),
 }
 
 /// Everything that is watched.
@@ -94,6 +101,8 @@ pub struct Triggered {
     pub tenants: BoxStream<'static, ObjectRef<Tenant>>,
     /// JoinTokens.
     pub join_tokens: BoxStream<'static, ObjectRef<JoinToken>>,
+    /// Kinds that the host API does not serve.
+    unserved: watch::Receiver<BTreeSet<&'static str>>,
 }
 
 impl Debug for Triggered {
@@ -107,11 +116,13 @@ impl Triggered {
     /// for meanwhile is taken, each object once, and comes first in what is returned.
     pub async fn wait(mut self, caches: &Caches) -> Result<Self, SyncError> {
         let (mut clusters, mut tenants, mut join_tokens) = (HashSet::new(), HashSet::new(), HashSet::new());
-        let mut all = std::pin::pin!(tokio::time::timeout(SYNC_LIMIT, caches.wait()));
+        let all = caches.wait(self.unserved.clone());
+        let mut all = std::pin::pin!(tokio::time::timeout(SYNC_LIMIT, all));
         loop {
             tokio::select! {
                 result = &mut all => {
-                    result.map_err(|_| SyncError::Limit)?.map_err(SyncError::Ended)?;
+                    let unserved = || self.unserved.borrow().iter().copied().collect::<Vec<_>>().join(", ");
+                    result.map_err(|_| SyncError::Limit(unserved()))?.map_err(SyncError::Ended)?;
                     break;
                 }
                 Some(cluster) = self.clusters.next() => {
@@ -129,6 +140,7 @@ impl Triggered {
             clusters: stream::iter(clusters).chain(self.clusters).boxed(),
             tenants: stream::iter(tenants).chain(self.tenants).boxed(),
             join_tokens: stream::iter(join_tokens).chain(self.join_tokens).boxed(),
+            unserved: self.unserved,
         })
     }
 }
@@ -148,12 +160,14 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         join_token_store.clone(),
     );
     let drain = supervisor.drain();
+    let (unserved, is_unserved) = watch::channel(BTreeSet::new());
     let mut starter = Starter {
         client,
         supervisor,
         triggers: triggers.clone(),
         drain: drain.clone(),
         metrics: metrics.clone(),
+        unserved,
     };
     let every = watcher::Config::default();
     starter.spawn("watch-clusters", every.clone(), cluster_store.clone(), cluster_writer);
@@ -183,16 +197,24 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         clusters: clusters.boxed(),
         tenants: tenants.boxed(),
         join_tokens: join_tokens.boxed(),
+        unserved: is_unserved,
     };
     (caches, triggered)
 }
 
 impl Caches {
-    async fn wait(&self) -> Result<(), WriterDropped> {
+    async fn wait(&self, mut unserved: watch::Receiver<BTreeSet<&'static str>>) -> Result<(), WriterDropped> {
+        // A chart without CRDs may be newer than those that are there. Workers cannot join then, and Clusters are kept.
+        let join_tokens = async {
+            tokio::select! {
+                ready = self.join_tokens.wait_until_ready() => ready,
+                Ok(_) = unserved.wait_for(|kinds| kinds.contains(JOIN_TOKEN)) => Ok(()),
+            }
+        };
         tokio::try_join!(
             self.clusters.wait_until_ready(),
             self.tenants.wait_until_ready(),
-            self.join_tokens.wait_until_ready(),
+            join_tokens,
             self.namespaces.wait_until_ready(),
             self.secrets.wait_until_ready(),
             self.config_maps.wait_until_ready(),
@@ -230,6 +252,7 @@ struct Starter<'a> {
     triggers: Triggers,
     drain: Drain,
     metrics: OperatorMetrics,
+    unserved: watch::Sender<BTreeSet<&'static str>>,
 }
 
 impl Starter<'_> {
@@ -288,6 +311,7 @@ impl Starter<'_> {
         let drain = self.drain.clone();
         let api = Api::<Lenient<K>>::all(self.client.clone());
         let metrics = self.metrics.clone();
+        let unserved = self.unserved.clone();
         self.supervisor.spawn(task, async move {
             let stream = watcher(api, config)
                 .try_filter_map(move |event| std::future::ready(Ok(take_readable(task, &metrics, &store, event))))
@@ -305,10 +329,37 @@ impl Starter<'_> {
                     Ok(Some(Event::Init | Event::InitDone)) => {}
                     // The watcher starts again by itself after an error; it never ends.
                     Ok(None) => return Ok(()),
-                    Err(error) => tracing::warn!(task, error = %crate::chain(&error), "watch of the host API failed"),
+                    Err(error) => {
+                        if is_unserved(&error) {
+                            tell_unserved::<K>(&unserved);
+                        }
+                        tracing::warn!(task, error = %crate::chain(&error), "watch of the host API failed");
+                    }
                 }
             }
         });
+    }
+}
+
+/// Whether the host API has no such kind: of one that it has, a list is never missing.
+fn is_unserved(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+/// Says once that the host API does not serve a kind. It is asked for on and on.
+fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSet<&'static str>>) {
+    let kind = <K as Resource>::kind(&());
+    // It is the text of a type, so it lives as long as the process.
+    let Cow::Borrowed(kind) = kind else {
+        return;
+    };
+    if unserved.send_if_modified(|kinds| kinds.insert(kind)) {
+        tracing::error!(
+            kind,
+            crd = format!("{}.{}", K::plural(&()), K::group(&())),
+            "the host API does not serve this kind: install its CustomResourceDefinition; until then the operator does \
+             without JoinTokens, and waits for any other kind"
+        );
     }
 }
 

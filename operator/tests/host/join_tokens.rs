@@ -1,12 +1,19 @@
 //! What a JoinToken is for and what it leaves alone, at a real API.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::rbac::v1::Role;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
+use yoke_operator::cache;
+use yoke_operator::metrics::OperatorMetrics;
+use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
 
-use crate::harness::TENANT;
+use crate::harness::{Host, TENANT};
 use crate::workers::{Answer, CLIENT, Stage, refused};
 
 const READY: &str = "True/AsExpected";
@@ -108,4 +115,42 @@ async fn a_token_that_is_not_known_yet_is_waited_for() {
     stage.tokens().patch_status("j", &params, &status).await.unwrap();
     let answer = stage.answer("early").await;
     assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_starts_without_the_kind() {
+    let host = Host::start().await;
+    let crds = Api::<CustomResourceDefinition>::all(host.client.clone());
+    let name = "jointokens.yoke.drzzl.io";
+    let mut crd = crds.get(name).await.unwrap();
+    crds.delete(name, &Default::default()).await.unwrap();
+    host.until("the kind is gone", async || {
+        crds.get_opt(name).await.unwrap().is_none()
+            && host
+                .api::<yoke_api::JoinToken>(TENANT)
+                .list(&Default::default())
+                .await
+                .is_err()
+    })
+    .await;
+    let mut supervisor = Supervisor::new(Duration::from_secs(1));
+    let metrics = OperatorMetrics::new(&Metrics::new("operator"));
+    let (caches, triggered) = cache::start(&host.client, &mut supervisor, &metrics);
+    triggered.wait(&caches).await.unwrap();
+    assert!(
+        caches
+            .tenants
+            .state()
+            .iter()
+            .any(|tenant| tenant.metadata.name.as_deref() == Some(TENANT))
+    );
+    crd.metadata = kube::api::ObjectMeta {
+        name: Some(name.into()),
+        ..Default::default()
+    };
+    crds.create(&PostParams::default(), &crd).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(40), caches.join_tokens.wait_until_ready())
+        .await
+        .unwrap()
+        .unwrap();
 }
