@@ -120,6 +120,10 @@ pub struct TenantQuota {
     #[serde(default = "default_storage")]
     #[schemars(extend("nullable" = false))]
     pub storage: Quantity,
+    /// Number of JoinTokens, those included that have ended less than an hour ago.
+    #[serde(default = "default_join_tokens")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub join_tokens: i32,
 }
 
 fn default_clusters() -> i32 {
@@ -130,11 +134,16 @@ fn default_storage() -> Quantity {
     Quantity("8Gi".into())
 }
 
+fn default_join_tokens() -> i32 {
+    256
+}
+
 impl Default for TenantQuota {
     fn default() -> Self {
         Self {
             clusters: default_clusters(),
             storage: default_storage(),
+            join_tokens: default_join_tokens(),
         }
     }
 }

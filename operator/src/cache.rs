@@ -19,7 +19,7 @@ use futures::channel::mpsc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::runtime::reflector::store::WriterDropped;
@@ -30,7 +30,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
+use yoke_api::{Cluster, GROUP, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
@@ -45,6 +45,8 @@ const TRIGGER_CAPACITY: usize = 1024;
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
 /// The one kind without which the operator starts.
 const JOIN_TOKEN: &str = "JoinToken";
+/// Objects that people write in one page of a list: each may have 1.5 MiB.
+const PAGE: u32 = 50;
 
 /// The first lists did not come.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +89,8 @@ pub struct Caches {
     pub roles: Store<Role>,
     /// RoleBindings in Tenants' namespaces.
     pub role_bindings: Store<RoleBinding>,
+    /// ResourceQuotas in Tenants' namespaces.
+    pub resource_quotas: Store<ResourceQuota>,
     /// Certificates of clusters.
     pub certificates: Store<Certificate>,
     /// Issuers of clusters.
@@ -169,7 +173,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         metrics: metrics.clone(),
         unserved,
     };
-    let every = watcher::Config::default();
+    let every = watcher::Config::default().page_size(PAGE);
     starter.spawn("watch-clusters", every.clone(), cluster_store.clone(), cluster_writer);
     starter.spawn(
         "watch-jointokens",
@@ -190,6 +194,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         network_policies: starter.watch_ours("watch-networkpolicies"),
         roles: starter.watch_ours("watch-roles"),
         role_bindings: starter.watch_ours("watch-rolebindings"),
+        resource_quotas: starter.watch_ours("watch-resourcequotas"),
         certificates: starter.watch_ours("watch-certificates"),
         issuers: starter.watch_ours("watch-issuers"),
     };
@@ -224,6 +229,7 @@ impl Caches {
             self.network_policies.wait_until_ready(),
             self.roles.wait_until_ready(),
             self.role_bindings.wait_until_ready(),
+            self.resource_quotas.wait_until_ready(),
             self.certificates.wait_until_ready(),
             self.issuers.wait_until_ready(),
         )
@@ -388,7 +394,7 @@ where
         Event::Delete(read) => (read, Event::Delete),
     };
     match read.0 {
-        Ok(object) => Some(rebuild(object)),
+        Ok(object) => Some(rebuild(without_extras(object))),
         Err(invalid) => {
             metrics.undecodable(&<K as Resource>::kind(&()));
             tracing::error!(
@@ -403,9 +409,36 @@ where
     }
 }
 
+/// An object of Yoke's own kinds without what people may add to it at will: nobody here reads that.
+fn without_extras<K: Resource<DynamicType = ()>>(mut object: K) -> K {
+    if K::group(&()) == GROUP {
+        object.annotations_mut().clear();
+        object.labels_mut().retain(|key, _| key == labels::ID);
+        object.managed_fields_mut().clear();
+    }
+    object
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_people_add_is_not_kept() {
+        let mut object = Cluster::new("a", Default::default());
+        for key in ["note", labels::ID] {
+            object.labels_mut().insert(key.into(), "x".into());
+            object.annotations_mut().insert(key.into(), "x".into());
+        }
+        let metrics = OperatorMetrics::new(&yoke_runtime::Metrics::new("operator"));
+        let (store, _writer) = reflector::store::<Cluster>();
+        let kept = take_readable("test", &metrics, &store, Event::Apply(Lenient(Ok(object))));
+        let Some(Event::Apply(kept)) = kept else {
+            panic!("{kept:?}");
+        };
+        assert_eq!(kept.labels().keys().collect::<Vec<_>>(), [labels::ID]);
+        assert!(kept.annotations().is_empty());
+    }
 
     fn object(name: &str, version: serde_json::Value) -> Lenient<Cluster> {
         let value = serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",

@@ -85,7 +85,9 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     if is_deleted || plan::term(token, now) != Term::Holds {
         return end(context, token, now).await;
     }
-    if plan::is_one_too_many(token, &context.caches.join_tokens.state(), now) {
+    // All others are looked at for this: once for each, until it has its place.
+    let others = || context.caches.join_tokens_of(&token.namespace().unwrap_or_default());
+    if !plan::is_served(token) && plan::is_one_too_many(token, &others(), now) {
         let message = format!(
             "There are {} older ones of the Tenant, or {} of the Cluster, that hold.",
             plan::TENANT_MAX,

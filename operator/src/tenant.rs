@@ -75,9 +75,26 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
         outcome.accepted = Err(refusal);
         return Ok(());
     }
+    limit(context, tenant).await?;
     bind(context, tenant).await?;
     // Clusters are judged by what is known of the namespace: told of it, we come back.
     outcome.is_bound = owns_namespace(context, tenant);
+    Ok(())
+}
+
+/// Has the API server count what is made in the Tenant's namespace, from when there is much of it.
+async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
+    let name = tenant.name_any();
+    let wanted = build::build_quota(tenant);
+    let known = context.caches.resource_quotas.get(&ObjectRef::from_obj(&wanted));
+    let is_so = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
+    let counts = (
+        context.caches.clusters_of(&name).len(),
+        context.caches.join_tokens_of(&name).len(),
+    );
+    if !is_so && (known.is_some() || build::is_crowded(tenant, counts.0, counts.1)) {
+        context.tenants.apply(&context.caches.resource_quotas, &wanted).await?;
+    }
     Ok(())
 }
 

@@ -82,6 +82,12 @@ const TENANT: Parts = Parts {
     names: "/spec/allowedDomains",
 };
 
+const RESOURCE_QUOTA: Parts = Parts {
+    // Not the status, which counts every object.
+    all: &["/spec"],
+    names: "",
+};
+
 const NAMESPACE: Parts = Parts {
     all: &["/metadata/annotations", "/metadata/deletionTimestamp"],
     names: "",
@@ -235,6 +241,10 @@ impl Memory {
                 ..Calls::default()
             },
             "Namespace" => self.plan_shared(object, gone, &NAMESPACE),
+            "ResourceQuota" => Calls {
+                tenant: self.compare(object, gone, &RESOURCE_QUOTA).changed || gone,
+                ..Calls::default()
+            },
             "Role" => Calls {
                 tenant: true,
                 readers: !gone,

@@ -78,6 +78,7 @@ async fn watch_stays_open_while_neighbours_come_and_go() -> Result<()> {
     let quota = TenantQuota {
         clusters: i32::try_from(AT_ONCE)? + 1,
         storage: Quantity("12Gi".into()),
+        ..TenantQuota::default()
     };
     let spec = TenantSpec {
         quota,

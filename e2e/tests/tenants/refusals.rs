@@ -49,6 +49,7 @@ async fn wrong_specs_are_refused_with_a_reason_and_others_are_served() -> Result
     let quota = TenantQuota {
         clusters: 9,
         storage: Quantity("4Gi".into()),
+        ..TenantQuota::default()
     };
     let spec = TenantSpec {
         quota,

@@ -72,6 +72,11 @@ pub(crate) fn is_spent(token: &JoinToken, now: Timestamp) -> bool {
     is_used_up(token) && last.is_none_or(|last| now.duration_since(last.time.0) > AFTERGLOW)
 }
 
+/// Whether a token was drawn for it.
+pub(crate) fn is_served(token: &JoinToken) -> bool {
+    token.status.as_ref().is_some_and(|status| status.token_id.is_some())
+}
+
 /// Whether there are so many older ones that hold that this one has to wait.
 pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Timestamp) -> bool {
     let age = |token: &JoinToken| (token.creation_timestamp().map(|made| made.0), token.name_any());

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, ResourceQuota, ResourceQuotaSpec};
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use yoke_api::join_token::secret_name;
@@ -16,7 +17,9 @@ use yoke_api::{Cluster, GROUP, JoinToken, Tenant};
 use super::validate::may_act;
 use crate::join_token::plan::TENANT_MAX;
 
-/// Name of the Role and the RoleBinding in the Tenant's namespace.
+/// Clusters that may be there beyond the Tenant's quota, refused.
+const WAITING_CLUSTERS: i32 = 16;
+/// Name of the Role, the RoleBinding and the ResourceQuota in the Tenant's namespace.
 pub(crate) const ROLE: &str = "yoke-tenant";
 /// All verbs, by name: the API server lets nobody grant `*` who holds less than that.
 const CLUSTER_VERBS: [&str; 8] = [
@@ -108,6 +111,33 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>], join_tokens: &[Arc
         metadata: build_meta(&name),
         rules: Some(rules),
     }
+}
+
+/// What the API server lets be made in the Tenant's namespace, however fast somebody makes it.
+pub fn build_quota(tenant: &Tenant) -> ResourceQuota {
+    let quota = &tenant.spec.quota;
+    let most = [("jointokens", quota.join_tokens), ("clusters", most_clusters(tenant))];
+    let hard = most.map(|(kind, most)| (format!("count/{kind}.{GROUP}"), Quantity(most.to_string())));
+    ResourceQuota {
+        metadata: build_meta(&tenant.name_any()),
+        spec: Some(ResourceQuotaSpec {
+            hard: Some(hard.into()),
+            ..ResourceQuotaSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Whether there is so much in the Tenant's namespace that the API server should count. It refuses everything while
+/// kube-controller-manager has not counted, which takes minutes where the kinds are new; a few objects are no reason for that.
+pub fn is_crowded(tenant: &Tenant, clusters: usize, join_tokens: usize) -> bool {
+    let is_half = |count: usize, most: i32| 2 * count >= usize::try_from(most).unwrap_or(0);
+    is_half(join_tokens, tenant.spec.quota.join_tokens) || is_half(clusters, most_clusters(tenant))
+}
+
+/// More than may be accepted: those beyond the quota say why they are not, and wait for room.
+fn most_clusters(tenant: &Tenant) -> i32 {
+    tenant.spec.quota.clusters.saturating_add(WAITING_CLUSTERS)
 }
 
 /// Whether a Role lets its subjects read a Secret.
@@ -204,6 +234,26 @@ mod tests {
                 "j-join".to_owned()
             ]
         );
+    }
+
+    #[test]
+    fn objects_are_counted_where_there_are_many() {
+        let tenant = Tenant::new("t", TenantSpec::default());
+        let hard = build_quota(&tenant).spec.unwrap().hard.unwrap();
+        let hard: Vec<_> = hard
+            .iter()
+            .map(|(kind, most)| (kind.as_str(), most.0.as_str()))
+            .collect();
+        assert_eq!(
+            hard,
+            [
+                ("count/clusters.yoke.drzzl.io", "26"),
+                ("count/jointokens.yoke.drzzl.io", "256")
+            ]
+        );
+        assert!(!is_crowded(&tenant, 12, 127));
+        assert!(is_crowded(&tenant, 13, 0));
+        assert!(is_crowded(&tenant, 0, 128));
     }
 
     #[test]

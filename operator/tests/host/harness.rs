@@ -26,8 +26,8 @@ use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, join_token, tenant};
 use yoke_pki::cert_manager::Certificate;
 use yoke_runtime::{Metrics, Supervisor};
-use yoke_test_support::Process;
-use yoke_test_support::kubernetes::{Options, install_crds};
+use yoke_test_support::kubernetes::{OWNER_TOKEN, Options, install_crds};
+use yoke_test_support::{Process, free_port};
 
 use crate::issuer::CertManager;
 use crate::support::Server;
@@ -51,6 +51,7 @@ pub(crate) struct Host {
     _api: Process,
     _store: Process,
     pub(crate) nats: Server,
+    url: String,
     dir: tempfile::TempDir,
 }
 
@@ -74,7 +75,8 @@ impl Host {
         let dir = tempfile::tempdir().unwrap();
         let store = start_store(dir.path(), &nats).await;
         let socket = store_url(dir.path());
-        let (api, client) = Options::new(&socket).start(dir.path()).await;
+        let options = Options::new(&socket);
+        let (url, (api, client)) = (options.url(), options.start(dir.path()).await);
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
         let (context, called, supervisor) = connect(&client, nats.config()).await;
@@ -87,10 +89,32 @@ impl Host {
             _api: api,
             _store: store,
             nats,
+            url,
             dir,
         };
         host.make_tenant().await;
         host
+    }
+
+    /// Starts the controller that counts what ResourceQuotas are about.
+    pub(crate) fn start_counting(&self) -> Process {
+        let dir = self.dir.path().join("counting");
+        std::fs::create_dir(&dir).unwrap();
+        let kubeconfig = serde_json::json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.url, "insecure-skip-tls-verify": true}}],
+            "users": [{"name": "u", "user": {"token": OWNER_TOKEN}}]});
+        let path = dir.join("kubeconfig");
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        let arguments = [
+            format!("--kubeconfig={}", path.display()),
+            format!("--cert-dir={}", dir.display()),
+            "--controllers=resourcequota-controller".into(),
+            "--leader-elect=false".into(),
+            "--bind-address=127.0.0.1".into(),
+            format!("--secure-port={}", free_port()),
+        ];
+        Process::spawn(&dir, "kube-controller-manager", &arguments)
     }
 
     /// Starts the real API of a Cluster, in the host's store, where the Service says and with the certificate that was

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
@@ -153,4 +153,44 @@ async fn the_operator_starts_without_the_kind() {
         .await
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_makes_no_more_objects_than_it_may() {
+    let host = Host::start().await;
+    let _counting = host.start_counting();
+    host.patch_tenant(json!({"spec": {"quota": {"joinTokens": 6}}})).await;
+    let quotas = host.api::<ResourceQuota>(TENANT);
+    let tokens = host.api::<yoke_api::JoinToken>(TENANT);
+    let make = async |name: &str| {
+        let token = serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+            "metadata": {"name": name}, "spec": {"clusterName": "a"}}))
+        .unwrap();
+        tokens.create(&PostParams::default(), &token).await
+    };
+    for name in ["j1", "j2"] {
+        make(name).await.unwrap();
+    }
+    let _ = host.reconcile_tenant().await;
+    assert_eq!(quotas.list(&Default::default()).await.unwrap().items.len(), 0);
+    make("j3").await.unwrap();
+    host.until("they are counted", async || {
+        let _ = host.reconcile_tenant().await;
+        let found = quotas.get_opt("yoke-tenant").await.unwrap();
+        let used = found.and_then(|found| found.status?.used).unwrap_or_default();
+        used.get("count/jointokens.yoke.drzzl.io")
+            .is_some_and(|used| used.0 == "3")
+    })
+    .await;
+    for name in ["j4", "j5", "j6"] {
+        make(name).await.unwrap();
+    }
+    let refused = make("j7").await.unwrap_err();
+    assert!(refused.to_string().contains("exceeded quota: yoke-tenant"), "{refused}");
+    host.patch_tenant(json!({"spec": {"quota": {"joinTokens": 7}}})).await;
+    host.until("there is room for one more", async || {
+        let _ = host.reconcile_tenant().await;
+        make("j7").await.is_ok()
+    })
+    .await;
 }
