@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
-use yoke_api::names::{is_domain, is_label};
+use yoke_api::names::is_domain;
 
 /// The worker's folder, unless another one is named.
 const ROOT: &str = "/var/lib/yoke-worker";
 /// Where a package puts the programs.
 const BUNDLE: &str = "/usr/lib/yoke-worker";
-const CGROUP: &str = "yoke-worker";
 /// What a Cluster has unless its spec says otherwise.
 const CLUSTER_DNS: &str = "10.96.0.10";
 const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Nobody counts in more than a year.
-const LONGEST: Duration = Duration::from_hours(8760);
+pub(crate) const LONGEST: Duration = Duration::from_hours(8760);
 
 const EXIT_CODES: &str = "Exit codes:
   0  done
@@ -101,9 +100,6 @@ pub(crate) struct WorkerOptions {
     /// Domain of the cluster's Services
     #[arg(long, value_name = "NAME", default_value = CLUSTER_DOMAIN, value_parser = parse_domain)]
     pub(crate) cluster_domain: String,
-    /// Name of its control group
-    #[arg(long, value_name = "NAME", default_value = CGROUP, value_parser = parse_label)]
-    pub(crate) cgroup: String,
     /// How long Pods may take to go when it ends
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub(crate) drain_timeout: Duration,
@@ -146,14 +142,6 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     parsed
         .filter(|time| *time <= LONGEST)
         .ok_or_else(|| "expected a time such as 90s, 30m or 2h, at most 8760h".to_owned())
-}
-
-fn parse_label(text: &str) -> Result<String, String> {
-    if is_label(text) {
-        Ok(text.to_owned())
-    } else {
-        Err("expected lower-case letters, digits and `-`".to_owned())
-    }
 }
 
 fn parse_domain(text: &str) -> Result<String, String> {

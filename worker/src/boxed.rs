@@ -136,7 +136,7 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
 /// Puts folders of the worker's own in the place of the usual ones, for this box.
 pub(crate) fn furnish(layout: &Layout) -> Result<(), Error> {
     for usual in USUAL {
-        let own = layout.usual().join(usual.trim_start_matches('/'));
+        let own = stand_in(layout, usual);
         files::make_folder(&own)?;
         if !Path::new(usual).exists() {
             files::make_folder(Path::new(usual))?;
@@ -146,6 +146,11 @@ pub(crate) fn furnish(layout: &Layout) -> Result<(), Error> {
             .map_err(|error| FileError::new("mount over", Path::new(usual), error.into()))?;
     }
     Ok(())
+}
+
+/// What is in the box in the place of a path.
+pub(crate) fn stand_in(layout: &Layout, usual: &str) -> PathBuf {
+    layout.usual().join(usual.trim_start_matches('/'))
 }
 
 /// Removes the usual folders that were made for the box.

@@ -109,13 +109,15 @@ impl Cgroups {
         left
     }
 
+    /// The first of the groups that has processes, if one has.
+    pub(crate) fn find_populated(&self) -> Option<PathBuf> {
+        let populated = |group: &PathBuf| !read_members(group).is_empty();
+        self.groups().into_iter().find(populated)
+    }
+
     fn members(&self) -> HashSet<Pid> {
         let own = rustix::process::getpid();
-        let groups = self.groups();
-        let lists = groups
-            .iter()
-            .filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
-        let pids = lists.flat_map(|list| list.lines().filter_map(|line| line.parse().ok()).collect::<Vec<i32>>());
+        let pids = self.groups().into_iter().flat_map(|group| read_members(&group));
         pids.filter_map(Pid::from_raw).filter(|pid| *pid != own).collect()
     }
 
@@ -154,6 +156,12 @@ fn parse_hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
+/// 0 stands for a process that is not seen from here.
+fn read_members(group: &Path) -> Vec<i32> {
+    let list = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    list.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
 fn collect(group: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(group) else { return };
     for entry in entries.flatten() {
@@ -187,6 +195,26 @@ fn delegate(group: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_with_processes_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = Cgroups {
+            hierarchies: vec![Hierarchy {
+                mount: dir.path().to_owned(),
+                v2: true,
+            }],
+            name: "w".into(),
+        };
+        assert_eq!(cgroups.find_populated(), None);
+        let pod = dir.path().join("w/pods/a");
+        fs::create_dir_all(&pod).unwrap();
+        fs::write(pod.join("cgroup.procs"), "").unwrap();
+        assert_eq!(cgroups.find_populated(), None);
+        // It is in a namespace of process ids that this process does not see into.
+        fs::write(pod.join("cgroup.procs"), "0\n").unwrap();
+        assert_eq!(cgroups.find_populated(), Some(pod));
+    }
 
     const V1: &str = "\
 30 27 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755

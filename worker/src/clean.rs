@@ -1,6 +1,9 @@
 //! Removes what a worker made on the machine: processes, mounts, links, control groups and files, in this order.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,29 +12,35 @@ use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
 use crate::cgroups::Cgroups;
-use crate::config::BRIDGE;
-use crate::files::FileError;
+use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::machine::PATH;
+use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, boxed};
+use crate::{Error, boxed, cni};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Mounts may be stacked, and a new list is read after each round.
 const ROUNDS: u32 = 10;
 
-/// Removes all of it. What cannot be removed is an error, and the folder stays then: it says what there is to remove.
+/// Removes all of it. What cannot be removed is an error, and `worker.json` stays then: it says what there is to remove.
 pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error> {
-    let cgroups = Cgroups::discover(&worker.cgroup)?;
+    let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.kill_all().await;
+    // Those of a worker that was killed: the notes are where they were for whoever wrote them.
+    for notes in [PathBuf::from(cni::NOTES), boxed::stand_in(layout, cni::NOTES)] {
+        for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
+            say(&format!("cannot take a Pod off the network: {fault}"));
+        }
+    }
     unmount_all(layout.root())?;
-    remove_link().await;
+    remove_link(&worker.id.bridge()).await;
     let left = cgroups.remove().await;
     if !left.is_empty() {
         return Err(Error::Left(left));
     }
     boxed::remove_usual(layout);
-    remove_folder(layout.root())
+    remove_folder(layout)
 }
 
 fn unmount_all(root: &Path) -> Result<(), Error> {
@@ -52,14 +61,15 @@ fn unmount_all(root: &Path) -> Result<(), Error> {
 /// Mounts in the folder, in the order in which they were made.
 fn list_mounts(root: &Path) -> Result<Vec<PathBuf>, Error> {
     let file = Path::new("/proc/self/mountinfo");
-    let mounts = fs::read_to_string(file).map_err(|error| FileError::new("read", file, error))?;
+    let mounts = fs::read(file).map_err(|error| FileError::new("read", file, error))?;
     Ok(parse_mounts(&mounts, root))
 }
 
-fn parse_mounts(mountinfo: &str, root: &Path) -> Vec<PathBuf> {
-    let points = mountinfo
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
+/// Bytes: the path of a mount of somebody else's need not be UTF-8.
+fn parse_mounts(mountinfo: &[u8], root: &Path) -> Vec<PathBuf> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let points = lines
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
         .map(unescape);
     points
         .filter(|point| point.starts_with(root) && point != root)
@@ -67,35 +77,66 @@ fn parse_mounts(mountinfo: &str, root: &Path) -> Vec<PathBuf> {
 }
 
 /// The kernel writes space, tab, newline and backslash as `\` and three octal digits.
-fn unescape(text: &str) -> PathBuf {
-    let mut plain = text.to_owned();
-    for (escaped, byte) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
-        plain = plain.replace(escaped, byte);
+fn unescape(text: &[u8]) -> PathBuf {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, more)) = rest.split_first() {
+        let (byte, after) = match more {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] if *first == b'\\' => {
+                ((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), after)
+            }
+            _ => (*first, more),
+        };
+        plain.push(byte);
+        rest = after;
     }
-    plain.into()
+    OsString::from_vec(plain).into()
 }
 
 /// The bridge. In a network namespace that goes away it goes by itself.
-async fn remove_link() {
+async fn remove_link(bridge: &str) {
     let mut command = Command::new("ip");
-    command.args(["link", "delete", BRIDGE]).env_clear().env("PATH", PATH);
+    command.args(["link", "delete", bridge]).env_clear().env("PATH", PATH);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true);
-    // There is none if there was no Pod; and one that stays does no harm: the next worker uses it.
+    // There is none if there was no Pod; and one that stays does no harm.
     let _ = tokio::time::timeout(LINK_LIMIT, command.status()).await;
 }
 
-/// Never through a mount: what is there would be removed as well.
-fn remove_folder(root: &Path) -> Result<(), Error> {
-    let left = list_mounts(root)?;
+/// Never through a mount: what is there would be removed as well. What says that the folder is a worker's goes last.
+fn remove_folder(layout: &Layout) -> Result<(), Error> {
+    let left = list_mounts(layout.root())?;
     if !left.is_empty() {
         return Err(Error::Left(left));
     }
-    fs::remove_dir_all(root).map_err(|error| FileError::new("remove", root, error))?;
-    Ok(())
+    let failed = |path: &Path, error| FileError::new("remove", path, error);
+    let last = [layout.state(), layout.lock()];
+    let entries = fs::read_dir(layout.root()).map_err(|error| failed(layout.root(), error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| failed(layout.root(), error))?;
+        let path = entry.path();
+        if last.contains(&path) {
+            continue;
+        }
+        // Of the entry itself: a link is removed, and not what it leads to.
+        let removed = match entry.file_type() {
+            Ok(kind) if kind.is_dir() => fs::remove_dir_all(&path),
+            Ok(_) => fs::remove_file(&path),
+            Err(error) => Err(error),
+        };
+        removed.map_err(|error| failed(&path, error))?;
+    }
+    for path in &last {
+        files::remove(path)?;
+    }
+    match fs::remove_dir(layout.root()) {
+        // A volume's mount point stays, and so does a folder that is somebody's already.
+        Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::DirectoryNotEmpty) => Ok(()),
+        removed => removed.map_err(|error| failed(layout.root(), error).into()),
+    }
 }
 
 #[cfg(test)]
@@ -104,14 +145,32 @@ mod tests {
 
     #[test]
     fn mounts_in_the_folder_are_found() {
-        const MOUNTS: &str = "\
+        const MOUNTS: &[u8] = b"\
 1 0 0:1 / / rw - ext4 /dev/vda rw
 2 1 0:2 / /w rw - ext4 /dev/vdb rw
 3 2 0:3 / /w/kubelet/pods/a\\040b rw - tmpfs tmpfs rw
-4 1 0:4 / /w-other/x rw - tmpfs tmpfs rw
-5 2 0:5 / /w/containerd rw - overlay overlay rw
+4 1 0:4 / /w-other/\xff rw - tmpfs tmpfs rw
+5 2 0:5 / /w/\\134040 rw - overlay overlay rw
 ";
-        let expected = ["/w/kubelet/pods/a b", "/w/containerd"].map(PathBuf::from);
+        let expected = ["/w/kubelet/pods/a b", "/w/\\040"].map(PathBuf::from);
         assert_eq!(parse_mounts(MOUNTS, Path::new("/w")), expected);
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, other) = (dir.path().join("w"), dir.path().join("other"));
+        fs::create_dir_all(root.join("kubelet/pods")).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join("letter"), "dear").unwrap();
+        std::os::unix::fs::symlink(&other, root.join("link")).unwrap();
+        std::os::unix::fs::symlink(&other, root.join("kubelet/pods/link")).unwrap();
+        let layout = crate::root::open(&root).unwrap();
+        for path in [layout.state(), layout.lock()] {
+            fs::write(path, "").unwrap();
+        }
+        remove_folder(&layout).unwrap();
+        assert!(!root.exists());
+        assert!(other.join("letter").exists());
     }
 }

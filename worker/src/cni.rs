@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::config::NETWORK;
+use crate::id::Id;
 use crate::machine::PATH;
 
 /// Where libcni keeps its notes, whatever it is told.
@@ -48,13 +48,17 @@ struct Call {
     input: String,
 }
 
-/// Takes every Pod off the worker's network. Says what could not be done.
-pub(crate) async fn detach_all(bin: &Path) -> Vec<String> {
+/// Takes every Pod off the worker's network, by the notes in a folder. Says what could not be done.
+pub(crate) async fn detach_all(bin: &Path, notes: &Path, id: &Id) -> Vec<String> {
     let mut faults = Vec::new();
-    for path in list(Path::new(NOTES)) {
-        let calls = read(&path).and_then(|text| build_calls(&text, bin));
+    let network = id.network();
+    for path in list(notes, &network) {
+        // The name of a note tells no networks apart of which one's name begins with the other's.
+        let Some(calls) = read(&path).and_then(|text| build_calls(&text, &network, bin)) else {
+            continue;
+        };
         let mut whole = true;
-        for call in calls.unwrap_or_default() {
+        for call in calls {
             if let Err(why) = run(&call, bin).await {
                 faults.push(format!("{}: {why}", call.plugin));
                 whole = false;
@@ -68,10 +72,10 @@ pub(crate) async fn detach_all(bin: &Path) -> Vec<String> {
     faults
 }
 
-fn list(folder: &Path) -> Vec<PathBuf> {
+fn list(folder: &Path, network: &str) -> Vec<PathBuf> {
     let own = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with(&format!("{NETWORK}-"))
+        name.starts_with(&format!("{network}-"))
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(own).collect()
@@ -89,10 +93,10 @@ fn read(path: &Path) -> Option<String> {
 
 /// The calls that undo an attachment: the plugins in reverse order, each with what it was called with. Nothing for a note of
 /// another network, or one that is none. Pure.
-fn build_calls(note: &str, bin: &Path) -> Option<Vec<Call>> {
+fn build_calls(note: &str, network: &str, bin: &Path) -> Option<Vec<Call>> {
     let note: Note = serde_json::from_str(note).ok()?;
     let list: Value = serde_json::from_slice(&BASE64.decode(note.config.as_bytes()).ok()?).ok()?;
-    if note.network_name != NETWORK {
+    if note.network_name != network {
         return None;
     }
     let arguments: Vec<_> = note
@@ -173,6 +177,8 @@ mod tests {
 
     use super::*;
 
+    const NETWORK: &str = "yoke-worker-00c0ffee";
+
     fn note() -> Value {
         let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [
             {"type": "bridge", "bridge": "yoke0"},
@@ -189,7 +195,7 @@ mod tests {
 
     #[test]
     fn plugins_are_called_in_reverse_with_what_they_were_given() {
-        let calls = build_calls(&note().to_string(), Path::new("/w/bin")).unwrap();
+        let calls = build_calls(&note().to_string(), NETWORK, Path::new("/w/bin")).unwrap();
         let inputs: Vec<Value> = calls
             .iter()
             .map(|call| serde_json::from_str(&call.input).unwrap())
@@ -224,7 +230,57 @@ mod tests {
         let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [{"type": "../sh"}]});
         elsewhere["config"] = BASE64.encode(list.to_string().as_bytes()).into();
         for note in [other, elsewhere, json!({}), json!([])] {
-            assert_eq!(build_calls(&note.to_string(), Path::new("/w/bin")), None, "{note}");
+            assert_eq!(
+                build_calls(&note.to_string(), NETWORK, Path::new("/w/bin")),
+                None,
+                "{note}"
+            );
         }
+    }
+
+    #[tokio::test]
+    async fn only_what_was_undone_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let with_plugins = |network: &str, plugins: Value| {
+            let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": plugins});
+            let mut note = note();
+            note["networkName"] = network.into();
+            note["config"] = BASE64.encode(list.to_string().as_bytes()).into();
+            note.to_string()
+        };
+        let longer = format!("{NETWORK}-b");
+        for (name, text) in [
+            (
+                format!("{NETWORK}-c1-eth0"),
+                with_plugins(NETWORK, json!([{"type": "true"}])),
+            ),
+            (
+                format!("{NETWORK}-c2-eth0"),
+                with_plugins(NETWORK, json!([{"type": "false"}])),
+            ),
+            (
+                format!("{longer}-c3-eth0"),
+                with_plugins(&longer, json!([{"type": "true"}])),
+            ),
+            (format!("{NETWORK}-c4-eth0"), "torn".to_owned()),
+        ] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let id = "00c0ffee".to_owned().try_into().unwrap();
+        let faults = detach_all(Path::new("/bin"), dir.path(), &id).await;
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        let mut left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        left.sort();
+        let expected = [
+            format!("{longer}-c3-eth0"),
+            format!("{NETWORK}-c2-eth0"),
+            format!("{NETWORK}-c4-eth0"),
+        ];
+        let mut expected = expected.map(std::ffi::OsString::from);
+        expected.sort();
+        assert_eq!(left, expected);
     }
 }

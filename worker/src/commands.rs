@@ -14,7 +14,7 @@ use crate::boxed::{self, Signals};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::state::{Lock, Worker};
-use crate::{Error, clean, clock, live, machine, preflight, setup};
+use crate::{Error, clean, clock, live, machine, preflight, root, setup};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -24,14 +24,15 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
-    let layout = Layout::new(&options.worker.machine.root)?;
+    let layout = root::open(&options.worker.machine.root)?;
     let Some(line) = line else {
         let (worker, _lock) = open(&layout)?;
         return run_on(&layout, &worker).await;
     };
-    let worker = setup::build_worker(line, &options.worker)?;
+    let name = setup::choose_name(&options.worker)?;
     check(&options.worker, line).await?;
-    let lock = setup::make_room(&layout).await?;
+    let (id, lock) = setup::make_room(&layout).await?;
+    let worker = setup::build_worker(name, id, line, &options.worker);
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;
@@ -48,7 +49,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
 
 /// `leave`: the worker is run once more, to drain it.
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
-    let layout = Layout::new(&options.root)?;
+    let layout = root::open(&options.root)?;
     let (worker, _lock) = open(&layout)?;
     if layout.kubeconfig().exists() && !worker.ephemeral {
         let own = std::env::current_exe().map_err(Error::Start)?;
@@ -69,14 +70,14 @@ pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
 
 /// Process 1 of a box.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
-    let layout = Layout::new(&options.root)?;
+    let layout = root::open(&options.root)?;
     boxed::furnish(&layout)?;
     boxed::init(layout.root())
 }
 
 /// A worker's life, as a process of its own.
 pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
-    let layout = Layout::new(&options.folder.root)?;
+    let layout = root::open(&options.folder.root)?;
     let worker = read(&layout)?;
     if options.leave {
         let worker = Worker {
@@ -101,8 +102,10 @@ async fn run_on(layout: &Layout, worker: &Worker) -> Result<(), Error> {
 
 /// The worker of a folder, which is nobody else's now.
 fn open(layout: &Layout) -> Result<(Worker, Lock), Error> {
-    let worker = read(layout)?;
-    Ok((worker, Lock::take(layout)?))
+    read(layout)?;
+    let lock = Lock::take(layout)?;
+    // Whoever had the lock may have changed it, or removed it.
+    Ok((read(layout)?, lock))
 }
 
 fn read(layout: &Layout) -> Result<Worker, Error> {

@@ -5,15 +5,12 @@ use yoke_api::Cidr;
 use yoke_api::join_token::JoinLine;
 use yoke_pki::kubeconfig::{Authority, Credential, Kubeconfig, KubeconfigError};
 
+use crate::id::Id;
 use crate::layout::Layout;
 use crate::state::Worker;
 
 /// The image that holds a Pod's namespaces: as of Kubernetes 1.34 and later.
 pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10";
-/// The bridge that Pods are connected to.
-pub(crate) const BRIDGE: &str = "yoke0";
-/// The network's name, which CNI keeps its notes under.
-pub(crate) const NETWORK: &str = "yoke-worker";
 
 /// One Pod that forks without end must not take all process ids of the machine.
 const POD_PIDS_MAX: u32 = 4096;
@@ -76,14 +73,14 @@ temp = "{dir}/tmp"
 }
 
 /// The network of Pods, once it is known which addresses the node may give.
-pub(crate) fn build_cni(layout: &Layout, pods: Cidr) -> String {
+pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr) -> String {
     let config = json!({
         "cniVersion": "1.0.0",
-        "name": NETWORK,
+        "name": id.network(),
         "plugins": [
             {
                 "type": "bridge",
-                "bridge": BRIDGE,
+                "bridge": id.bridge(),
                 "isGateway": true,
                 "ipMasq": true,
                 "hairpinMode": true,

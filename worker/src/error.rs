@@ -10,8 +10,8 @@ use yoke_pki::kubeconfig::KubeconfigError;
 use crate::bundle::BundleError;
 use crate::clock::to_line;
 use crate::files::FileError;
-use crate::layout::LayoutError;
 use crate::output::say;
+use crate::root::RootError;
 
 /// A command failed.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +27,7 @@ pub enum Error {
     Output(#[source] std::io::Error),
     /// The folder cannot be used.
     #[error("cannot use the folder of --root")]
-    Layout(#[from] LayoutError),
+    Root(#[from] RootError),
     /// The bundle cannot be used.
     #[error("cannot use the bundle")]
     Bundle(#[from] BundleError),
@@ -53,6 +53,9 @@ pub enum Error {
     /// Its content is somebody else's.
     #[error("{} is not empty, and no worker's", .0.display())]
     Foreign(PathBuf),
+    /// Somebody else's processes are where the worker's would be.
+    #[error("{} has processes of somebody else", .0.display())]
+    Populated(PathBuf),
     /// A name is none for a Node.
     #[error("{0:?} cannot be a Node's name")]
     Name(String),
@@ -120,6 +123,9 @@ impl Error {
             Self::Foreign(_) => {
                 Some("choose a folder with --root that is the worker's alone: it is removed in the end")
             }
+            Self::Populated(_) => Some(
+                "perhaps a worker's whose folder was removed by hand: end its processes, or choose another folder with --root",
+            ),
             Self::Name(_) => Some("give one of lower-case letters, digits, `-` and `.` with --name"),
             Self::NoWorker(_) => Some("a join token makes one: `yoke-worker run TOKEN`"),
             Self::Busy(_) => Some("end it first"),

@@ -22,12 +22,14 @@ mod config;
 mod drain;
 mod error;
 mod files;
+mod id;
 mod layout;
 mod live;
 mod machine;
 mod node;
 mod output;
 mod preflight;
+mod root;
 mod setup;
 mod state;
 

@@ -35,7 +35,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Runs the worker until `end` comes.
 pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
-    let cgroups = Cgroups::discover(&worker.cgroup)?;
+    let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
     let machine = observe_machine(&cgroups);
     write_config(layout, worker, &machine)?;
@@ -84,7 +84,7 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Keeper, containerd: K
         drain::drain(client, &worker.name, worker.drain).await;
     }
     kubelet.stop().await;
-    for fault in cni::detach_all(&layout.bin()).await {
+    for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
     containerd.stop().await;
@@ -195,7 +195,7 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
 async fn connect_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     let pods = node::wait_pods(layout, &worker.name).await;
     let path = layout.cni_config().join("10-yoke-worker.conflist");
-    files::write(&path, &config::build_cni(layout, pods), files::PUBLIC)?;
+    files::write(&path, &config::build_cni(layout, &worker.id, pods), files::PUBLIC)?;
     files::remove(&layout.bootstrap_kubeconfig())?;
     say(&format!(
         "this machine is Node {} of {}; its Pods have {pods}",

@@ -9,21 +9,23 @@ use tokio::process::Command;
 use yoke_api::join_token::JoinLine;
 
 use crate::arguments::WorkerOptions;
+use crate::cgroups::Cgroups;
+use crate::id::Id;
 use crate::layout::Layout;
 use crate::machine::{PATH, host_name};
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
-use crate::{Error, bundle, clean, config, files};
+use crate::{Error, bundle, clean, config, files, root};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
 /// Makes the worker in a folder that has room for one.
 pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bundle: &Path) -> Result<(), Error> {
+    // First of all: it says that the folder is a worker's, and what there is to remove.
+    worker.write(layout)?;
     for folder in layout.folders() {
         files::make_folder(&folder)?;
     }
-    // First of all: it says that the folder is a worker's, and what there is to remove.
-    worker.write(layout)?;
     let (from, to) = (bundle.to_owned(), layout.clone());
     // Hundreds of megabytes are hashed and written.
     let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to)).await;
@@ -40,22 +42,28 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
     Ok(())
 }
 
-/// The worker that a token and a person describe.
-pub(crate) fn build_worker(line: &JoinLine, options: &WorkerOptions) -> Result<Worker, Error> {
+/// The name of the worker's Node.
+pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
     let name = options.name.clone().unwrap_or_else(|| host_name().to_ascii_lowercase());
-    if !is_node_name(&name) {
-        return Err(Error::Name(name));
+    if is_node_name(&name) {
+        Ok(name)
+    } else {
+        Err(Error::Name(name))
     }
-    Ok(Worker {
+}
+
+/// The worker that a token and a person describe.
+pub(crate) fn build_worker(name: String, id: Id, line: &JoinLine, options: &WorkerOptions) -> Worker {
+    Worker {
         name,
         server: line.server.clone(),
         cluster_dns: options.cluster_dns,
         cluster_domain: options.cluster_domain.clone(),
         node_ip: options.node_ip,
-        cgroup: options.cgroup.clone(),
+        id,
         ephemeral: options.rm,
         drain: options.drain_timeout,
-    })
+    }
 }
 
 async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Error> {
@@ -74,18 +82,14 @@ async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Erro
 }
 
 /// Sees that a folder is free for a new worker, and takes it. What an ephemeral one left that was killed goes.
-pub(crate) async fn make_room(layout: &Layout) -> Result<Lock, Error> {
-    let known = Worker::read(layout)?;
-    if known.is_none() && !is_empty(layout.root()) {
-        return Err(Error::Foreign(layout.root().to_owned()));
-    }
-    files::make_folder(layout.root())?;
-    let lock = Lock::take(layout)?;
-    match known {
+pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
+    let lock = take(layout)?;
+    match Worker::read(layout)? {
         Some(worker) if worker.ephemeral => {
             clean::clean(layout, &worker).await?;
-            files::make_folder(layout.root())?;
-            Lock::take(layout)
+            drop(lock);
+            let lock = take(layout)?;
+            Ok((choose_id(layout)?, lock))
         }
         // One that was never let in may try again, with another token.
         Some(worker) if layout.kubeconfig().exists() => Err(Error::Taken {
@@ -93,7 +97,31 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<Lock, Error> {
             name: worker.name,
             server: worker.server,
         }),
-        _ => Ok(lock),
+        Some(worker) => Ok((worker.id, lock)),
+        None => Ok((choose_id(layout)?, lock)),
+    }
+}
+
+/// Takes a folder that is a worker's, or nobody's.
+fn take(layout: &Layout) -> Result<Lock, Error> {
+    let check = || match Worker::read(layout)? {
+        None if !is_empty(layout.root()) => Err(Error::Foreign(layout.root().to_owned())),
+        _ => Ok(()),
+    };
+    // Before, so that not even a lock gets into a folder of somebody else's; and once more when nobody changes it.
+    check()?;
+    files::make_folder(layout.root())?;
+    let lock = Lock::take(layout)?;
+    check()?;
+    Ok(lock)
+}
+
+/// What is in the control groups of a worker is killed when it leaves: there must be nothing of anybody else's.
+fn choose_id(layout: &Layout) -> Result<Id, Error> {
+    let id = root::identify(layout)?;
+    match Cgroups::discover(&id.cgroup())?.find_populated() {
+        Some(group) => Err(Error::Populated(group)),
+        None => Ok(id),
     }
 }
 

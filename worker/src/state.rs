@@ -1,16 +1,27 @@
 //! What a worker is, as it is remembered in `worker.json`: nothing of it is secret.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
+use yoke_api::join_token::line::is_server;
+use yoke_api::names::is_domain;
 
 use crate::Error;
+use crate::arguments::LONGEST;
 use crate::files::{self, FileError};
+use crate::id::Id;
 use crate::layout::Layout;
+use crate::preflight::is_node_name;
+
+/// More than it can have.
+const STATE_MAX: u64 = 64 << 10;
 
 /// What a worker is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +36,8 @@ pub(crate) struct Worker {
     /// The address that it is known by, if it is not to find it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node_ip: Option<IpAddr>,
-    /// Its control group, from the root of each hierarchy, without a slash before it.
-    pub(crate) cgroup: String,
+    /// What its parts on the machine are called by.
+    pub(crate) id: Id,
     /// Whether nothing of it is to be left when it ends.
     pub(crate) ephemeral: bool,
     /// How long Pods may take to go when it ends.
@@ -37,13 +48,29 @@ impl Worker {
     /// Reads what was remembered; nothing if nothing was.
     pub(crate) fn read(layout: &Layout) -> Result<Option<Self>, Error> {
         let path = layout.state();
-        match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|error| Error::State(path, error)),
+        let mut text = Vec::new();
+        let read = fs::File::open(&path).and_then(|file| file.take(STATE_MAX).read_to_end(&mut text));
+        match read {
+            Ok(_) => Self::parse(&text).map(Some).map_err(|error| Error::State(path, error)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(FileError::new("read", &path, error).into()),
         }
+    }
+
+    /// What is remembered names groups that are killed and goes into files of others, so all of it is checked again. Pure.
+    fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
+        let worker: Self = serde_json::from_slice(text)?;
+        for (part, good) in [
+            ("name", is_node_name(&worker.name)),
+            ("server", is_server(&worker.server)),
+            ("domain", is_domain(&worker.cluster_domain)),
+            ("time to drain", worker.drain <= LONGEST),
+        ] {
+            if !good {
+                return Err(serde_json::Error::custom(format!("it has no usable {part}")));
+            }
+        }
+        Ok(worker)
     }
 
     /// Remembers it.
@@ -71,6 +98,8 @@ impl Lock {
             .open(&path)
             .map_err(failed)?;
         match file.try_lock() {
+            // Whoever had it may have removed the folder since it was opened: it would be a lock on nothing.
+            Ok(()) if !is_at(&file, &path) => Err(Error::Busy(layout.root().to_owned())),
             Ok(()) => Ok(Self { file }),
             Err(fs::TryLockError::WouldBlock) => Err(Error::Busy(layout.root().to_owned())),
             Err(fs::TryLockError::Error(error)) => Err(failed(error).into()),
@@ -83,10 +112,14 @@ impl Lock {
     }
 }
 
+fn is_at(file: &fs::File, path: &Path) -> bool {
+    let number = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let held = file.metadata().map(number);
+    held.is_ok_and(|held| fs::metadata(path).map(number).is_ok_and(|found| found == held))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -100,14 +133,31 @@ mod tests {
             cluster_dns: "10.96.0.10".parse().unwrap(),
             cluster_domain: "cluster.local".into(),
             node_ip: Some("10.0.0.2".parse().unwrap()),
-            cgroup: "yoke-worker".into(),
+            id: "00c0ffee".to_owned().try_into().unwrap(),
             ephemeral: true,
             drain: Duration::from_secs(90),
         };
         worker.write(&layout).unwrap();
-        assert_eq!(Worker::read(&layout).unwrap(), Some(worker));
-        fs::write(layout.state(), "{}").unwrap();
-        assert!(matches!(Worker::read(&layout), Err(Error::State(path, _)) if path == layout.state()));
+        assert_eq!(Worker::read(&layout).unwrap(), Some(worker.clone()));
+        let whole = serde_json::to_value(&worker).unwrap();
+        for (field, value) in [
+            ("id", "../../system".into()),
+            ("id", "".into()),
+            ("name", "A B".into()),
+            ("server", "demo.yoke.example".into()),
+            ("clusterDomain", "a\nb".into()),
+            ("clusterDns", "x".into()),
+            ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
+        ] {
+            let mut other = whole.clone();
+            other[field] = value;
+            fs::write(layout.state(), other.to_string()).unwrap();
+            let read = Worker::read(&layout);
+            assert!(
+                matches!(read, Err(Error::State(path, _)) if path == layout.state()),
+                "{other}"
+            );
+        }
     }
 
     #[test]

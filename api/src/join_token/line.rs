@@ -115,7 +115,7 @@ impl JoinLine {
 }
 
 /// Whether a text is a DNS name with a port.
-fn is_server(text: &str) -> bool {
+pub fn is_server(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(name, port)| {
         let digits = port.bytes().all(|byte| byte.is_ascii_digit()) && !port.starts_with('0');
         is_domain(name) && digits && port.parse::<u16>().is_ok()

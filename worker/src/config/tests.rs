@@ -7,6 +7,10 @@ fn layout() -> Layout {
     Layout::new(Path::new("/w")).unwrap()
 }
 
+fn id() -> Id {
+    "00c0ffee".to_owned().try_into().unwrap()
+}
+
 fn worker() -> Worker {
     Worker {
         name: "box-1".into(),
@@ -14,7 +18,7 @@ fn worker() -> Worker {
         cluster_dns: "10.96.0.10".parse().unwrap(),
         cluster_domain: "cluster.local".into(),
         node_ip: None,
-        cgroup: "yoke-worker".into(),
+        id: id(),
         ephemeral: false,
         drain: Duration::from_secs(60),
     }
@@ -22,7 +26,7 @@ fn worker() -> Worker {
 
 fn machine() -> Machine {
     Machine {
-        pods_cgroup: "/yoke-worker/pods".into(),
+        pods_cgroup: "/yoke-worker-00c0ffee/pods".into(),
         cgroup_v1: false,
         may_raise_oom_score: true,
         resolv_conf: "/etc/resolv.conf",
@@ -41,7 +45,7 @@ fn nobody_asks_a_kubelet_without_leave() {
     assert_eq!(config["authorization"], json!({"mode": "Webhook"}));
     assert_eq!(config["serverTLSBootstrap"], true);
     assert_eq!(config["rotateCertificates"], true);
-    assert_eq!(config["cgroupRoot"], "/yoke-worker/pods");
+    assert_eq!(config["cgroupRoot"], "/yoke-worker-00c0ffee/pods");
     assert_eq!(config["clusterDNS"], json!(["10.96.0.10"]));
     // A kubelet before 1.31 does not know it.
     assert_eq!(config.get("failCgroupV1"), None);
@@ -76,10 +80,12 @@ fn containerd_keeps_to_the_workers_folder() {
 
 #[test]
 fn pods_get_the_nodes_addresses() {
-    let config: Value = serde_json::from_str(&build_cni(&layout(), "10.244.3.0/24".parse().unwrap())).unwrap();
+    let config: Value = serde_json::from_str(&build_cni(&layout(), &id(), "10.244.3.0/24".parse().unwrap())).unwrap();
     let ipam = &config["plugins"][0]["ipam"];
     assert_eq!(ipam["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
     assert_eq!(ipam["dataDir"], "/w/cni");
+    assert_eq!(config["plugins"][0]["bridge"], "yoke00c0ffee");
+    assert_eq!(config["name"], "yoke-worker-00c0ffee");
 }
 
 #[test]

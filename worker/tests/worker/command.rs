@@ -3,6 +3,8 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
+use serde_json::json;
+
 use crate::bundle;
 use crate::program::{PEM, call, path, report, token, worker};
 
@@ -106,11 +108,6 @@ fn what_cannot_be_is_refused() {
         (vec!["run", "--rm"], 2, "TOKEN"),
         (vec!["run", &token, "--rm", "--ttl", "soon"], 2, "expected a time"),
         (
-            vec!["run", &token, "--cgroup", "../x"],
-            2,
-            "expected lower-case letters",
-        ),
-        (
             vec!["run", &token, "--root", root, "--no-preflight", "--name", "A B"],
             1,
             "cannot be a Node's name",
@@ -151,4 +148,41 @@ fn a_damaged_bundle_leaves_nothing_behind() {
         "{err}"
     );
     assert!(!root.exists(), "{err}");
+}
+
+/// A worker that was killed, of which a folder of somebody else's is mounted in its own, and which is called by a link.
+#[test]
+fn nothing_is_removed_through_links_or_mounts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (real, other) = (dir.path().join("real"), dir.path().join("other"));
+    std::fs::create_dir_all(real.join("w/kubelet")).unwrap();
+    std::fs::create_dir_all(&other).unwrap();
+    std::fs::write(other.join("letter"), "dear").unwrap();
+    std::os::unix::fs::symlink(&real, dir.path().join("link")).unwrap();
+    let state = json!({"name": "box-1", "server": "demo.yoke.example:443", "clusterDns": "10.96.0.10",
+        "clusterDomain": "cluster.local", "id": "00c0ffee", "ephemeral": true, "drain": {"secs": 1, "nanos": 0}});
+    std::fs::write(real.join("w/worker.json"), state.to_string()).unwrap();
+    let script = r#"mount --bind "$0" "$1" && exec "$2" leave --root "$3""#;
+    let left = std::process::Command::new("unshare")
+        .args(["--mount", "--net", "sh", "-ec", script])
+        .args([&other, &real.join("w/kubelet")])
+        .arg(env!("CARGO_BIN_EXE_yoke-worker"))
+        .arg(dir.path().join("link/w"))
+        .output()
+        .unwrap();
+    assert!(left.status.success(), "{left:?}");
+    assert!(other.join("letter").exists(), "{left:?}");
+    assert!(!real.join("w").exists(), "{left:?}");
+}
+
+#[test]
+fn a_folder_that_others_change_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("w");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, _, err) = call(&["leave", "--root", path(&root)]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("others may write to"), "{err}");
 }

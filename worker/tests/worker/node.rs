@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{LogParams, Patch, PatchParams};
 use kube::{Api, Client};
 use rustix::process::{Pid, Signal};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bundle::{self, ECHO};
 use crate::cluster::{Cluster, Network, create};
@@ -28,6 +29,8 @@ struct Machine {
     holder: Child,
     network: Network,
     dir: PathBuf,
+    /// What parts of the worker are called by, once there is one.
+    id: OnceLock<String>,
 }
 
 impl Machine {
@@ -52,6 +55,7 @@ impl Machine {
             holder,
             network,
             dir: dir.to_owned(),
+            id: OnceLock::new(),
         }
     }
 
@@ -83,16 +87,7 @@ impl Machine {
     /// Makes a worker of it.
     fn run(&self, more: &[&str]) -> Worker {
         let bundle = self.dir.join("bundle");
-        let cgroup = self.cgroup();
-        let own = [
-            "run",
-            "-",
-            "--allow-cgroup-v1",
-            "--bundle",
-            path(&bundle),
-            "--cgroup",
-            &cgroup,
-        ];
+        let own = ["run", "-", "--allow-cgroup-v1", "--bundle", path(&bundle)];
         let node = [
             "--name",
             NAME,
@@ -104,8 +99,14 @@ impl Machine {
         self.start("run", &[&own[..], &node[..], more].concat())
     }
 
+    /// Control groups are shared with the machines of other tests.
     fn cgroup(&self) -> String {
-        self.network.namespace.clone()
+        let id = self.id.get_or_init(|| {
+            let state = std::fs::read(self.root().join("worker.json")).unwrap();
+            let state: Value = serde_json::from_slice(&state).unwrap();
+            state["id"].as_str().unwrap().to_owned()
+        });
+        format!("yoke-worker-{id}")
     }
 
     /// Groups, mounts, links and rules of a worker.
@@ -126,7 +127,7 @@ impl Machine {
             .chain(
                 links
                     .lines()
-                    .filter(|line| line.contains("yoke0") || line.starts_with("veth")),
+                    .filter(|line| line.contains("yoke") || line.starts_with("veth")),
             )
             .map(str::to_owned)
             .collect()

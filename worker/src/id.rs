@@ -1,0 +1,104 @@
+//! What the parts of a worker are called on the machine, where other workers may be. Pure.
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use data_encoding::HEXLOWER;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// An interface's name has at most 15 bytes, and `yoke` is before it.
+const BYTES: usize = 4;
+
+/// Tells the workers of one kernel apart: machines in containers share control groups, and each may have its folder at the
+/// same path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Id(String);
+
+impl Id {
+    /// Of the worker in the folder with this canonical path, on this device and with this inode.
+    pub(crate) fn new(root: &Path, device: u64, inode: u64) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(root.as_os_str().as_bytes());
+        hash.update([0]);
+        hash.update(device.to_be_bytes());
+        hash.update(inode.to_be_bytes());
+        Self(HEXLOWER.encode(&hash.finalize()[..BYTES]))
+    }
+
+    /// Its control group, from the root of each hierarchy, without a slash before it.
+    pub(crate) fn cgroup(&self) -> String {
+        format!("yoke-worker-{}", self.0)
+    }
+
+    /// The bridge that its Pods are connected to.
+    pub(crate) fn bridge(&self) -> String {
+        format!("yoke{}", self.0)
+    }
+
+    /// The network's name, which CNI keeps its notes under.
+    pub(crate) fn network(&self) -> String {
+        format!("yoke-worker-{}", self.0)
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text is none that this program has written.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no worker's id")]
+pub(crate) struct IdError(String);
+
+impl TryFrom<String> for Id {
+    type Error = IdError;
+
+    fn try_from(text: String) -> Result<Self, IdError> {
+        let hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() == 2 * BYTES && text.bytes().all(hex) {
+            Ok(Self(text))
+        } else {
+            Err(IdError(text))
+        }
+    }
+}
+
+impl From<Id> for String {
+    fn from(id: Id) -> Self {
+        id.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_has_its_own_names() {
+        let one = Id::new(Path::new("/var/lib/yoke-worker"), 1, 2);
+        assert_eq!(one, Id::new(Path::new("/var/lib/yoke-worker"), 1, 2));
+        for (rule, other) in [
+            ("another path", Id::new(Path::new("/srv/w"), 1, 2)),
+            ("another device", Id::new(Path::new("/var/lib/yoke-worker"), 3, 2)),
+            ("another inode", Id::new(Path::new("/var/lib/yoke-worker"), 1, 3)),
+        ] {
+            assert_ne!(one.cgroup(), other.cgroup(), "{rule}");
+            assert_ne!(one.bridge(), other.bridge(), "{rule}");
+            assert_ne!(one.network(), other.network(), "{rule}");
+        }
+        assert!(one.bridge().len() <= 15, "{}", one.bridge());
+    }
+
+    #[test]
+    fn what_is_remembered_is_no_path() {
+        assert_eq!(Id::try_from("00c0ffee".to_owned()).unwrap().bridge(), "yoke00c0ffee");
+        for text in ["", "../../x", "00C0FFEE", "00c0ffe", "00c0ffee0", "00c0ff/e"] {
+            assert!(Id::try_from(text.to_owned()).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The folder of `--root` as it is on the disk: whoever may change it, or put another one in its place, is root by it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::files::FileError;
+use crate::id::Id;
+use crate::layout::{Layout, LayoutError};
+
+/// Bits of a mode that let others write.
+const OTHERS_WRITE: u32 = 0o022;
+/// In such a folder nobody renames or removes what is another's.
+const STICKY: u32 = 0o1000;
+
+/// The folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RootError {
+    /// Its path cannot.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// It cannot be looked at.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is something else.
+    #[error("{} is no folder", .0.display())]
+    NoFolder(PathBuf),
+    /// It, or one above it, is another user's.
+    #[error("{} belongs to another user", .0.display())]
+    Owner(PathBuf),
+    /// Others write to it, or to one above it.
+    #[error("others may write to {}", .0.display())]
+    Writable(PathBuf),
+}
+
+/// The layout of a folder, which need not be there yet, by its path without symbolic links: what is removed in the end is
+/// compared with the paths of mounts.
+pub(crate) fn open(path: &Path) -> Result<Layout, RootError> {
+    // Refused as it was given, too: an error is about what somebody has written.
+    Layout::new(path)?;
+    let there = path.ancestors().find(|path| path.symlink_metadata().is_ok());
+    let there = there.unwrap_or(Path::new("/"));
+    let rest = path.strip_prefix(there).expect("an ancestor is a prefix");
+    let mut real = fs::canonicalize(there).map_err(|error| FileError::new("find", there, error))?;
+    let found = real.clone();
+    if rest != Path::new("") {
+        real.push(rest);
+    }
+    for folder in found.ancestors() {
+        check(folder, folder == real)?;
+    }
+    Ok(Layout::new(&real)?)
+}
+
+fn check(folder: &Path, own: bool) -> Result<(), RootError> {
+    let meta = fs::metadata(folder).map_err(|error| FileError::new("look at", folder, error))?;
+    let user = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() {
+        return Err(RootError::NoFolder(folder.to_owned()));
+    }
+    if meta.uid() != 0 && meta.uid() != user {
+        return Err(RootError::Owner(folder.to_owned()));
+    }
+    let sticky = !own && meta.mode() & STICKY != 0;
+    if meta.mode() & OTHERS_WRITE != 0 && !sticky {
+        return Err(RootError::Writable(folder.to_owned()));
+    }
+    Ok(())
+}
+
+/// What the worker of a folder that is there is called by.
+pub(crate) fn identify(layout: &Layout) -> Result<Id, FileError> {
+    let meta = fs::metadata(layout.root()).map_err(|error| FileError::new("look at", layout.root(), error))?;
+    Ok(Id::new(layout.root(), meta.dev(), meta.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_known_by_its_real_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir_all(real.join("a/w")).unwrap();
+        symlink(real.join("a"), real.join("link")).unwrap();
+        for (path, expected) in [
+            ("a/w", "a/w"),
+            ("link/w", "a/w"),
+            ("link/new/w", "a/new/w"),
+            ("link", "a"),
+        ] {
+            assert_eq!(open(&real.join(path)).unwrap().root(), real.join(expected), "{path}");
+        }
+        symlink(real.join("nowhere"), real.join("broken")).unwrap();
+        assert!(matches!(open(&real.join("broken/w")), Err(RootError::File(_))));
+        fs::write(real.join("file"), "").unwrap();
+        assert!(matches!(open(&real.join("file")), Err(RootError::NoFolder(_))));
+        assert!(matches!(open(Path::new("relative")), Err(RootError::Layout(_))));
+    }
+
+    #[test]
+    fn a_folder_that_others_change_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir_all(real.join("a/w")).unwrap();
+        for (folder, mode, good) in [
+            ("a/w", 0o755, true),
+            ("a/w", 0o775, false),
+            ("a/w", 0o1777, false),
+            ("a", 0o1777, true),
+            ("a", 0o757, false),
+        ] {
+            fs::set_permissions(real.join(folder), fs::Permissions::from_mode(mode)).unwrap();
+            let opened = open(&real.join("a/w"));
+            assert_eq!(opened.is_ok(), good, "{folder} {mode:o}: {opened:?}");
+            if let Err(error) = opened {
+                assert!(matches!(error, RootError::Writable(path) if path == real.join(folder)));
+            }
+            fs::set_permissions(real.join(folder), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        if rustix::process::geteuid().is_root() {
+            chown(real.join("a"), Some(1234), None).unwrap();
+            assert!(matches!(open(&real.join("a/w")), Err(RootError::Owner(path)) if path == real.join("a")));
+        }
+    }
+}
