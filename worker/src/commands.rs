@@ -2,9 +2,7 @@
 
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
-use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use yoke_api::join_token::JoinLine;
@@ -15,12 +13,6 @@ use crate::layout::Layout;
 use crate::output::say;
 use crate::state::{Lock, Worker};
 use crate::{Error, clean, clock, live, machine, preflight, root, setup};
-
-/// The kubelet's health, on loopback.
-const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
-/// One that does not start cannot drain either.
-const HEALTH_LIMIT: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -51,7 +43,9 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     let layout = root::open(&options.root)?;
     let (worker, _lock) = open(&layout)?;
-    if layout.kubeconfig().exists() && !worker.ephemeral {
+    if worker.ephemeral {
+        live::forget(&layout, &worker).await;
+    } else if layout.kubeconfig().exists() {
         let own = std::env::current_exe().map_err(Error::Start)?;
         let mut node = Command::new(own);
         node.args(["node", "--leave", "--root"])
@@ -80,12 +74,7 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
     let layout = root::open(&options.folder.root)?;
     let worker = read(&layout)?;
     if options.leave {
-        let worker = Worker {
-            ephemeral: true,
-            ..worker
-        };
-        let healthy = async { drop(tokio::time::timeout(HEALTH_LIMIT, wait_healthy()).await) };
-        return live::live(&layout, &worker, healthy).await;
+        return live::leave(&layout, &worker).await;
     }
     let end = async {
         if let Err(error) = boxed::end_of_input().await {
@@ -136,10 +125,4 @@ pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool, line: Option<&Jo
         facts.skew = Some(clock::observe_skew(line).await);
     }
     preflight::inspect(&facts)
-}
-
-async fn wait_healthy() {
-    while TcpStream::connect(HEALTH).await.is_err() {
-        tokio::time::sleep(PAUSE).await;
-    }
 }

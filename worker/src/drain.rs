@@ -1,22 +1,28 @@
 //! Empties the worker's Node: nothing new is put there, and what runs there is asked to go elsewhere, within a limit.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{Api, EvictParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, EvictParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::clock::to_line;
+use crate::node::limited;
 use crate::output::say;
 
 const ROUND: Duration = Duration::from_secs(1);
-/// One request of the many; a control plane that does not answer keeps no worker.
-const REQUEST: Duration = Duration::from_secs(10);
+/// How long a Pod is left in peace that a PodDisruptionBudget keeps, as by `kubectl drain`.
+const KEPT: Duration = Duration::from_secs(5);
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// A node has no more Pods than this by default, and a larger one is drained in turns.
+/// A node has no more Pods than this by default.
 const PAGE: u32 = 250;
+/// Of one list: more is nothing that a kubelet runs.
+const PAGES_MAX: u32 = 40;
+/// How often a Node is tried to be deleted.
+const DELETE_TRIES: u32 = 5;
 
 /// What is to be done about a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,128 +51,175 @@ fn plan(pod: &Pod) -> Step {
     }
 }
 
+/// The Node that is meant: another machine may have its name by now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) uid: &'a str,
+}
+
 /// Cordons the Node, and evicts its Pods until there are none or the time is over. Says what did not work; none of it is a
 /// reason to stay.
-pub(crate) async fn drain(client: &Client, node: &str, limit: Duration) {
-    if tokio::time::timeout(limit, empty(client, node)).await.is_err() {
+pub(crate) async fn drain(client: &Client, node: Target<'_>, limit: Duration) {
+    let mut drain = Drain {
+        client,
+        node,
+        said: None,
+        kept: HashMap::new(),
+    };
+    if tokio::time::timeout(limit, drain.empty()).await.is_err() {
         say(&format!(
-            "Pods are left on Node {node} after {limit:?}; they end with it"
+            "Pods are left on Node {} after {limit:?}; they end with it",
+            node.name
         ));
     }
 }
 
-async fn empty(client: &Client, node: &str) {
-    let nodes = Api::<Node>::all(client.clone());
-    let cordon = json!({"spec": {"unschedulable": true}});
-    match limited(nodes.patch(node, &PatchParams::default(), &Patch::Merge(&cordon))).await {
-        Ok(_) => {}
-        // It was never there, or somebody was faster.
-        Err(kube::Error::Api(status)) if status.is_not_found() => return,
-        Err(error) => say(&format!("cannot cordon Node {node}: {}", to_line(&error))),
+/// What became of the wish that nothing new be put on the Node.
+enum Cordon {
+    Done,
+    /// There is no such Node.
+    Gone,
+    Again,
+}
+
+struct Drain<'a> {
+    client: &'a Client,
+    node: Target<'a>,
+    /// What was said last: what stays as it is is not said each second.
+    said: Option<String>,
+    /// Pods that a budget keeps, by UID, and when they are asked to go again.
+    kept: HashMap<String, Instant>,
+}
+
+impl Drain<'_> {
+    async fn empty(&mut self) {
+        loop {
+            match self.cordon().await {
+                Cordon::Again => sleep(ROUND).await,
+                Cordon::Done => break,
+                Cordon::Gone => return,
+            }
+        }
+        loop {
+            match self.list().await {
+                Ok(pods) => {
+                    let left: Vec<_> = pods.into_iter().filter(|pod| plan(pod) != Step::Leave).collect();
+                    if left.is_empty() {
+                        return;
+                    }
+                    self.say(format!("Pods that have to go: {}", left.len()));
+                    for pod in left.iter().filter(|pod| plan(pod) == Step::Evict) {
+                        self.evict(pod).await;
+                    }
+                }
+                Err(error) => self.fault("list the Pods", &error),
+            }
+            sleep(ROUND).await;
+        }
     }
-    let pods = Api::<Pod>::all(client.clone());
-    let here = ListParams::default()
-        .fields(&format!("spec.nodeName={node}"))
-        .limit(PAGE);
-    let mut told = None;
-    loop {
-        let found = match limited(pods.list(&here)).await {
-            Ok(list) => list.items,
-            Err(error) => return say(&format!("cannot list the Pods of Node {node}: {}", to_line(&error))),
-        };
-        let left: Vec<_> = found.into_iter().filter(|pod| plan(pod) != Step::Leave).collect();
-        if left.is_empty() {
+
+    async fn cordon(&mut self) -> Cordon {
+        let nodes = Api::<Node>::all(self.client.clone());
+        // The UID is a condition: the server refuses the change of another Node of this name.
+        let cordon = json!({"metadata": {"uid": self.node.uid}, "spec": {"unschedulable": true}});
+        match limited(nodes.patch(self.node.name, &PatchParams::default(), &Patch::Merge(&cordon))).await {
+            Ok(_) => Cordon::Done,
+            // It was never there, or somebody was faster.
+            Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                self.say(format!(
+                    "Node {} is another one by now; it is not drained",
+                    self.node.name
+                ));
+                Cordon::Gone
+            }
+            Err(error) => {
+                self.fault("cordon", &error);
+                Cordon::Again
+            }
+        }
+    }
+
+    /// Every Pod of the Node, page after page.
+    async fn list(&self) -> kube::Result<Vec<Pod>> {
+        let pods = Api::<Pod>::all(self.client.clone());
+        let mut page = ListParams::default()
+            .fields(&format!("spec.nodeName={}", self.node.name))
+            .limit(PAGE);
+        let mut found = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let list = limited(pods.list(&page)).await?;
+            found.extend(list.items);
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => break,
+            }
+        }
+        Ok(found)
+    }
+
+    async fn evict(&mut self, pod: &Pod) {
+        let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
+        let uid = pod.uid().unwrap_or_default();
+        if self.kept.get(&uid).is_some_and(|until| Instant::now() < *until) {
             return;
         }
-        if told.replace(left.len()) != Some(left.len()) {
-            say(&format!("Pods that have to go: {}", left.len()));
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+        match limited(pods.evict(&name, &EvictParams::default())).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                self.kept.insert(uid, Instant::now() + KEPT);
+                self.say(format!(
+                    "Pod {namespace}/{name} has to stay for now: {}",
+                    status.message
+                ));
+            }
+            Err(error) => self.fault(&format!("evict Pod {namespace}/{name}"), &error),
         }
-        for pod in left.iter().filter(|pod| plan(pod) == Step::Evict) {
-            evict(client, pod).await;
+    }
+
+    fn fault(&mut self, what: &str, error: &kube::Error) {
+        self.say(format!("Node {}: cannot {what}: {}", self.node.name, to_line(error)));
+    }
+
+    fn say(&mut self, line: String) {
+        if self.said.as_ref() != Some(&line) {
+            say(&line);
+            self.said = Some(line);
+        }
+    }
+}
+
+/// Deletes the Node. A kubelet's own certificate does not allow it by Kubernetes' own rules; the cluster's may.
+pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
+    let nodes = Api::<Node>::all(client.clone());
+    let same = DeleteParams::default().preconditions(Preconditions {
+        uid: Some(node.uid.to_owned()),
+        resource_version: None,
+    });
+    let name = node.name;
+    for tries in 1.. {
+        let error = match limited(nodes.delete(name, &same)).await {
+            Ok(_) => return say(&format!("Node {name} is deleted")),
+            Err(kube::Error::Api(status)) if status.is_not_found() => return,
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                return say(&format!("Node {name} is another one by now; it stays"));
+            }
+            Err(kube::Error::Api(status)) if status.is_forbidden() => {
+                return say(&format!(
+                    "the cluster does not let a worker delete its Node: `kubectl delete node {name}` does"
+                ));
+            }
+            Err(error) => error,
+        };
+        if tries == DELETE_TRIES {
+            return say(&format!("cannot delete Node {name}: {}", to_line(&error)));
         }
         sleep(ROUND).await;
     }
 }
 
-async fn evict(client: &Client, pod: &Pod) {
-    let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
-    let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
-    match limited(pods.evict(&name, &EvictParams::default())).await {
-        Ok(_) => {}
-        // 429: a PodDisruptionBudget wants it to wait, and it is asked again in the next round.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 429) => {}
-        Err(error) => say(&format!("cannot evict Pod {namespace}/{name}: {}", to_line(&error))),
-    }
-}
-
-/// Deletes the Node. A kubelet's own certificate does not allow it by Kubernetes' own rules; the cluster's may.
-pub(crate) async fn remove_node(client: &Client, node: &str) {
-    let nodes = Api::<Node>::all(client.clone());
-    match limited(nodes.delete(node, &Default::default())).await {
-        Ok(_) => say(&format!("Node {node} is deleted")),
-        Err(kube::Error::Api(status)) if status.is_not_found() => {}
-        Err(kube::Error::Api(status)) if status.is_forbidden() => say(&format!(
-            "the cluster does not let a worker delete its Node: `kubectl delete node {node}` does"
-        )),
-        Err(error) => say(&format!("cannot delete Node {node}: {}", to_line(&error))),
-    }
-}
-
-async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| kube::Error::Service(format!("no answer within {REQUEST:?}").into());
-    tokio::time::timeout(REQUEST, request).await.map_err(late)?
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_would_come_back_is_left() {
-        let owner =
-            |kind: &str| json!({"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "u", "controller": true});
-        for (rule, metadata, status, expected) in [
-            ("a Pod of nobody", json!({}), json!({"phase": "Running"}), Step::Evict),
-            ("a Pod that waits", json!({}), json!({"phase": "Pending"}), Step::Evict),
-            (
-                "a Pod of a ReplicaSet",
-                json!({"ownerReferences": [owner("ReplicaSet")]}),
-                json!({"phase": "Running"}),
-                Step::Evict,
-            ),
-            (
-                "a Pod of a DaemonSet",
-                json!({"ownerReferences": [owner("DaemonSet")]}),
-                json!({"phase": "Running"}),
-                Step::Leave,
-            ),
-            (
-                "a Pod of the kubelet's own",
-                json!({"annotations": {MIRROR: "x"}}),
-                json!({"phase": "Running"}),
-                Step::Leave,
-            ),
-            (
-                "a Pod that is done",
-                json!({}),
-                json!({"phase": "Succeeded"}),
-                Step::Leave,
-            ),
-            (
-                "a Pod that goes",
-                json!({"deletionTimestamp": "2026-11-22T21:00:00Z"}),
-                json!({"phase": "Running"}),
-                Step::Wait,
-            ),
-            (
-                "a Pod that goes, and has ended",
-                json!({"deletionTimestamp": "2026-11-22T21:00:00Z"}),
-                json!({"phase": "Succeeded"}),
-                Step::Wait,
-            ),
-        ] {
-            let pod: Pod = serde_json::from_value(json!({"metadata": metadata, "status": status})).unwrap();
-            assert_eq!(plan(&pod), expected, "{rule}");
-        }
-    }
-}
+mod tests;

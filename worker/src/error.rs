@@ -59,6 +59,9 @@ pub enum Error {
     /// A name is none for a Node.
     #[error("{0:?} cannot be a Node's name")]
     Name(String),
+    /// Another machine has its name by now.
+    #[error("Node {0} is not the one that this machine joined as")]
+    Replaced(String),
     /// There is no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),
@@ -127,6 +130,9 @@ impl Error {
                 "perhaps a worker's whose folder was removed by hand: end its processes, or choose another folder with --root",
             ),
             Self::Name(_) => Some("give one of lower-case letters, digits, `-` and `.` with --name"),
+            Self::Replaced(_) => Some(
+                "another machine may have its name: `yoke-worker leave` removes this worker, and a new token makes another",
+            ),
             Self::NoWorker(_) => Some("a join token makes one: `yoke-worker run TOKEN`"),
             Self::Busy(_) => Some("end it first"),
             Self::Left(_) => Some("end what uses it, and call `yoke-worker leave`"),

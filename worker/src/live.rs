@@ -12,18 +12,24 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
 
 use crate::cgroups::Cgroups;
 use crate::children::{Keeper, Service};
+use crate::clock::to_line;
 use crate::config::{self, Machine};
+use crate::drain::Target;
 use crate::layout::Layout;
 use crate::machine::{PATH, has_sys_resource};
 use crate::output::say;
 use crate::state::Worker;
 use crate::{Error, cni, drain, files, node};
 
+/// The kubelet's health, on loopback.
+const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
+/// Of a kubelet that has been started.
+const HEALTH_LIMIT: Duration = Duration::from_secs(60);
 const CONTAINERD_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Of one image, from a disk.
@@ -35,15 +41,12 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Runs the worker until `end` comes.
 pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
-    let cgroups = Cgroups::discover(&worker.id.cgroup())?;
-    cgroups.enter()?;
-    let machine = observe_machine(&cgroups);
-    write_config(layout, worker, &machine)?;
-    let containerd = Keeper::start(service(layout, "containerd", containerd_arguments(layout)));
-    let started = start_kubelet(layout, worker);
+    let mut worker = worker.clone();
+    check_node(layout, &mut worker).await?;
+    let containerd = start_containerd(layout, &worker)?;
     tokio::pin!(end);
     let kubelet = tokio::select! {
-        kubelet = started => kubelet,
+        kubelet = start_kubelet(layout, &worker) => kubelet,
         () = &mut end => {
             containerd.stop().await;
             return Ok(());
@@ -57,7 +60,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         }
     };
     let connected = tokio::select! {
-        connected = connect_pods(layout, worker) => Some(connected),
+        connected = connect_pods(layout, &mut worker) => Some(connected),
         () = &mut end => None,
     };
     let result = match connected {
@@ -68,30 +71,108 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
-    finish(layout, worker, kubelet, containerd).await;
+    if worker.ephemeral {
+        finish(layout, &worker, Some(kubelet), containerd).await;
+    } else {
+        kubelet.stop().await;
+        containerd.stop().await;
+    }
     result
 }
 
-async fn finish(layout: &Layout, worker: &Worker, kubelet: Keeper, containerd: Keeper) {
-    if !worker.ephemeral {
-        kubelet.stop().await;
-        containerd.stop().await;
-        return;
-    }
+/// Runs the worker once more, and ends it for good: Pods end in order where there is a kubelet.
+pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+    let mut worker = worker.clone();
+    check_node(layout, &mut worker).await?;
+    let containerd = start_containerd(layout, &worker)?;
+    let kubelet = match start_kubelet(layout, &worker).await {
+        Ok(kubelet) => {
+            // From now on: loading images takes what it takes.
+            if tokio::time::timeout(HEALTH_LIMIT, wait_healthy()).await.is_err() {
+                say(&format!(
+                    "the kubelet is not healthy after {HEALTH_LIMIT:?}; it is drained all the same"
+                ));
+            }
+            Some(kubelet)
+        }
+        Err(error) => {
+            say(&format!("Pods cannot end in order: {}", to_line(&error)));
+            None
+        }
+    };
+    finish(layout, &worker, kubelet, containerd).await;
+    Ok(())
+}
+
+/// Ends the worker for good.
+async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Keeper>, containerd: Keeper) {
     // The kubelet renews its certificate as long as it runs, so the newest one is asked with.
     let client = node::connect(layout).await;
-    if let Some(client) = &client {
-        drain::drain(client, &worker.name, worker.drain).await;
+    let uid = match (&worker.node_uid, &client) {
+        (Some(uid), _) => Some(uid.clone()),
+        // Nobody is let in by the name of a Node that is there: it can only be this worker's own.
+        (None, Some(client)) => node::ask_uid(client, &worker.name).await.unwrap_or_default(),
+        (None, None) => None,
+    };
+    let target = uid.as_ref().map(|uid| Target {
+        name: &worker.name,
+        uid,
+    });
+    let met = client.as_ref().zip(target);
+    if let Some((client, node)) = met {
+        drain::drain(client, node, worker.drain).await;
     }
-    kubelet.stop().await;
+    if let Some(kubelet) = kubelet {
+        kubelet.stop().await;
+    }
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
     containerd.stop().await;
     // Last of all: whoever sees that the Node is gone may count on the rest.
-    if let Some(client) = &client {
-        drain::remove_node(client, &worker.name).await;
+    if let Some((client, node)) = met {
+        drain::remove_node(client, node).await;
     }
+}
+
+/// Deletes the Node of a worker that was killed.
+pub(crate) async fn forget(layout: &Layout, worker: &Worker) {
+    if let (Some(uid), Some(client)) = (&worker.node_uid, node::connect(layout).await) {
+        let name = &worker.name;
+        drain::remove_node(&client, Target { name, uid }).await;
+    }
+}
+
+/// A kubelet goes on as the Node that it finds by its name. If that is another machine's by now, it must not.
+async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
+    let (Some(known), Some(client)) = (&worker.node_uid, node::connect(layout).await) else {
+        return Ok(());
+    };
+    match node::ask_uid(&client, &worker.name).await {
+        Ok(Some(found)) if found != *known => return Err(Error::Replaced(worker.name.clone())),
+        // The kubelet makes another one.
+        Ok(None) => worker.node_uid = None,
+        // Pods run whether the API answers or not.
+        Ok(Some(_)) | Err(_) => {}
+    }
+    Ok(())
+}
+
+async fn wait_healthy() {
+    while TcpStream::connect(HEALTH).await.is_err() {
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
+    let cgroups = Cgroups::discover(&worker.id.cgroup())?;
+    cgroups.enter()?;
+    write_config(layout, worker, &observe_machine(&cgroups))?;
+    Ok(Keeper::start(service(
+        layout,
+        "containerd",
+        containerd_arguments(layout),
+    )))
 }
 
 fn observe_machine(cgroups: &Cgroups) -> Machine {
@@ -192,8 +273,10 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
 }
 
 /// Waits for the Node's addresses and writes the network that gives them. The bootstrap token has done its work then.
-async fn connect_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
-    let pods = node::wait_pods(layout, &worker.name).await;
+async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
+    let node::Joined { uid, pods } = node::wait_joined(layout, &worker.name).await;
+    worker.node_uid = Some(uid);
+    worker.write(layout)?;
     let path = layout.cni_config().join("10-yoke-worker.conflist");
     files::write(&path, &config::build_cni(layout, &worker.id, pods), files::PUBLIC)?;
     files::remove(&layout.bootstrap_kubeconfig())?;

@@ -24,12 +24,33 @@ pub(crate) async fn connect(layout: &Layout) -> Option<Client> {
     Client::try_from(config).ok()
 }
 
-/// The addresses that the Node may give to Pods: waits until the cluster has let it in, and has said which they are.
-pub(crate) async fn wait_pods(layout: &Layout, name: &str) -> Cidr {
+/// A request of few; a control plane that does not answer keeps no worker.
+pub(crate) async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| kube::Error::Service(format!("no answer within {REQUEST:?}").into());
+    tokio::time::timeout(REQUEST, request).await.map_err(late)?
+}
+
+/// What the cluster has made of the worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Joined {
+    /// Of the Node.
+    pub(crate) uid: String,
+    /// The addresses that it may give to Pods.
+    pub(crate) pods: Cidr,
+}
+
+/// The UID of the Node of this name; nothing if there is none.
+pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
+    let node = limited(Api::<Node>::all(client.clone()).get_opt(name)).await?;
+    Ok(node.and_then(|node| node.metadata.uid))
+}
+
+/// Waits until the cluster has let the Node in, and has said which addresses it may give to Pods.
+pub(crate) async fn wait_joined(layout: &Layout, name: &str) -> Joined {
     let mut rounds = 0;
     loop {
-        if let Some(cidr) = read_pods(layout, name).await {
-            return cidr;
+        if let Some(joined) = read_joined(layout, name).await {
+            return joined;
         }
         rounds += 1;
         if rounds % SILENCE == 0 {
@@ -43,8 +64,11 @@ pub(crate) async fn wait_pods(layout: &Layout, name: &str) -> Cidr {
     }
 }
 
-async fn read_pods(layout: &Layout, name: &str) -> Option<Cidr> {
+async fn read_joined(layout: &Layout, name: &str) -> Option<Joined> {
     let nodes = Api::<Node>::all(connect(layout).await?);
-    let node = tokio::time::timeout(REQUEST, nodes.get(name)).await.ok()?.ok()?;
-    node.spec?.pod_cidr?.parse().ok()
+    let node = limited(nodes.get(name)).await.ok()?;
+    Some(Joined {
+        uid: node.metadata.uid?,
+        pods: node.spec?.pod_cidr?.parse().ok()?,
+    })
 }

@@ -15,7 +15,7 @@ use crate::layout::Layout;
 use crate::machine::{PATH, host_name};
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
-use crate::{Error, bundle, clean, config, files, root};
+use crate::{Error, bundle, clean, config, files, live, root};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
@@ -61,6 +61,7 @@ pub(crate) fn build_worker(name: String, id: Id, line: &JoinLine, options: &Work
         cluster_domain: options.cluster_domain.clone(),
         node_ip: options.node_ip,
         id,
+        node_uid: None,
         ephemeral: options.rm,
         drain: options.drain_timeout,
     }
@@ -86,6 +87,7 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     let lock = take(layout)?;
     match Worker::read(layout)? {
         Some(worker) if worker.ephemeral => {
+            live::forget(layout, &worker).await;
             clean::clean(layout, &worker).await?;
             drop(lock);
             let lock = take(layout)?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 use yoke_api::join_token::line::is_server;
-use yoke_api::names::is_domain;
+use yoke_api::names::{is_domain, is_label};
 
 use crate::Error;
 use crate::arguments::LONGEST;
@@ -38,6 +38,9 @@ pub(crate) struct Worker {
     pub(crate) node_ip: Option<IpAddr>,
     /// What its parts on the machine are called by.
     pub(crate) id: Id,
+    /// UID of its Node, once it has one: another machine may be given its name later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) node_uid: Option<String>,
     /// Whether nothing of it is to be left when it ends.
     pub(crate) ephemeral: bool,
     /// How long Pods may take to go when it ends.
@@ -63,6 +66,7 @@ impl Worker {
         for (part, good) in [
             ("name", is_node_name(&worker.name)),
             ("server", is_server(&worker.server)),
+            ("UID", worker.node_uid.as_deref().is_none_or(is_label)),
             ("domain", is_domain(&worker.cluster_domain)),
             ("time to drain", worker.drain <= LONGEST),
         ] {
@@ -134,6 +138,7 @@ mod tests {
             cluster_domain: "cluster.local".into(),
             node_ip: Some("10.0.0.2".parse().unwrap()),
             id: "00c0ffee".to_owned().try_into().unwrap(),
+            node_uid: Some("c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".into()),
             ephemeral: true,
             drain: Duration::from_secs(90),
         };
@@ -147,6 +152,7 @@ mod tests {
             ("server", "demo.yoke.example".into()),
             ("clusterDomain", "a\nb".into()),
             ("clusterDns", "x".into()),
+            ("nodeUid", "a b".into()),
             ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
         ] {
             let mut other = whole.clone();

@@ -19,6 +19,7 @@ fn worker() -> Worker {
         cluster_domain: "cluster.local".into(),
         node_ip: None,
         id: id(),
+        node_uid: None,
         ephemeral: false,
         drain: Duration::from_secs(60),
     }
