@@ -62,6 +62,9 @@ pub(crate) struct PreflightOptions {
     /// Join token, or `-` for standard input: the clock is compared with that of its API
     #[arg(long)]
     pub(crate) token: Option<String>,
+    /// File with the join token
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    pub(crate) token_file: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -69,8 +72,8 @@ pub(crate) struct PreflightOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunOptions {
-    /// Join token, or `-` for standard input; nothing to go on as the worker that this machine is
-    pub(crate) token: Option<String>,
+    #[command(flatten)]
+    pub(crate) join: JoinOptions,
     #[command(flatten)]
     pub(crate) worker: WorkerOptions,
     /// End it after this time, such as 2h or 90m
@@ -79,11 +82,23 @@ pub(crate) struct RunOptions {
 }
 
 #[derive(Args, Debug)]
+#[group(id = "join", multiple = false)]
+pub(crate) struct JoinOptions {
+    /// Join token, or `-` for standard input; nothing to go on as the worker that this machine is
+    ///
+    /// Everybody on the machine sees the arguments of a process as long as it runs: `-` and --token-file do not show it.
+    pub(crate) token: Option<String>,
+    /// File with the join token
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct WorkerOptions {
     #[command(flatten)]
     pub(crate) machine: MachineOptions,
     /// Leave nothing behind when it ends: Pods, the Node and all files go
-    #[arg(long, requires = "token")]
+    #[arg(long, requires = "join")]
     pub(crate) rm: bool,
     /// Folder with the programs, and a SHA256SUMS of them
     #[arg(long, value_name = "DIR", default_value = BUNDLE)]

@@ -24,6 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::Error;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
+use crate::machine::ignores_hangup;
 use crate::output::say;
 use crate::state::{Lock, Worker};
 
@@ -37,11 +38,12 @@ const USUAL: &[&str] = &[
 /// How long a worker may take to end beside the drain: two programs, and a few requests.
 const END_LIMIT: Duration = Duration::from_secs(90);
 
-/// SIGTERM and SIGINT.
+/// SIGTERM, SIGINT, and SIGHUP unless whoever called wants none of it (`nohup`).
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -50,6 +52,7 @@ impl Signals {
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
+            hangup: (!ignores_hangup()).then(|| listen(SignalKind::hangup())).transpose()?,
         })
     }
 
@@ -57,13 +60,26 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            () = hear(self.hangup.as_mut()) => {}
         }
     }
 }
 
+async fn hear(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => pending().await,
+    }
+}
+
 /// Runs the worker in a box until a signal, the end of its time, or its own end.
-pub(crate) async fn run(layout: &Layout, worker: &Worker, ttl: Option<Duration>, lock: &Lock) -> Result<(), Error> {
-    let mut signals = Signals::listen()?;
+pub(crate) async fn run(
+    layout: &Layout,
+    worker: &Worker,
+    ttl: Option<Duration>,
+    lock: &Lock,
+    signals: &mut Signals,
+) -> Result<(), Error> {
     let own = std::env::current_exe().map_err(Error::Start)?;
     let mut inner = Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"])

@@ -2,7 +2,7 @@
 //! that does not grow without end.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -25,6 +25,11 @@ const STEADY: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// A log longer than this is put aside, and replaces the one that was before.
 const LOG_MAX: u64 = 16 << 20;
+/// What is shown of a log when its program ends.
+const LAST_LINES: usize = 6;
+const LAST_BYTES: u64 = 4 << 10;
+const LINE_MAX: usize = 400;
+const LAST_WORDS: Duration = Duration::from_secs(1);
 const PIECE: usize = 16 << 10;
 
 /// A program that is to run.
@@ -65,10 +70,11 @@ async fn keep(service: Service, mut asked: oneshot::Receiver<()>) {
     let mut pause = PAUSE_MIN;
     loop {
         let started = Instant::now();
+        let said_before = fs::metadata(&service.log).map_or(0, |log| log.len());
         let end = match start(&service) {
             Err(error) => error.to_string(),
             Ok(mut child) => {
-                let log = tokio::spawn(record(child.stdout.take(), child.stderr.take(), service.log.clone()));
+                let mut log = tokio::spawn(record(child.stdout.take(), child.stderr.take(), service.log.clone()));
                 let end = tokio::select! {
                     end = child.wait() => Some(end),
                     _ = &mut asked => None,
@@ -78,16 +84,13 @@ async fn keep(service: Service, mut asked: oneshot::Receiver<()>) {
                     log.abort();
                     return;
                 };
-                // What its own children still say is nobody's concern.
+                // Why it ended may be on its way. What its own children still say is nobody's concern.
+                let _ = tokio::time::timeout(LAST_WORDS, &mut log).await;
                 log.abort();
                 end.map_or_else(|error| error.to_string(), |status| status.to_string())
             }
         };
-        say(&format!(
-            "{} ended ({end}); see {}",
-            service.name,
-            service.log.display()
-        ));
+        say(&report(&service, &end, said_before));
         if started.elapsed() > STEADY {
             pause = PAUSE_MIN;
         }
@@ -97,6 +100,31 @@ async fn keep(service: Service, mut asked: oneshot::Receiver<()>) {
         }
         pause = (pause * 2).min(PAUSE_MAX);
     }
+}
+
+/// That the program ended, and what it said last since its log had this length.
+fn report(service: &Service, end: &str, said_before: u64) -> String {
+    let mut text = format!("{} ended ({end}); see {}", service.name, service.log.display());
+    for line in read_last(&service.log, said_before).unwrap_or_default() {
+        text += &format!("\n  {}: {line}", service.name);
+    }
+    text
+}
+
+fn read_last(log: &Path, from: u64) -> std::io::Result<Vec<String>> {
+    let mut file = fs::File::open(log)?;
+    let length = file.metadata()?.len();
+    // A log that is shorter than it was is a new one.
+    let from = if from > length { 0 } else { from };
+    file.seek(SeekFrom::Start(from.max(length.saturating_sub(LAST_BYTES))))?;
+    let mut text = Vec::new();
+    file.take(LAST_BYTES).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines.iter().skip(lines.len().saturating_sub(LAST_LINES));
+    // It goes to a terminal.
+    let plain = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_MAX).collect();
+    Ok(last.map(plain).collect())
 }
 
 /// With `setpriv`, so that it does not outlive this process: a second one could not take its sockets.
@@ -205,6 +233,24 @@ mod tests {
         until(|| lines(dir.path()) == 1).await;
         keeper.stop().await;
         assert!(dir.path().join("asked").exists());
+    }
+
+    #[test]
+    fn why_a_program_ended_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path(), "");
+        assert!(!report(&service, "x", 0).contains('\n'), "there is no log yet");
+        fs::write(&service.log, "long ago\n").unwrap();
+        let before = fs::metadata(&service.log).unwrap().len();
+        let lines: Vec<_> = (1..=9).map(|number| format!("\u{1b}[31mline {number}\n\n")).collect();
+        append(&service.log, lines.concat().as_bytes(), lines.concat().len());
+        let log = service.log.display();
+        let expected: Vec<_> = (4..=9).map(|number| format!("\n  x: [31mline {number}")).collect();
+        let expected = format!("x ended (exit status: 3); see {log}{}", expected.concat());
+        assert_eq!(report(&service, "exit status: 3", before), expected);
+        // Of a new log, which was begun meanwhile.
+        fs::write(&service.log, "new\n").unwrap();
+        assert!(report(&service, "x", before).ends_with("\n  x: new"));
     }
 
     #[test]

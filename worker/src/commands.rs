@@ -16,10 +16,12 @@ use crate::{Error, clean, clock, live, machine, preflight, root, setup};
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
+    // From the very start: one that comes while the worker is made ends it once it can be ended.
+    let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
     let Some(line) = line else {
         let (worker, _lock) = open(&layout)?;
-        return run_on(&layout, &worker).await;
+        return live::live(&layout, &worker, signals.next()).await;
     };
     let name = setup::choose_name(&options.worker)?;
     check(&options.worker, line).await?;
@@ -28,10 +30,10 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;
-        return run_on(&layout, &worker).await;
+        return live::live(&layout, &worker, signals.next()).await;
     }
     let ended = match &made {
-        Ok(()) => boxed::run(&layout, &worker, options.ttl, &lock).await,
+        Ok(()) => boxed::run(&layout, &worker, options.ttl, &lock, &mut signals).await,
         Err(_) => Ok(()),
     };
     clean::clean(&layout, &worker).await?;
@@ -82,11 +84,6 @@ pub(crate) async fn node(options: &NodeOptions) -> Result<(), Error> {
         }
     };
     live::live(&layout, &worker, end).await
-}
-
-async fn run_on(layout: &Layout, worker: &Worker) -> Result<(), Error> {
-    let mut signals = Signals::listen()?;
-    live::live(layout, worker, async move { signals.next().await }).await
 }
 
 /// The worker of a folder, which is nobody else's now.

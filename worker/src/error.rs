@@ -69,7 +69,7 @@ pub enum Error {
     #[error("the worker in {} runs, or is being changed", .0.display())]
     Busy(PathBuf),
     /// Signals cannot be heard.
-    #[error("cannot listen for SIGTERM and SIGINT")]
+    #[error("cannot listen for SIGTERM, SIGINT and SIGHUP")]
     Signals(#[source] std::io::Error),
     /// A program cannot be started.
     #[error("cannot start the worker")]
@@ -119,7 +119,9 @@ impl Error {
 
     fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Token(_) => Some("whoever gave it to you can make another; `-` reads it from standard input"),
+            Self::Token(_) => Some(
+                "whoever gave it to you can make another; `-` reads it from standard input, --token-file from a file",
+            ),
             Self::Bundle(BundleError::Skew { .. }) => Some("get a bundle for the API's version"),
             Self::Bundle(_) => Some("get the bundle again; `sha256sum -c SHA256SUMS` in it says what is damaged"),
             Self::Taken { .. } => Some("`yoke-worker leave` removes that worker, or choose another folder with --root"),

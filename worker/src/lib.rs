@@ -33,7 +33,9 @@ mod root;
 mod setup;
 mod state;
 
-use std::io::Read as _;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::process::ExitCode;
 
 use yoke_api::join_token::JoinLine;
@@ -41,6 +43,7 @@ use yoke_api::join_token::JoinLine;
 pub use crate::arguments::Arguments;
 use crate::arguments::{Command, PreflightOptions};
 pub use crate::error::Error;
+use crate::files::FileError;
 
 /// More than any token has: what is piped in may be anything.
 const INPUT_MAX: u64 = 128 << 10;
@@ -55,7 +58,7 @@ async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
     match arguments.command {
         Command::Preflight(options) => preflight(&options).await?,
         Command::Run(options) => {
-            let line = options.token.as_deref().map(read_token).transpose()?;
+            let line = read_token(options.join.token.as_deref(), options.join.token_file.as_deref())?;
             commands::run(&options, line.as_ref()).await?;
         }
         Command::Leave(options) => commands::leave(&options).await?,
@@ -66,7 +69,7 @@ async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
 }
 
 async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
-    let line = options.token.as_deref().map(read_token).transpose()?;
+    let line = read_token(options.token.as_deref(), options.token_file.as_deref())?;
     let rows = commands::observe(&options.machine.root, options.machine.allow_cgroup_v1, line.as_ref()).await;
     let text = if options.json {
         preflight::report::to_json(&rows)
@@ -82,14 +85,20 @@ async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
 }
 
 /// `-` stands for standard input: a command line is seen by everybody on the machine.
-fn read_token(argument: &str) -> Result<JoinLine, Error> {
-    let mut text = argument.to_owned();
-    if argument == "-" {
-        text.clear();
-        std::io::stdin()
-            .take(INPUT_MAX)
-            .read_to_string(&mut text)
-            .map_err(Error::Input)?;
-    }
-    JoinLine::parse(&text).map_err(Error::Token)
+fn read_token(argument: Option<&str>, file: Option<&Path>) -> Result<Option<JoinLine>, Error> {
+    let text = match (argument, file) {
+        (Some("-"), _) => read_limited(std::io::stdin()).map_err(Error::Input)?,
+        (Some(text), _) => text.to_owned(),
+        (None, Some(path)) => File::open(path)
+            .and_then(read_limited)
+            .map_err(|error| FileError::new("read", path, error))?,
+        (None, None) => return Ok(None),
+    };
+    JoinLine::parse(&text).map(Some).map_err(Error::Token)
+}
+
+fn read_limited(from: impl Read) -> std::io::Result<String> {
+    let mut text = String::new();
+    from.take(INPUT_MAX).read_to_string(&mut text)?;
+    Ok(text)
 }

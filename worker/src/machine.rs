@@ -73,8 +73,18 @@ pub(crate) fn has_sys_resource() -> bool {
     effective >> 24 & 1 == 1
 }
 
+/// Whether this process was started to go on when its terminal is closed.
+pub(crate) fn ignores_hangup() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    parse_bits(&status, "SigIgn:") & 1 == 1
+}
+
 fn parse_capabilities(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    parse_bits(status, "CapEff:")
+}
+
+fn parse_bits(status: &str, field: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
         .unwrap_or_default()
 }

@@ -92,6 +92,24 @@ fn a_token_is_read_from_standard_input() {
 }
 
 #[test]
+fn a_token_is_read_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    std::fs::write(&file, "yoke1.x\n").unwrap();
+    let nowhere = dir.path().join("nowhere");
+    for command in [["preflight", "--token-file"], ["run", "--token-file"]] {
+        let (code, _, err) = call(&[command[0], command[1], path(&file)]);
+        assert_eq!(code, Some(1));
+        assert!(err.contains("the join token is not whole"), "{err}");
+        let (code, _, err) = call(&[command[0], command[1], path(&nowhere)]);
+        assert_eq!(code, Some(1));
+        assert!(err.contains(&format!("cannot read {}", nowhere.display())), "{err}");
+        let (code, _, _) = call(&[command[0], command[1], path(&file), "--token", "x"]);
+        assert_eq!(code, Some(2));
+    }
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let root = path(dir.path());

@@ -328,7 +328,9 @@ async fn an_ephemeral_worker_leaves_nothing() {
     let mut worker = story.machine.run(&["--rm"]);
     story.let_in(&worker).await;
     let words = worker.last_words();
-    assert_eq!(worker.end().await, Some(0), "{words}\n{}", worker.last_words());
+    // Its terminal is closed.
+    worker.signal(Signal::HUP);
+    assert_eq!(worker.ended().await, Some(0), "{words}\n{}", worker.last_words());
     let said = worker.said();
     assert!(said.contains("nothing of the worker is left on this machine"), "{said}");
     story.assert_gone(&said).await;
