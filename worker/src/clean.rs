@@ -12,12 +12,13 @@ use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
 use crate::cgroups::Cgroups;
+use crate::clock::to_line;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::machine::PATH;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, boxed, cni};
+use crate::{Error, boxed, cni, sysctls};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Mounts may be stacked, and a new list is read after each round.
@@ -40,6 +41,10 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
         return Err(Error::Left(left));
     }
     boxed::remove_usual(layout);
+    // Not worth staying for.
+    if let Err(error) = sysctls::restore(layout) {
+        say(&to_line(&error));
+    }
     remove_folder(layout)
 }
 

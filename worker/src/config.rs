@@ -91,7 +91,9 @@ pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr) -> String {
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             },
-            {"type": "portmap", "capabilities": {"portMappings": true}},
+            // With `snat` the plugin lets what comes over the bridge reach 127.0.0.1 of the machine (`route_localnet`), so that a
+            // host port answers there, too: then Pods reach what listens on loopback alone.
+            {"type": "portmap", "snat": false, "capabilities": {"portMappings": true}},
         ],
     });
     format!("{config:#}\n")
@@ -120,6 +122,8 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
         "clusterDomain": worker.cluster_domain,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": machine.pods_cgroup,
+        // They would stay behind, and kube-proxy has its own: <https://kep.k8s.io/3178>, as of 1.28.
+        "makeIPTablesUtilChains": false,
         "failSwapOn": false,
         "seccompDefault": true,
         "podPidsLimit": POD_PIDS_MAX,

@@ -3,6 +3,7 @@
 //! ```text
 //!  /var/lib/yoke-worker/
 //!    worker.json      what the worker is: of which cluster, under which name
+//!    sysctls.json     what settings of the kernel were before
 //!    bin/ images/     copies of the bundle
 //!    config/          files of containerd, CNI and the kubelet, written anew at each start
 //!    pki/             the CAs, and the kubelet's certificates
@@ -57,6 +58,11 @@ impl Layout {
     /// Held by whoever runs, joins or leaves.
     pub(crate) fn lock(&self) -> PathBuf {
         self.root.join("lock")
+    }
+
+    /// What the kernel's settings were before the worker.
+    pub(crate) fn sysctls(&self) -> PathBuf {
+        self.root.join("sysctls.json")
     }
 
     pub(crate) fn bin(&self) -> PathBuf {

@@ -32,6 +32,7 @@ mod preflight;
 mod root;
 mod setup;
 mod state;
+mod sysctls;
 
 use std::fs::File;
 use std::io::Read;

@@ -24,7 +24,7 @@ use crate::layout::Layout;
 use crate::machine::{PATH, has_sys_resource};
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cni, drain, files, node};
+use crate::{Error, cni, drain, files, node, sysctls};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -167,6 +167,7 @@ async fn wait_healthy() {
 fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
+    sysctls::remember(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups))?;
     Ok(Keeper::start(service(
         layout,

@@ -46,6 +46,7 @@ fn nobody_asks_a_kubelet_without_leave() {
     assert_eq!(config["authorization"], json!({"mode": "Webhook"}));
     assert_eq!(config["serverTLSBootstrap"], true);
     assert_eq!(config["rotateCertificates"], true);
+    assert_eq!(config["makeIPTablesUtilChains"], false);
     assert_eq!(config["cgroupRoot"], "/yoke-worker-00c0ffee/pods");
     assert_eq!(config["clusterDNS"], json!(["10.96.0.10"]));
     // A kubelet before 1.31 does not know it.
@@ -85,6 +86,7 @@ fn pods_get_the_nodes_addresses() {
     let ipam = &config["plugins"][0]["ipam"];
     assert_eq!(ipam["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
     assert_eq!(ipam["dataDir"], "/w/cni");
+    assert_eq!(config["plugins"][1]["snat"], false);
     assert_eq!(config["plugins"][0]["bridge"], "yoke00c0ffee");
     assert_eq!(config["name"], "yoke-worker-00c0ffee");
 }

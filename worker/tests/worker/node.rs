@@ -119,7 +119,12 @@ impl Machine {
         let root = path(&self.root()).to_owned();
         let rules = self.network.ask("iptables", &["-t", "nat", "-S"]) + &self.network.ask("nft", &["list", "ruleset"]);
         let links = self.network.ask("ip", &["-brief", "link"]);
-        let of_pods = |line: &&str| line.contains("10.232.7.") || line.contains("yoke-worker");
+        // The plugins' own chains, which are empty by then, stay for whoever uses them next.
+        let of_pods = |line: &&str| {
+            ["10.232.7.", "yoke-worker", "KUBE-"]
+                .iter()
+                .any(|part| line.contains(part))
+        };
         groups
             .lines()
             .chain(mounts.lines().filter(|line| line.contains(&root)))
