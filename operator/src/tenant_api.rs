@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::watcher::{self, Event, watcher};
@@ -225,6 +226,10 @@ impl TenantApi {
     /// Brings about what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, and
     /// the address of `default/kubernetes`. What is as it should be is not written: a write waits for the tenant's webhooks.
     pub async fn apply_base(&self, objects: &BaseObjects, params: &PatchParams) -> Result<(), TenantApiError> {
+        let roles = objects.roles.iter().map(|role| {
+            let api = Api::all(self.client.clone());
+            async move { ensure(&api, role, params).await }
+        });
         let bindings = objects.bindings.iter().map(|binding| {
             let api = Api::all(self.client.clone());
             async move { ensure(&api, binding, params).await }
@@ -237,7 +242,7 @@ impl TenantApi {
             let all = Api::namespaced(self.client.clone(), NAMESPACE);
             tokio::try_join!(ensure(&slices, slice, params), ensure(&all, endpoints, params)).map(|_| ())
         };
-        tokio::try_join!(futures::future::try_join_all(bindings), endpoints).map(|_| ())
+        tokio::try_join!(try_join_all(roles), try_join_all(bindings), endpoints).map(|_| ())
     }
 
     /// Brings about what a cluster with konnectivity agents has beside the base.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject};
 use kube::api::ObjectMeta;
 use serde::Serialize;
 use serde_json::Value;
@@ -17,9 +17,15 @@ pub(super) const NAMESPACE: &str = "default";
 /// Name of that Service, and of what holds its addresses.
 pub(super) const SERVICE: &str = "kubernetes";
 
+/// Who kubelets are.
+const NODES_GROUP: &str = "system:nodes";
+const LEAVING_ROLE: &str = "yoke:leaving-nodes";
+
 /// What every tenant cluster must have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BaseObjects {
+    /// Roles that Kubernetes does not have.
+    pub roles: Vec<ClusterRole>,
     /// Bindings.
     pub bindings: Vec<ClusterRoleBinding>,
     /// `default/kubernetes`; absent if the ingress has a name and no address.
@@ -29,6 +35,7 @@ pub struct BaseObjects {
 /// Builds [`BaseObjects`] for clusters behind an ingress.
 pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
     BaseObjects {
+        roles: vec![build_leaving_role()],
         bindings: vec![
             build_binding("yoke:cluster-admins", to_group(ADMIN_GROUP), "cluster-admin"),
             build_binding(
@@ -48,15 +55,34 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
             ),
             build_binding(
                 "yoke:nodes-renewal",
-                to_group("system:nodes"),
+                to_group(NODES_GROUP),
                 "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
             ),
+            build_binding("yoke:leaving-nodes", to_group(NODES_GROUP), LEAVING_ROLE),
         ],
         endpoints: ingress_address
             .parse()
             .ok()
             .filter(|address: &IpAddr| !address.is_loopback())
             .map(|address| build_endpoints(address, ingress_port)),
+    }
+}
+
+/// A worker that leaves deletes its Node: nobody could join by that name otherwise. The admission plugin NodeRestriction keeps
+/// each to its own.
+fn build_leaving_role() -> ClusterRole {
+    ClusterRole {
+        metadata: ObjectMeta {
+            name: Some(LEAVING_ROLE.into()),
+            ..ObjectMeta::default()
+        },
+        rules: Some(vec![PolicyRule {
+            api_groups: Some(vec![String::new()]),
+            resources: Some(vec!["nodes".into()]),
+            verbs: vec!["delete".into()],
+            ..PolicyRule::default()
+        }]),
+        ..ClusterRole::default()
     }
 }
 
@@ -161,7 +187,26 @@ fn is_part(wanted: &Value, found: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// The tests of workers make these objects in clusters of their own.
+    #[test]
+    fn what_workers_may_is_as_written_down() {
+        let base = build_base("192.0.2.1", 443);
+        let roles = base.roles.iter().map(serde_json::to_value);
+        let bindings = base.bindings.iter().map(serde_json::to_value);
+        let items = roles.chain(bindings).collect::<Result<Vec<_>, _>>().unwrap();
+        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items});
+        let text = format!("{list:#}\n");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/base.json");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
+    }
 
     #[test]
     fn base_objects_are_recognised_among_what_a_server_adds() {

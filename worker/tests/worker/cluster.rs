@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kube::Client;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
-use serde_json::json;
+use serde_json::{Value, json};
 use yoke_test_support::kubernetes::Options;
 use yoke_test_support::{Process, free_port};
 
@@ -169,34 +169,26 @@ fn start_etcd(dir: &Path) -> (Process, String) {
     (Process::spawn(dir, "etcd", &arguments), clients)
 }
 
-/// What the operator gives a tenant's cluster for workers: a bootstrap token, leave to ask for certificates with it, and for
-/// a worker to delete its Node.
+/// What the operator gives a tenant's cluster for workers: a bootstrap token, and what it has written down of who may what.
 async fn allow(client: &Client) {
-    let rbac = "/apis/rbac.authorization.k8s.io/v1";
-    let binding = |name: &str, role: &str, group: &str| {
-        let body = json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
-        });
-        (format!("{rbac}/clusterrolebindings"), body)
-    };
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
         "metadata": {"name": format!("bootstrap-token-{}", BOOTSTRAP.0)},
-        "stringData": {"token-id": BOOTSTRAP.0, "token-secret": BOOTSTRAP.1, "usage-bootstrap-authentication": "true"},
+        "stringData": {
+            "token-id": BOOTSTRAP.0, "token-secret": BOOTSTRAP.1, "usage-bootstrap-authentication": "true",
+            "auth-extra-groups": "system:bootstrappers:yoke",
+        },
     });
-    let role = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "leave"},
-        "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["delete"]}],
-    });
-    for (url, body) in [
-        ("/api/v1/namespaces/kube-system/secrets".to_owned(), secret),
-        (format!("{rbac}/clusterroles"), role),
-        binding("join", "system:node-bootstrapper", "system:bootstrappers"),
-        binding("leave", "leave", "system:nodes"),
-    ] {
-        create(client, &url, &body).await;
+    create(client, "/api/v1/namespaces/kube-system/secrets", &secret).await;
+    let base = include_str!("../../../operator/testdata/base.json");
+    let base: Value = serde_json::from_str(base).unwrap();
+    for object in base["items"].as_array().unwrap() {
+        let url = match object["kind"].as_str() {
+            Some("ClusterRole") => "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            Some("ClusterRoleBinding") => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            other => panic!("who makes {other:?}?"),
+        };
+        create(client, url, object).await;
     }
 }
 
