@@ -414,7 +414,6 @@ fn without_extras<K: Resource<DynamicType = ()>>(mut object: K) -> K {
     if K::group(&()) == GROUP {
         object.annotations_mut().clear();
         object.labels_mut().retain(|key, _| key == labels::ID);
-        object.managed_fields_mut().clear();
     }
     object
 }
