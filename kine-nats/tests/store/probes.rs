@@ -38,7 +38,8 @@ async fn fill(mut client: Client) {
     let mut number = 0;
     while client.put(&format!("/{number}"), &large).await.is_ok() {
         number += 1;
-        assert!(number < 100, "the quota holds");
+        // etcd looks at the size of its file when it commits, ten times a second.
+        assert!(number < 2000, "the quota holds");
     }
 }
 
