@@ -28,6 +28,15 @@ impl Cidr {
         }
     }
 
+    /// The address that comes so many after the network's own, if it is one of it.
+    pub fn nth(self, number: u32) -> Option<IpAddr> {
+        let address: IpAddr = match self.address {
+            IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).checked_add(number)?).into(),
+            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6).checked_add(number.into())?).into(),
+        };
+        Some(address).filter(|address| self.contains(*address))
+    }
+
     /// Whether the address is one of it. An address of IPv4 in the form of IPv6 is one of IPv4.
     pub fn contains(self, address: IpAddr) -> bool {
         let address = address.to_canonical();
@@ -152,6 +161,23 @@ mod tests {
         ] {
             assert_eq!(cidr(a).overlaps(cidr(b)), expected, "{a} {b}");
             assert_eq!(cidr(b).overlaps(cidr(a)), expected, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_counted_from_the_networks_own() {
+        for (range, number, expected) in [
+            ("10.96.0.0/16", 10, Some("10.96.0.10")),
+            ("fd00::/108", 10, Some("fd00::a")),
+            ("10.96.0.0/29", 10, None),
+            ("255.255.255.248/29", 10, None),
+        ] {
+            let address = range.parse::<Cidr>().unwrap().nth(number);
+            assert_eq!(
+                address.map(|address| address.to_string()).as_deref(),
+                expected,
+                "{range}"
+            );
         }
     }
 

@@ -83,6 +83,8 @@ pub enum Credential {
     },
     /// A bearer token.
     Token(String),
+    /// Path of a file with one.
+    TokenFile(String),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -134,6 +136,8 @@ struct UserFields {
     client_key_data: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
+    #[serde(default, rename = "tokenFile", skip_serializing_if = "Option::is_none")]
+    token_file: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -251,6 +255,7 @@ impl Credential {
                 fields.client_key = Some(key.clone());
             }
             Self::Token(token) => fields.token = Some(token.clone()),
+            Self::TokenFile(path) => fields.token_file = Some(path.clone()),
         }
         fields
     }
@@ -258,13 +263,14 @@ impl Credential {
     fn from_fields(fields: UserFields) -> Result<Self, KubeconfigError> {
         let data = (fields.client_certificate_data, fields.client_key_data);
         let files = (fields.client_certificate, fields.client_key);
-        match (data, files, fields.token) {
-            ((Some(certificate), Some(key)), (None, None), None) => Ok(Self::Data {
+        match (data, files, (fields.token, fields.token_file)) {
+            ((Some(certificate), Some(key)), (None, None), (None, None)) => Ok(Self::Data {
                 certificate: decode("client-certificate-data", &certificate)?,
                 key: decode("client-key-data", &key)?,
             }),
-            ((None, None), (Some(certificate), Some(key)), None) => Ok(Self::Files { certificate, key }),
-            ((None, None), (None, None), Some(token)) => Ok(Self::Token(token)),
+            ((None, None), (Some(certificate), Some(key)), (None, None)) => Ok(Self::Files { certificate, key }),
+            ((None, None), (None, None), (Some(token), None)) => Ok(Self::Token(token)),
+            ((None, None), (None, None), (None, Some(path))) => Ok(Self::TokenFile(path)),
             _ => Err(KubeconfigError::Fields("credential")),
         }
     }
@@ -276,6 +282,7 @@ impl std::fmt::Debug for Credential {
             Self::Data { .. } => "Credential::Data",
             Self::Files { .. } => "Credential::Files",
             Self::Token(_) => "Credential::Token",
+            Self::TokenFile(_) => "Credential::TokenFile",
         })
     }
 }

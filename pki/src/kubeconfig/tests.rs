@@ -61,7 +61,12 @@ fn what_is_written_is_read() {
         user: "123".into(),
         ..admin()
     };
-    for kubeconfig in [admin(), files, token] {
+    let token_file = Kubeconfig {
+        credential: Credential::TokenFile("/var/run/token".into()),
+        ..admin()
+    };
+    assert!(token_file.to_yaml().unwrap().contains("tokenFile: /var/run/token\n"));
+    for kubeconfig in [admin(), files, token, token_file] {
         let text = kubeconfig.to_yaml().unwrap();
         assert_eq!(Kubeconfig::from_yaml(&text).unwrap(), kubeconfig, "{text}");
     }
