@@ -6,6 +6,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::addons::AddonsSpec;
 use crate::names::ClusterId;
 
 /// What a Cluster should be.
@@ -88,6 +89,12 @@ pub struct ClusterSpec {
     /// other way.
     #[serde(default)]
     pub konnectivity: Konnectivity,
+
+    /// What the operator keeps in `kube-system` of the cluster beside its API, unless it is turned off: then it is removed, and
+    /// nothing else is. An object that somebody else made under a name of an add-on is not touched (condition `AddonsReady`).
+    /// The network of Pods is the workers' own.
+    #[serde(default)]
+    pub addons: AddonsSpec,
 
     /// The store.
     #[serde(default)]

@@ -26,6 +26,9 @@ pub enum ConditionType {
     EndpointPublished,
     /// No control plane runs, as asked for.
     Asleep,
+    /// The cluster's API has the objects of its add-ons as asked for, and of those that were turned off none. Whether their Pods
+    /// run is up to its workers.
+    AddonsReady,
 }
 
 impl ConditionType {
@@ -41,6 +44,7 @@ impl ConditionType {
             Self::APIServerAvailable => "APIServerAvailable",
             Self::EndpointPublished => "EndpointPublished",
             Self::Asleep => "Asleep",
+            Self::AddonsReady => "AddonsReady",
         }
     }
 }
@@ -146,6 +150,10 @@ reasons! {
     IngressPending,
     /// The API server answers, and the cluster's controllers are not at work yet.
     ControllersPending,
+    /// The cluster's API does not take the objects of its add-ons yet.
+    AddonsPending,
+    /// An object of an add-on's name is somebody else's.
+    AddonConflict,
     /// NATS does not answer the operator.
     StoreUnavailable,
     /// NATS has no log of a Cluster whose control plane was started, be it before the Cluster was deleted or restored. No

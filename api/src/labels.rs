@@ -8,6 +8,8 @@ pub const CLUSTER: &str = "yoke.drzzl.io/cluster";
 pub const TENANT: &str = "yoke.drzzl.io/tenant";
 /// Which part of a hosted namespace an object is; the value is one of [`component`].
 pub const COMPONENT: &str = "yoke.drzzl.io/component";
+/// Which add-on an object in a tenant's cluster is part of. The operator touches no object there that lacks it.
+pub const ADDON: &str = "yoke.drzzl.io/addon";
 /// The well-known label that names the writer of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`] on everything that the operator writes.
@@ -17,6 +19,8 @@ pub const MANAGED_BY_OPERATOR: &str = "yoke-operator";
 pub const INCARNATION: &str = "yoke.drzzl.io/incarnation";
 /// Annotation: digest of the configuration that a pod must be restarted for.
 pub const CONFIG_DIGEST: &str = "yoke.drzzl.io/config-digest";
+/// Annotation: digest of what the operator last applied of an object.
+pub const APPLIED_DIGEST: &str = "yoke.drzzl.io/applied-digest";
 /// Annotation: version of Kubernetes that a control plane's pod runs.
 pub const VERSION: &str = "yoke.drzzl.io/version";
 /// Annotation on a hosted namespace or tenant namespace: UID of the object that owns it.

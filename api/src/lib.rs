@@ -12,6 +12,7 @@
 // The KubeSchema derive repeats a type inside a function, where the lint takes it for unreachable.
 #![allow(unreachable_pub)]
 
+pub mod addons;
 pub mod cluster;
 pub mod condition;
 pub mod extra_args;

@@ -5,6 +5,7 @@
 //!                                              └─ refused: status says why, what runs is kept alive (keep)
 //! ```
 
+mod addons;
 mod apply;
 pub mod build;
 mod copies;
@@ -258,6 +259,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         believed: false,
         published: false,
         nodes: None,
+        addons: None,
         failure: None,
     }
 }
@@ -280,6 +282,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         believed: applied.believed,
         published: applied.published,
         nodes: applied.nodes,
+        addons: applied.addons,
         failure: None,
     }
 }

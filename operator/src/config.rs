@@ -69,6 +69,9 @@ pub struct Config {
     pub konnectivity_server_image: String,
     /// Image of konnectivity-agent, which workers pull.
     pub konnectivity_agent_image: String,
+    /// What tenants' clusters have beside their API.
+    #[serde(default)]
+    pub addons: AddonsConfig,
     /// Pull policy of every image in a control plane.
     #[serde(default = "default_pull_policy")]
     pub image_pull_policy: String,
@@ -158,6 +161,23 @@ impl Default for OidcConfig {
     }
 }
 
+/// What tenants' clusters have beside their API.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AddonsConfig {
+    /// Where workers get the images that a version of the catalogue does not name: a registry, and a path in it.
+    #[serde(default = "default_registry")]
+    pub registry: String,
+}
+
+impl Default for AddonsConfig {
+    fn default() -> Self {
+        Self {
+            registry: default_registry(),
+        }
+    }
+}
+
 /// One Kubernetes version that the host offers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -184,6 +204,12 @@ pub struct VersionImages {
     /// kube-scheduler.
     #[serde(alias = "kubeScheduler")]
     pub scheduler: String,
+    /// kube-proxy, which workers pull; by default that of the version.
+    #[serde(default)]
+    pub kube_proxy: Option<String>,
+    /// CoreDNS, which workers pull; by default the one that belongs to the minor version.
+    #[serde(default, rename = "coreDNS")]
+    pub core_dns: Option<String>,
 }
 
 /// One class of control planes.
@@ -232,6 +258,9 @@ pub struct ClassResources {
 
 fn default_namespace() -> String {
     "yoke-system".into()
+}
+fn default_registry() -> String {
+    "registry.k8s.io".into()
 }
 fn default_pull_policy() -> String {
     "IfNotPresent".into()

@@ -13,6 +13,7 @@ use yoke_pki::plan::ROOT;
 use crate::apply::Applier;
 use crate::cache::Caches;
 use crate::cluster::{Answer, Guard};
+use crate::conditions::State;
 use crate::config::Config;
 use crate::events::Events;
 use crate::join_token::Slots;
@@ -75,10 +76,23 @@ pub struct Seen {
     pub asked: Option<(Instant, bool)>,
     /// Reconciliations of one generation that failed since the last that did not.
     pub failures: Option<(Option<i64>, u32)>,
+    /// What was last done about its add-ons.
+    pub addons: AddonsSeen,
     /// UID of the pod whose controllers were seen at work.
     pub controllers: Option<String>,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
     pub slow: Option<(u32, Instant, Answer)>,
+}
+
+/// What was last done about the add-ons of one cluster.
+#[derive(Clone, Debug, Default)]
+pub struct AddonsSeen {
+    /// For what: the pod that answers, and the digest of what is planned.
+    pub key: Option<(String, String)>,
+    /// When it is due again.
+    pub due: Option<Instant>,
+    /// What came of it.
+    pub state: Option<State>,
 }
 
 /// The root certificate cannot be had.

@@ -12,6 +12,7 @@
 //!
 //! It holds no state of its own: what it draws once (keys) it keeps in Secrets, and everything else follows from objects.
 
+pub mod addons;
 pub mod apply;
 pub mod cache;
 pub mod cluster;

@@ -5,6 +5,7 @@
 //!
 //! What is there others wrote, who may be hostile: every object is read as [`Lenient`].
 
+mod addons;
 pub mod agent;
 mod base;
 mod connection;
@@ -245,19 +246,6 @@ impl TenantApi {
         tokio::try_join!(try_join_all(roles), try_join_all(bindings), endpoints).map(|_| ())
     }
 
-    /// Brings about what a cluster with konnectivity agents has beside the base.
-    pub async fn apply_agent(&self, objects: &AgentObjects, params: &PatchParams) -> Result<(), TenantApiError> {
-        let bindings = Api::all(self.client.clone());
-        let accounts = Api::namespaced(self.client.clone(), agent::NAMESPACE);
-        let agents = Api::namespaced(self.client.clone(), agent::NAMESPACE);
-        tokio::try_join!(
-            ensure(&bindings, &objects.binding, params),
-            ensure(&accounts, &objects.account, params),
-            ensure(&agents, &objects.agents, params),
-        )
-        .map(|_| ())
-    }
-
     /// Ends when the addresses of `default/kubernetes` are not as they should be, which may be at once; or when they cannot
     /// be watched any more.
     pub async fn watch_base(&self, objects: &BaseObjects) -> Result<(), TenantApiError> {
@@ -301,14 +289,29 @@ async fn ensure<K>(api: &Api<Lenient<K>>, object: &K, params: &PatchParams) -> R
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
-    let name = object.name_any();
-    let found = limited("a base object", api.get_opt(&name)).await?;
+    const WHAT: &str = "a base object";
+    let found = limited(WHAT, api.get_opt(&object.name_any())).await?;
     let is_there = |found: &Lenient<K>| found.0.as_ref().is_ok_and(|found| is_so(object, found));
     if found.as_ref().is_some_and(is_there) {
         return Ok(());
     }
+    write(WHAT, api, object, found.as_ref(), params).await
+}
+
+/// Applies an object of which this was found.
+async fn write<K>(
+    what: &'static str,
+    api: &Api<Lenient<K>>,
+    object: &K,
+    found: Option<&Lenient<K>>,
+    params: &PatchParams,
+) -> Result<(), TenantApiError>
+where
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let name = object.name_any();
     let patch = Patch::Apply(object);
-    let patched = limited("a base object", api.patch(&name, params, &patch)).await;
+    let patched = limited(what, api.patch(&name, params, &patch)).await;
     match (patched, found) {
         // Of some fields another value can only be had in another object.
         (Err(error), Some(found)) if error.is_invalid() => {
@@ -316,8 +319,8 @@ where
                 uid: found.uid(),
                 resource_version: None,
             });
-            limited("a base object", api.delete(&name, &same)).await?;
-            limited("a base object", api.patch(&name, params, &patch)).await?;
+            limited(what, api.delete(&name, &same)).await?;
+            limited(what, api.patch(&name, params, &patch)).await?;
         }
         (patched, _) => {
             patched?;

@@ -34,9 +34,11 @@ fn with_agents() -> ClusterSpec {
 }
 
 async fn ready(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
-    tenant
-        .wait_condition(name, ConditionType::Ready, "True", READY_LIMIT)
-        .await
+    let ready = ConditionType::Ready;
+    let cluster = tenant.wait_condition(name, ready, "True", READY_LIMIT).await?;
+    let addons = ConditionType::AddonsReady;
+    tenant.wait_condition(name, addons, "True", READY_LIMIT).await?;
+    Ok(cluster)
 }
 
 /// A text of a Secret of the host.

@@ -21,7 +21,7 @@ use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
 use super::status::Lack;
 use super::store::{self, Store};
-use super::{copies, incarnation, kept, probe};
+use super::{addons, copies, incarnation, kept, probe};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -41,6 +41,7 @@ pub(super) struct Applied {
     pub(super) believed: bool,
     pub(super) published: bool,
     pub(super) nodes: Option<i32>,
+    pub(super) addons: Option<State>,
 }
 
 impl Applied {
@@ -56,6 +57,7 @@ impl Applied {
             believed: false,
             published: false,
             nodes: None,
+            addons: None,
         }
     }
 
@@ -286,6 +288,7 @@ async fn apply_control_plane(
     if let Some(materials) = materials.filter(|_| !asleep) {
         let asked = Asked::of(blueprint.spec);
         probe::look_at_api(context, blueprint.identity, observed, materials, &asked, applied).await;
+        applied.addons = addons::ensure(context, blueprint, applied).await;
     }
     Ok(())
 }

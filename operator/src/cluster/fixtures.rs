@@ -112,6 +112,7 @@ pub(super) fn outcome() -> Outcome {
         believed: false,
         published: true,
         nodes: Some(0),
+        addons: Some(State::yes(Reason::AsExpected, "There.")),
         failure: None,
     }
 }

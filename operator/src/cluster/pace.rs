@@ -40,6 +40,8 @@ pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
                 WAITING
             }
         }
+        // What a cluster has beside its API comes right after that.
+        ControlPlane::Running { current: true, .. } if outcome.addons.is_none() && !outcome.kept => STARTING,
         ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
         // Of a Cluster that is kept the store is not looked at.
@@ -83,9 +85,16 @@ mod tests {
             ..outcome()
         };
         let missing = State::no(Reason::StoreUnavailable, "x");
+        let bare = |kept: bool| Outcome {
+            addons: None,
+            kept,
+            ..outcome()
+        };
         // The control plane of the fixture was started at second 1000.
         for (rule, outcome, now, expected) in [
             ("as it should be", outcome(), 1001, STEADY),
+            ("add-ons not looked at yet", bare(false), 1001, STARTING),
+            ("kept, whose add-ons nobody looks at", bare(true), 1001, STEADY),
             ("believed", believed, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),
             ("old, silent", silent(running()), 1060, WAITING),

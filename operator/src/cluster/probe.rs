@@ -15,10 +15,10 @@ use super::identity::Identity;
 use super::observe::Observed;
 use super::status::Lack;
 use crate::context::Context;
-use crate::tenant_api::{Access, Secret, TenantApi, TenantApiError, Way, build_agent};
+use crate::tenant_api::{Access, Secret, TenantApi, TenantApiError, Way};
 
 /// Base objects are looked at again this often: a tenant may have removed them, and of them only addresses are watched.
-const BASE_EVERY: Duration = Duration::from_secs(600);
+pub(super) const BASE_EVERY: Duration = Duration::from_secs(600);
 /// How long what a predecessor found out is believed, while the operator itself reaches nothing.
 const DOORS_OPEN: Duration = Duration::from_secs(10);
 const NODES_EVERY: Duration = Duration::from_secs(30);
@@ -62,7 +62,6 @@ pub(super) async fn look_at_api(
         pod,
         inside: &inside,
         ingress,
-        konnectivity: asked.konnectivity,
     };
     let answer = look_in_turn(context, &target).await;
     let works = answer.inside.is_ok() && answer.outside.is_ok();
@@ -129,8 +128,6 @@ struct Target<'a> {
     inside: &'a Access,
     /// The way through the ingress, if that is looked at too.
     ingress: Option<Access>,
-    /// Whether it has konnectivity agents.
-    konnectivity: bool,
 }
 
 /// Looks, unless this API has kept the operator waiting: then what was found holds for a while. Who hangs, by its own
@@ -248,14 +245,7 @@ async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> 
         return Ok(());
     }
     let params = context.clusters.params();
-    let agent = async {
-        if !target.konnectivity {
-            return Ok(());
-        }
-        let agent = build_agent(&identity.public_name, &context.config);
-        api.apply_agent(&agent, params).await
-    };
-    tokio::try_join!(api.apply_base(&context.base, params), agent)?;
+    api.apply_base(&context.base, params).await?;
     context.note(&identity.id, |seen| seen.base = Some((pod.to_owned(), Instant::now())));
     Ok(())
 }

@@ -79,6 +79,8 @@ pub struct Outcome {
     pub published: bool,
     /// Number of Nodes.
     pub nodes: Option<i32>,
+    /// Its add-ons, once they were looked at.
+    pub addons: Option<State>,
     /// What failed unexpectedly.
     pub failure: Option<String>,
 }

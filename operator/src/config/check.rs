@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use yoke_api::{Cidr, KubernetesVersion};
 
 use super::{Config, ConfigError};
+use crate::addons::DNS_NUMBER;
 
 impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
@@ -24,6 +25,7 @@ impl Config {
         check_filled("kineNatsImage", &self.kine_nats_image)?;
         check_filled("konnectivityServerImage", &self.konnectivity_server_image)?;
         check_filled("konnectivityAgentImage", &self.konnectivity_agent_image)?;
+        check_filled("addons.registry", &self.addons.registry)?;
         check(
             ["Always", "IfNotPresent", "Never"].contains(&self.image_pull_policy.as_str()),
             "imagePullPolicy",
@@ -33,7 +35,12 @@ impl Config {
             "at least one is needed".into()
         })?;
         for (index, cidr) in self.service_cidrs.iter().enumerate() {
-            check_cidr(&format!("serviceCIDRs[{index}]"), cidr)?;
+            let field = format!("serviceCIDRs[{index}]");
+            check_cidr(&field, cidr)?;
+            let dns = cidr.parse::<Cidr>().ok().and_then(|cidr| cidr.nth(DNS_NUMBER));
+            check(dns.is_some(), &field, || {
+                format!("has no address number {DNS_NUMBER}, which is that of cluster DNS")
+            })?;
         }
         check(!self.cluster_domains.is_empty(), "clusterDomains", || {
             "at least one is needed".into()
@@ -128,6 +135,14 @@ impl Config {
                 &entry.images.controller_manager,
             )?;
             check_filled(&format!("versions[{index}].images.scheduler"), &entry.images.scheduler)?;
+            for (name, image) in [
+                ("kubeProxy", &entry.images.kube_proxy),
+                ("coreDNS", &entry.images.core_dns),
+            ] {
+                if let Some(image) = image {
+                    check_filled(&format!("versions[{index}].images.{name}"), image)?;
+                }
+            }
         }
         check(self.find_default_version().is_some(), "defaultVersion", || {
             "name one version of the catalogue".into()

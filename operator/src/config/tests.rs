@@ -29,6 +29,12 @@ fn refusals_name_the_field() {
         ("defaultClass: single", "defaultClass: gold", "defaultClass"),
         ("name: replicated", "name: single", "classes[1].name"),
         ("10.96.0.0/16", "10.96.0.1/16", "serviceCIDRs[0]"),
+        ("10.96.0.0/16", "10.96.0.0/29", "serviceCIDRs[0]"),
+        (
+            "runAsUser: 65532",
+            "addons: {registry: ''}\nrunAsUser: 65532",
+            "addons.registry",
+        ),
         (
             "runAsUser: 65532",
             "oidc: {cidrs: [0.0.0.0/0, 10.0.0.1/8]}\nrunAsUser: 65532",

@@ -128,6 +128,7 @@ impl Host {
         let mut arguments = vec![
             format!("--etcd-prefix=/{hosted}"),
             "--enable-bootstrap-token-auth=true".into(),
+            "--service-cluster-ip-range=10.96.0.0/16".into(),
         ];
         for (flag, file) in [
             ("tls-cert-file", "tls.crt"),

@@ -157,6 +157,8 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     run_pod(&host, "a").await;
     host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
         .await;
+    let has_addons = async || condition(&host.cluster("a").await, "AddonsReady") == "True/AsExpected";
+    host.bring("a", "its add-ons are there", &has_addons).await;
     let written = || {
         let behaviour = server.behaviour.lock().unwrap();
         let objects = behaviour.objects.keys().cloned();

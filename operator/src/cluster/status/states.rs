@@ -9,16 +9,21 @@ use crate::cluster::validate::Refusal;
 use crate::conditions::{self, State};
 
 /// What is not looked at while nothing is done for a Cluster.
-const NOT_LOOKED_AT: [ConditionType; 5] = [
+const NOT_LOOKED_AT: [ConditionType; 6] = [
     ConditionType::CertificatesReady,
     ConditionType::APIServerAvailable,
     ConditionType::EndpointPublished,
     ConditionType::StoreReady,
     ConditionType::Asleep,
+    ConditionType::AddonsReady,
 ];
 
 /// What a refused spec asks for, and is not carried out while the rest is kept alive.
-const NOT_CARRIED_OUT: [ConditionType; 2] = [ConditionType::StoreReady, ConditionType::Asleep];
+const NOT_CARRIED_OUT: [ConditionType; 3] = [
+    ConditionType::StoreReady,
+    ConditionType::Asleep,
+    ConditionType::AddonsReady,
+];
 
 /// Whether the spec is one that can be carried out.
 pub fn plan_accepted(refusal: Option<&Refusal>) -> State {
@@ -80,7 +85,9 @@ pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(Con
         (ConditionType::StoreReady, outcome.store.clone()),
         (ConditionType::Asleep, asleep),
     ];
-    [states, last].concat()
+    let addons = outcome.addons.clone().map(|state| (ConditionType::AddonsReady, state));
+    let states = [states, last, Vec::from_iter(addons)].concat();
+    carry_over(before, outcome, states, &[ConditionType::AddonsReady])
 }
 
 /// Where nothing was done, the conditions that were not looked at stay as they are.

@@ -196,3 +196,22 @@ fn endpoint_shows_the_port_that_is_not_common() {
     assert_eq!(endpoint.url, "https://a-bcdfghjk.yoke.test:8443");
     assert_eq!(endpoint.issuer, "https://a-bcdfghjk.yoke.test");
 }
+
+#[test]
+fn add_ons_are_told_of_when_they_were_looked_at() {
+    let state = |status: &ClusterStatus| {
+        let found = conditions::find(&status.conditions, ConditionType::AddonsReady);
+        found.map(|found| format!("{}/{}", found.status, found.reason))
+    };
+    let with = |addons: Option<State>| Outcome { addons, ..outcome() };
+    assert_eq!(state(&plan(None, &with(None), 1)), None);
+    let bad = plan(None, &with(Some(State::no(Reason::AddonConflict, "x"))), 1);
+    assert_eq!(state(&bad).as_deref(), Some("False/AddonConflict"));
+    assert_eq!(ready(&bad), ("True", "AsExpected"), "the API answers all the same");
+    let later = plan(Some(bad), &with(None), 2);
+    assert_eq!(
+        state(&later).as_deref(),
+        Some("False/AddonConflict"),
+        "as it was last seen"
+    );
+}

@@ -1,0 +1,40 @@
+//! Add-ons: what the operator keeps in a cluster beside its API, each of which can be turned off.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the operator keeps in a cluster beside its API. konnectivity's agents are turned on by `spec.konnectivity`.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AddonsSpec {
+    /// DNS of the cluster: Deployment `coredns`, and Service `kube-dns` at the tenth address of `spec.network.serviceCIDR`. How
+    /// many replicas it has is not the operator's: one, until somebody scales it. Of the ConfigMap `coredns-custom`, if there is
+    /// one, `*.override` become part of its configuration for all names, and `*.server` servers of their own.
+    #[serde(default, rename = "coreDNS")]
+    pub core_dns: AddonSpec,
+    /// Addresses of Services on the workers: DaemonSet `kube-proxy`. Rules that it has made stay on a worker until that
+    /// starts again.
+    #[serde(default)]
+    pub kube_proxy: AddonSpec,
+}
+
+/// One add-on.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AddonSpec {
+    /// Whether the cluster has it.
+    #[serde(default = "default_enabled")]
+    pub enabled: bool,
+}
+
+fn default_enabled() -> bool {
+    true
+}
+
+impl Default for AddonSpec {
+    fn default() -> Self {
+        Self {
+            enabled: default_enabled(),
+        }
+    }
+}

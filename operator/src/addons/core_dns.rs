@@ -1,0 +1,244 @@
+//! CoreDNS, in the form that kubeadm gives it.
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
+use k8s_openapi::api::core::v1::{
+    Affinity, Capabilities, Container, ContainerPort, HTTPGetAction, PodAffinityTerm, PodAntiAffinity, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements, SecurityContext, Service, ServicePort, ServiceSpec,
+    WeightedPodAffinityTerm,
+};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::ObjectMeta;
+use yoke_api::Cidr;
+
+use super::kube_system::{
+    build_account, build_account_binding, build_files, build_metadata, build_mount, build_toleration, build_volume,
+    to_labels, to_map, to_selector,
+};
+use super::{DNS_NUMBER, Facts, Parts, images};
+use crate::security::build_security;
+
+const NAME: &str = "coredns";
+/// Everybody looks for cluster DNS under this name.
+const SERVICE: &str = "kube-dns";
+const ROLE: &str = "system:coredns";
+/// A ConfigMap of the tenant's own.
+const CUSTOM: &str = "coredns-custom";
+
+const DNS_PORT: i32 = 53;
+const METRICS_PORT: i32 = 9153;
+const HEALTH_PORT: i32 = 8080;
+const READY_PORT: i32 = 8181;
+
+pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
+    let file = to_corefile(&facts.spec.network.cluster_domain);
+    parts.add(&build_account(NAME));
+    parts.add(&build_role());
+    parts.add(&build_account_binding(ROLE, ROLE, NAME));
+    parts.add(&build_files(NAME, [("Corefile".to_owned(), file)].into()));
+    parts.add(&build_service(&facts.spec.network.service_cidr));
+    parts.add(&build_deployment(
+        images::to_core_dns(facts),
+        &facts.config.image_pull_policy,
+    ));
+}
+
+/// What is asked about others is sent to whom the worker asks. `loop` ends a server that would ask itself.
+fn to_corefile(domain: &str) -> String {
+    format!(
+        "\
+.:53 {{
+    errors
+    health {{
+        lameduck 5s
+    }}
+    ready
+    kubernetes {domain} in-addr.arpa ip6.arpa {{
+        pods insecure
+        fallthrough in-addr.arpa ip6.arpa
+        ttl 30
+    }}
+    prometheus :{METRICS_PORT}
+    forward . /etc/resolv.conf {{
+        max_concurrent 1000
+    }}
+    cache 30 {{
+        disable success {domain}
+        disable denial {domain}
+    }}
+    loop
+    reload
+    loadbalance
+    import /etc/{CUSTOM}/*.override
+}}
+import /etc/{CUSTOM}/*.server
+"
+    )
+}
+
+fn build_role() -> ClusterRole {
+    let rule = |group: &str, resources: &[&str]| PolicyRule {
+        api_groups: Some(vec![group.into()]),
+        resources: Some(resources.iter().map(|&name| name.into()).collect()),
+        verbs: vec!["list".into(), "watch".into()],
+        ..PolicyRule::default()
+    };
+    ClusterRole {
+        metadata: ObjectMeta {
+            name: Some(ROLE.into()),
+            ..ObjectMeta::default()
+        },
+        rules: Some(vec![
+            rule("", &["endpoints", "services", "pods", "namespaces"]),
+            rule("discovery.k8s.io", &["endpointslices"]),
+        ]),
+        ..ClusterRole::default()
+    }
+}
+
+fn build_service(range: &str) -> Service {
+    let port = |name: &str, number: i32, protocol: &str| ServicePort {
+        name: Some(name.into()),
+        port: number,
+        target_port: Some(IntOrString::Int(number)),
+        protocol: Some(protocol.into()),
+        ..ServicePort::default()
+    };
+    // The host's configuration has only ranges with such an address.
+    let address = range.parse::<Cidr>().ok().and_then(|range| range.nth(DNS_NUMBER));
+    let labels = [
+        ("k8s-app", SERVICE),
+        ("kubernetes.io/cluster-service", "true"),
+        ("kubernetes.io/name", "CoreDNS"),
+    ];
+    Service {
+        metadata: ObjectMeta {
+            annotations: Some(to_map(&[
+                ("prometheus.io/port", "9153"),
+                ("prometheus.io/scrape", "true"),
+            ])),
+            ..build_metadata(SERVICE, to_map(&labels))
+        },
+        spec: Some(ServiceSpec {
+            cluster_ip: address.map(|address| address.to_string()),
+            ports: Some(vec![
+                port("dns", DNS_PORT, "UDP"),
+                port("dns-tcp", DNS_PORT, "TCP"),
+                port("metrics", METRICS_PORT, "TCP"),
+            ]),
+            selector: Some(to_labels(SERVICE)),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// How many replicas there are is for the tenant, and who scales for it, to say.
+fn build_deployment(image: String, pull_policy: &str) -> Deployment {
+    Deployment {
+        metadata: build_metadata(NAME, to_labels(SERVICE)),
+        spec: Some(DeploymentSpec {
+            selector: to_selector(SERVICE),
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(to_labels(SERVICE)),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(PodSpec {
+                    service_account_name: Some(NAME.into()),
+                    priority_class_name: Some("system-cluster-critical".into()),
+                    dns_policy: Some("Default".into()),
+                    node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
+                    tolerations: Some(vec![build_toleration(Some("CriticalAddonsOnly"))]),
+                    affinity: Some(build_affinity()),
+                    containers: vec![build_container(image, pull_policy)],
+                    volumes: Some(vec![build_volume(NAME, None), build_volume(CUSTOM, Some(true))]),
+                    ..PodSpec::default()
+                }),
+            },
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Replicas are better on different workers.
+fn build_affinity() -> Affinity {
+    Affinity {
+        pod_anti_affinity: Some(PodAntiAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![WeightedPodAffinityTerm {
+                weight: 100,
+                pod_affinity_term: PodAffinityTerm {
+                    label_selector: Some(LabelSelector {
+                        match_labels: Some(to_labels(SERVICE)),
+                        ..LabelSelector::default()
+                    }),
+                    topology_key: "kubernetes.io/hostname".into(),
+                    ..PodAffinityTerm::default()
+                },
+            }]),
+            ..PodAntiAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+fn build_container(image: String, pull_policy: &str) -> Container {
+    let port = |name: &str, number: i32, protocol: &str| ContainerPort {
+        name: Some(name.into()),
+        container_port: number,
+        protocol: Some(protocol.into()),
+        ..ContainerPort::default()
+    };
+    let probe = |path: &str, port: i32| Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.into()),
+            port: IntOrString::Int(port),
+            scheme: Some("HTTP".into()),
+            ..HTTPGetAction::default()
+        }),
+        ..Probe::default()
+    };
+    let quantities = |pairs: &[(&str, &str)]| {
+        let pairs = to_map(pairs).into_iter();
+        pairs.map(|(name, value)| (name, Quantity(value))).collect()
+    };
+    Container {
+        name: NAME.into(),
+        image: Some(image),
+        image_pull_policy: Some(pull_policy.into()),
+        args: Some(vec!["-conf".into(), format!("/etc/{NAME}/Corefile")]),
+        ports: Some(vec![
+            port("dns", DNS_PORT, "UDP"),
+            port("dns-tcp", DNS_PORT, "TCP"),
+            port("metrics", METRICS_PORT, "TCP"),
+        ]),
+        resources: Some(ResourceRequirements {
+            requests: Some(quantities(&[("cpu", "100m"), ("memory", "70Mi")])),
+            limits: Some(quantities(&[("memory", "170Mi")])),
+            ..ResourceRequirements::default()
+        }),
+        liveness_probe: Some(Probe {
+            initial_delay_seconds: Some(60),
+            timeout_seconds: Some(5),
+            failure_threshold: Some(5),
+            ..probe("/health", HEALTH_PORT)
+        }),
+        readiness_probe: Some(probe("/ready", READY_PORT)),
+        security_context: Some(SecurityContext {
+            capabilities: Some(Capabilities {
+                // Port 53.
+                add: Some(vec!["NET_BIND_SERVICE".into()]),
+                drop: Some(vec!["ALL".into()]),
+            }),
+            ..build_security()
+        }),
+        volume_mounts: Some(vec![
+            build_mount(NAME, &format!("/etc/{NAME}")),
+            build_mount(CUSTOM, &format!("/etc/{CUSTOM}")),
+        ]),
+        ..Container::default()
+    }
+}

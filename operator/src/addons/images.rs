@@ -1,0 +1,45 @@
+//! Which image an add-on has with a version of Kubernetes.
+
+use yoke_api::KubernetesVersion;
+
+use super::Facts;
+
+/// Releases of CoreDNS by the minor version of Kubernetes from which on they are used: those that kubeadm installs with it.
+const CORE_DNS: [(u16, &str); 3] = [(33, "v1.12.0"), (34, "v1.12.1"), (35, "v1.13.1")];
+
+pub(super) fn to_kube_proxy(facts: &Facts<'_>) -> String {
+    let named = facts.catalogue.images.kube_proxy.clone();
+    named.unwrap_or_else(|| format!("{}/kube-proxy:{}", facts.config.addons.registry, facts.version))
+}
+
+pub(super) fn to_core_dns(facts: &Facts<'_>) -> String {
+    let named = facts.catalogue.images.core_dns.clone();
+    named.unwrap_or_else(|| {
+        let release = find_core_dns(facts.version);
+        format!("{}/coredns/coredns:{release}", facts.config.addons.registry)
+    })
+}
+
+fn find_core_dns(version: KubernetesVersion) -> &'static str {
+    let mut known = CORE_DNS.iter().rev();
+    let found = known.find(|(minor, _)| *minor <= version.minor);
+    found.unwrap_or(&CORE_DNS[0]).1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn core_dns_follows_the_minor_version() {
+        for (version, expected) in [
+            ("v1.32.1", "v1.12.0"),
+            ("v1.33.0", "v1.12.0"),
+            ("v1.34.9", "v1.12.1"),
+            ("v1.35.4", "v1.13.1"),
+            ("v1.99.0", "v1.13.1"),
+        ] {
+            assert_eq!(find_core_dns(version.parse().unwrap()), expected, "{version}");
+        }
+    }
+}

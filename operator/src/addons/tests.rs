@@ -1,0 +1,219 @@
+use std::path::Path;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use yoke_api::cluster::Konnectivity;
+use yoke_pki::kubeconfig::{Credential, Kubeconfig};
+
+use super::*;
+
+fn config() -> Config {
+    Config::parse(include_str!("../../testdata/config.yaml")).unwrap()
+}
+
+fn plan_with(config: &Config, version: &str, change: impl FnOnce(&mut ClusterSpec)) -> Plan {
+    let mut spec = ClusterSpec::default();
+    change(&mut spec);
+    let id: yoke_api::ClusterId = "bcdfghjk24".parse().unwrap();
+    plan(&Facts {
+        spec: &spec,
+        public_name: &id.public_name("demo", "yoke.test"),
+        version: version.parse().unwrap(),
+        catalogue: &config.versions[0],
+        config,
+    })
+}
+
+fn all(version: &str) -> Plan {
+    plan_with(&config(), version, |spec| spec.konnectivity = Konnectivity::Enabled)
+}
+
+fn names(parts: &[Part]) -> Vec<String> {
+    parts.iter().map(Part::name).collect()
+}
+
+fn find<'a>(plan: &'a Plan, name: &str) -> &'a Part {
+    plan.wanted.iter().find(|part| part.name() == name).unwrap()
+}
+
+fn image(plan: &Plan, name: &str) -> String {
+    let image = find(plan, name)
+        .object
+        .data
+        .pointer("/spec/template/spec/containers/0/image");
+    image.and_then(Value::as_str).unwrap().to_owned()
+}
+
+fn round_trip<K: DeserializeOwned + Serialize>(value: &Value) -> Value {
+    serde_json::to_value(serde_json::from_value::<K>(value.clone()).unwrap()).unwrap()
+}
+
+#[test]
+fn objects_are_as_written_down() {
+    let plan = all("v1.35.4");
+    assert_eq!(plan.unwanted, []);
+    let documents = plan
+        .wanted
+        .iter()
+        .map(|part| serde_saphyr::to_string(&part.object).unwrap());
+    let text = documents.collect::<Vec<_>>().join("---\n");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/addons.yaml");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
+}
+
+/// No field is lost on the way through the types of Kubernetes, so none is misspelt or misplaced.
+#[test]
+fn objects_are_of_their_kinds() {
+    for version in ["v1.32.0", "v1.35.4"] {
+        for part in all(version).wanted {
+            let value = serde_json::to_value(&part.object).unwrap();
+            let read = match part.resource.kind.as_str() {
+                "ServiceAccount" => round_trip::<ServiceAccount>(&value),
+                "ConfigMap" => round_trip::<ConfigMap>(&value),
+                "Service" => round_trip::<Service>(&value),
+                "ClusterRole" => round_trip::<ClusterRole>(&value),
+                "ClusterRoleBinding" => round_trip::<ClusterRoleBinding>(&value),
+                "Deployment" => round_trip::<Deployment>(&value),
+                "DaemonSet" => round_trip::<DaemonSet>(&value),
+                other => panic!("{other}"),
+            };
+            assert_eq!(read, value, "{version}: {}", part.name());
+            let labels = part.object.labels();
+            assert_eq!(labels["app.kubernetes.io/managed-by"], "yoke-operator");
+            assert_eq!(labels["yoke.drzzl.io/addon"], part.addon.as_str());
+        }
+    }
+}
+
+#[test]
+fn each_is_turned_off_alone() {
+    let default = plan_with(&config(), "v1.35.4", |_| {});
+    let core_dns = [
+        "ServiceAccount kube-system/coredns",
+        "ClusterRole system:coredns",
+        "ClusterRoleBinding system:coredns",
+        "ConfigMap kube-system/coredns",
+        "Service kube-system/kube-dns",
+        "Deployment kube-system/coredns",
+    ];
+    let kube_proxy = [
+        "ServiceAccount kube-system/kube-proxy",
+        "ClusterRoleBinding yoke:node-proxier",
+        "ConfigMap kube-system/kube-proxy",
+        "DaemonSet kube-system/kube-proxy",
+    ];
+    let konnectivity = [
+        "ServiceAccount kube-system/konnectivity-agent",
+        "ClusterRoleBinding yoke:konnectivity-server",
+        "DaemonSet kube-system/konnectivity-agent",
+    ];
+    assert_eq!(names(&default.wanted), [&core_dns[..], &kube_proxy].concat());
+    assert_eq!(names(&default.unwanted), konnectivity);
+    let plan = plan_with(&config(), "v1.35.4", |spec| spec.addons.core_dns.enabled = false);
+    assert_eq!(names(&plan.wanted), kube_proxy);
+    assert_eq!(names(&plan.unwanted), [&core_dns[..], &konnectivity].concat());
+    let plan = plan_with(&config(), "v1.35.4", |spec| spec.addons.kube_proxy.enabled = false);
+    assert_eq!(names(&plan.wanted), core_dns);
+    assert_eq!(names(&plan.unwanted), [&kube_proxy[..], &konnectivity].concat());
+}
+
+#[test]
+fn digest_tells_every_change() {
+    let digest = all("v1.35.4").digest();
+    assert_eq!(digest, all("v1.35.4").digest());
+    assert_ne!(digest, all("v1.35.5").digest(), "another image");
+    assert_ne!(digest, plan_with(&config(), "v1.35.4", |_| {}).digest(), "turned off");
+}
+
+#[test]
+fn images_follow_the_version_and_what_the_host_says() {
+    const DNS: &str = "Deployment kube-system/coredns";
+    const PROXY: &str = "DaemonSet kube-system/kube-proxy";
+    let plan = all("v1.35.4");
+    assert_eq!(image(&plan, PROXY), "registry.k8s.io/kube-proxy:v1.35.4");
+    assert_eq!(image(&plan, DNS), "registry.k8s.io/coredns/coredns:v1.13.1");
+    assert_eq!(image(&all("v1.34.1"), PROXY), "registry.k8s.io/kube-proxy:v1.34.1");
+
+    let mut config = config();
+    config.addons.registry = "registry.example:5000/k8s".into();
+    let plan = plan_with(&config, "v1.35.4", |_| {});
+    assert_eq!(image(&plan, PROXY), "registry.example:5000/k8s/kube-proxy:v1.35.4");
+    assert_eq!(image(&plan, DNS), "registry.example:5000/k8s/coredns/coredns:v1.13.1");
+    config.versions[0].images.core_dns = Some("registry.example/dns@sha256:00".into());
+    let plan = plan_with(&config, "v1.35.4", |_| {});
+    assert_eq!(image(&plan, DNS), "registry.example/dns@sha256:00");
+}
+
+#[test]
+fn kube_proxy_asks_the_api_without_its_own_help() {
+    let files = find(&all("v1.35.4"), "ConfigMap kube-system/kube-proxy").object.data["data"].clone();
+    let kubeconfig = Kubeconfig::from_yaml(files["kubeconfig.conf"].as_str().unwrap()).unwrap();
+    assert_eq!(kubeconfig.server, "https://100.64.0.2:443", "the ingress, no Service");
+    let name = kubeconfig.tls_server_name.unwrap();
+    assert!(name.starts_with("demo-") && name.ends_with(".yoke.test"), "{name}");
+    let token = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+    assert_eq!(kubeconfig.credential, Credential::TokenFile(token.into()));
+}
+
+#[test]
+fn mode_of_kube_proxy_follows_the_version() {
+    for (version, mode, privileged) in [("v1.32.9", "iptables", true), ("v1.33.0", "nftables", false)] {
+        let plan = all(version);
+        let files = &find(&plan, "ConfigMap kube-system/kube-proxy").object.data["data"];
+        let configuration: Value = serde_json::from_str(files["config.conf"].as_str().unwrap()).unwrap();
+        assert_eq!(configuration["mode"], mode);
+        let set = &find(&plan, "DaemonSet kube-system/kube-proxy").object.data;
+        let security = set.pointer("/spec/template/spec/containers/0/securityContext").unwrap();
+        assert_eq!(security.get("privileged").is_some(), privileged, "{version}");
+    }
+}
+
+/// Its configuration is read once: another one has its Pods replaced.
+#[test]
+fn kube_proxy_starts_again_with_another_configuration() {
+    let note = |plan: &Plan| {
+        let set = find(plan, "DaemonSet kube-system/kube-proxy");
+        let notes = set.object.data.pointer("/spec/template/metadata/annotations").unwrap();
+        notes["yoke.drzzl.io/config-digest"].clone()
+    };
+    let other = plan_with(&config(), "v1.35.4", |spec| {
+        spec.network.pod_cidr = "10.100.0.0/16".into()
+    });
+    assert_eq!(note(&all("v1.35.4")), note(&all("v1.35.5")));
+    assert_ne!(note(&all("v1.35.4")), note(&other));
+}
+
+#[test]
+fn dns_is_asked_at_the_tenth_address_and_for_the_clusters_domain() {
+    let plan = plan_with(&config(), "v1.35.4", |spec| {
+        spec.network.service_cidr = "10.112.0.0/12".into();
+        spec.network.cluster_domain = "inside.example".into();
+    });
+    let service = &find(&plan, "Service kube-system/kube-dns").object.data;
+    assert_eq!(service["spec"]["clusterIP"], "10.112.0.10");
+    let file = &find(&plan, "ConfigMap kube-system/coredns").object.data["data"]["Corefile"];
+    assert!(
+        file.as_str()
+            .unwrap()
+            .contains("kubernetes inside.example in-addr.arpa ip6.arpa {")
+    );
+}
+
+#[test]
+fn what_bears_no_label_of_the_add_on_is_somebody_elses() {
+    let plan = all("v1.35.4");
+    let part = find(&plan, "Deployment kube-system/coredns");
+    assert_eq!(part.owner(&part.object), Owner::Own);
+    let mut other = part.object.clone();
+    other.labels_mut().insert(labels::ADDON.into(), "kube-proxy".into());
+    assert_eq!(part.owner(&other), Owner::Foreign);
+    other.labels_mut().remove(labels::ADDON);
+    assert_eq!(part.owner(&other), Owner::Foreign);
+}

@@ -1,0 +1,212 @@
+//! Add-ons, at a real API of a tenant's own.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use yoke_test_support::Process;
+
+use crate::answers::{ready, run_pod};
+use crate::harness::{Host, condition};
+
+const NAMESPACE: &str = "kube-system";
+const READY: &str = "AddonsReady";
+
+/// A cluster that is ready, and its API.
+struct Stage {
+    host: Host,
+    _process: Process,
+    client: Client,
+}
+
+/// Versions of objects, by kind and name.
+type Versions = BTreeMap<String, String>;
+
+impl Stage {
+    async fn start() -> Self {
+        let host = Host::start().await;
+        host.bring_up("a").await;
+        let (process, client) = host.start_tenant_api("a").await;
+        run_pod(&host, "a").await;
+        host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+            .await;
+        Self {
+            host,
+            _process: process,
+            client,
+        }
+    }
+
+    /// Changes the spec, and waits until the condition is this one, of the spec as it is now.
+    async fn bring(&self, addons: serde_json::Value, wanted: &str) {
+        let patch = json!({"spec": {"addons": addons}});
+        self.host.patch_cluster("a", patch).await;
+        self.host
+            .bring("a", wanted, async || {
+                let cluster = self.host.cluster("a").await;
+                let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+                let mut found = conditions.into_iter().filter(|found| found.type_ == READY);
+                condition(&cluster, READY) == wanted
+                    && found.all(|found| found.observed_generation == cluster.metadata.generation)
+            })
+            .await;
+    }
+
+    fn api<K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn versions(&self) -> Versions {
+        let mut all = Versions::new();
+        collect::<ServiceAccount>(&mut all, self.api()).await;
+        collect::<ConfigMap>(&mut all, self.api()).await;
+        collect::<Service>(&mut all, self.api()).await;
+        collect::<Deployment>(&mut all, self.api()).await;
+        collect::<DaemonSet>(&mut all, self.api()).await;
+        collect::<ClusterRole>(&mut all, Api::all(self.client.clone())).await;
+        collect::<ClusterRoleBinding>(&mut all, Api::all(self.client.clone())).await;
+        all
+    }
+}
+
+async fn collect<K>(all: &mut Versions, api: Api<K>)
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let found = api.list(&ListParams::default()).await.unwrap();
+    for object in found {
+        let key = format!("{} {}", K::kind(&()), object.name_any());
+        all.insert(key, object.resource_version().unwrap());
+    }
+}
+
+fn keys(all: &Versions) -> Vec<&str> {
+    let own = |key: &&str| {
+        ["coredns", "kube-dns", "kube-proxy", "node-proxier"]
+            .iter()
+            .any(|name| key.contains(name))
+    };
+    // Kubernetes makes a role of such a name by itself.
+    let keys = all.keys().map(String::as_str).filter(own);
+    keys.filter(|key| !key.contains("system:node-proxier")).collect()
+}
+
+const CORE_DNS: [&str; 6] = [
+    "ClusterRole system:coredns",
+    "ClusterRoleBinding system:coredns",
+    "ConfigMap coredns",
+    "Deployment coredns",
+    "Service kube-dns",
+    "ServiceAccount coredns",
+];
+const KUBE_PROXY: [&str; 4] = [
+    "ClusterRoleBinding yoke:node-proxier",
+    "ConfigMap kube-proxy",
+    "DaemonSet kube-proxy",
+    "ServiceAccount kube-proxy",
+];
+
+fn sorted(parts: &[&[&'static str]]) -> Vec<&'static str> {
+    let mut all = parts.concat();
+    all.sort_unstable();
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
+    let mut stage = Stage::start().await;
+    stage.bring(json!({}), "True/AsExpected").await;
+    let first = stage.versions().await;
+    assert_eq!(keys(&first), sorted(&[&CORE_DNS, &KUBE_PROXY]));
+    let service = stage.api::<Service>().get("kube-dns").await.unwrap().spec.unwrap();
+    assert_eq!(service.cluster_ip.as_deref(), Some("10.96.0.10"));
+
+    // What is as it should be is not written: not by the same operator, nor by one that knows nothing yet.
+    stage.host.restart_operator().await;
+    let due = || stage.host.context.seen(&id(&stage)).addons.state.is_some();
+    stage.host.bring("a", "they were looked at again", async || due()).await;
+    assert_eq!(stage.versions().await, first);
+
+    // Fields of the tenant's own stay, also while others are mended.
+    let deployments = stage.api::<Deployment>();
+    let params = PatchParams::default();
+    let change = json!({"metadata": {"labels": {"team": "dns"}}, "spec": {"replicas": 3,
+        "template": {"spec": {"priorityClassName": "other"}}}});
+    deployments
+        .patch("coredns", &params, &Patch::Merge(change))
+        .await
+        .unwrap();
+    stage.host.restart_operator().await;
+    stage
+        .host
+        .bring("a", "what is the operator's is mended", async || {
+            let spec = deployments.get("coredns").await.unwrap().spec.unwrap();
+            spec.template.spec.unwrap().priority_class_name.as_deref() == Some("system-cluster-critical")
+        })
+        .await;
+    let mended = deployments.get("coredns").await.unwrap();
+    assert_eq!(mended.labels()["team"], "dns");
+    assert_eq!(mended.spec.unwrap().replicas, Some(3));
+    let after = stage.versions().await;
+    let written: Vec<_> = after
+        .iter()
+        .filter(|(key, version)| first.get(*key) != Some(*version))
+        .collect();
+    assert_eq!(written.len(), 1, "{written:?}");
+}
+
+fn id(stage: &Stage) -> yoke_api::ClusterId {
+    stage.host.context.caches.clusters.state()[0].id().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
+    let stage = Stage::start().await;
+    stage.bring(json!({}), "True/AsExpected").await;
+    // Of the tenant's own, beside those of the add-ons.
+    let own: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "coredns-custom"}})).unwrap();
+    stage.api().create(&PostParams::default(), &own).await.unwrap();
+    let before = stage.versions().await;
+
+    stage
+        .bring(json!({"coreDNS": {"enabled": false}}), "True/AsExpected")
+        .await;
+    let mut expected = before.clone();
+    expected.retain(|key, _| !CORE_DNS.contains(&key.as_str()));
+    assert_eq!(stage.versions().await, expected);
+
+    // One of the tenant's takes its place, and is left alone when the add-on is turned on again.
+    let labels = json!({"k8s-app": "kube-dns"});
+    let service: Service = serde_json::from_value(json!({"metadata": {"name": "kube-dns"}, "spec":
+        {"selector": labels, "ports": [{"port": 53, "protocol": "UDP"}]}}))
+    .unwrap();
+    let theirs = stage.api().create(&PostParams::default(), &service).await.unwrap();
+    stage
+        .bring(json!({"coreDNS": {"enabled": true}}), "False/AddonConflict")
+        .await;
+    assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
+    stage
+        .bring(json!({"coreDNS": {"enabled": false}}), "True/AsExpected")
+        .await;
+    assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
+    stage
+        .api::<Service>()
+        .delete("kube-dns", &Default::default())
+        .await
+        .unwrap();
+
+    let both = json!({"coreDNS": {"enabled": true}, "kubeProxy": {"enabled": false}});
+    stage.bring(both, "True/AsExpected").await;
+    let mut expected = CORE_DNS.to_vec();
+    expected.insert(2, "ConfigMap coredns-custom");
+    let all = stage.versions().await;
+    let mut found = keys(&all);
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+}
