@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A worker behind NAT, for tests: containerd, kubelet and kube-proxy in a network that only leads out.
+# A worker behind NAT, for tests: containerd and kubelet in a network that only leads out. All else are Pods.
 #
 #   host node (its network namespace) 192.0.2.1 ══ 192.0.2.2 NAT 10.200.0.1 ══ 10.200.0.2 worker ── Pods, 10.200.1.0/24
 #
@@ -72,7 +72,8 @@ table ip nat {
 RULES
 
 mkdir -p "$folder/cni"
-: > "$folder/resolv.conf"
+# Cluster DNS asks there what it does not know itself; nobody answers.
+echo "nameserver 10.200.0.1" > "$folder/resolv.conf"
 cat > "$folder/containerd.toml" <<CONFIG
 version = 2
 root = "$folder/root"
@@ -114,17 +115,10 @@ cat > "$folder/kubelet.json" <<CONFIG
  "authorization": {"mode": "Webhook"},
  "tlsCertFile": "$folder/kubelet.crt", "tlsPrivateKeyFile": "$folder/kubelet.key",
  "containerRuntimeEndpoint": "unix://$folder/containerd.sock",
- "podLogsDir": "$folder/pods", "volumePluginDir": "$folder/volume-plugins", "resolvConf": "$folder/resolv.conf",
+ "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local", "podLogsDir": "$folder/pods", "volumePluginDir": "$folder/volume-plugins", "resolvConf": "$folder/resolv.conf",
  "failCgroupV1": false, "failSwapOn": false, "cgroupDriver": "cgroupfs", "cgroupRoot": "/$YOKE_NETNS/worker/pods",
  "enforceNodeAllocatable": [], "imageGCHighThresholdPercent": 100,
  "evictionHard": {"imagefs.available": "0%", "nodefs.available": "0%", "memory.available": "0%"}}
-CONFIG
-
-# The sysctls of connection tracking belong to the root namespace.
-cat > "$folder/kube-proxy.json" <<CONFIG
-{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
- "mode": "nftables", "clientConnection": {"kubeconfig": "$folder/kubeconfig"}, "clusterCIDR": "10.200.1.0/24",
- "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}}
 CONFIG
 
 # In process and mount namespaces of its own, so that one kill ends all, mounts included.
@@ -138,7 +132,6 @@ start_node() {
     until "${own[@]}" version > /dev/null 2>&1; do sleep 0.2; done
     ctr --address "$CONTAINERD_ADDRESS" --namespace k8s.io images export "$folder/images.tar" "$@"
     "${own[@]}" images import "$folder/images.tar"
-    "$YOKE_BIN/kube-proxy" --config="$folder/kube-proxy.json" --hostname-override=worker > "$folder/kube-proxy.log" 2>&1 &
     exec "$YOKE_BIN/kubelet" --config="$folder/kubelet.json" --kubeconfig="$folder/kubeconfig" --root-dir="$folder/kubelet" \
         --hostname-override=worker --node-ip=10.200.0.2
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::command::Command;
-use crate::host_cluster::find_program;
+use crate::host_cluster::{KUBERNETES_VERSION, find_program};
 use crate::images::oci::ImageFile;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
@@ -30,6 +30,8 @@ pub const ENVOY: &str = "docker.io/envoyproxy/envoy:v1.40.0";
 pub const KONNECTIVITY_SERVER: &str = "registry.k8s.io/kas-network-proxy/proxy-server:v0.34.0";
 /// konnectivity's agent, for workers of tenants.
 pub const KONNECTIVITY_AGENT: &str = "registry.k8s.io/kas-network-proxy/proxy-agent:v0.34.0";
+/// kube-proxy, for workers of tenants.
+pub const KUBE_PROXY: &str = "kube-proxy";
 /// A server for tests.
 pub const ECHO: &str = "docker.io/yoke/echo:dev";
 /// The folder of the binary in every image.
@@ -46,6 +48,9 @@ const RELEASED: &[(&str, &str)] = &[
     (ECHO, "echo"),
     (ENVOY, "envoy"),
 ];
+
+/// What a program runs, which is of this machine.
+const RUNS: &[(&str, &str)] = &[(KUBE_PROXY, "nft")];
 
 /// Images of this workspace's binaries: repository, binary. Each gets the tag `dev` and one that names its content, so
 /// that a Deployment rolls exactly when its image has changed.
@@ -93,6 +98,8 @@ impl<'a> Images<'a> {
         for (name, binary) in RELEASED {
             loaded += usize::from(self.load(binary, binary, |_| vec![(*name).to_owned()]).await?);
         }
+        let names = |_: &str| vec![releases::to_image(KUBE_PROXY, KUBERNETES_VERSION)];
+        loaded += usize::from(self.load(KUBE_PROXY, KUBE_PROXY, names).await?);
         for release in releases.all() {
             for program in releases::PROGRAMS {
                 let binary = releases::to_binary(program, release);
@@ -126,9 +133,8 @@ impl<'a> Images<'a> {
     /// Loads the image of one binary, which is called `program` in it, under the names that `names` gives for its
     /// layer's digest. True when it was not there.
     async fn load(&mut self, binary: &str, program: &str, names: impl Fn(&str) -> Vec<String>) -> Result<bool> {
-        let path = self.layout.binary(binary);
-        let libraries = shared_libraries(&path).await?;
-        let stamp = stamp(std::iter::once(&path).chain(&libraries))?;
+        let contents = Contents::find(program, self.layout.binary(binary)).await?;
+        let stamp = stamp(contents.paths())?;
         let mut present = ctr(self.layout)?.args(["images", "ls", "--quiet"]).output().await?;
         present.push('\n');
         if let Some(known) = self.known.get(binary)
@@ -139,7 +145,7 @@ impl<'a> Images<'a> {
         {
             return Ok(false);
         }
-        let image = build(program, &path, &libraries).await?;
+        let image = build(program, &contents).await?;
         let layer = image.layer_digest().to_owned();
         let archive = image
             .to_archive(&names(&layer))
@@ -164,8 +170,7 @@ pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let mut files = Vec::new();
     for (repository, binary) in OWN {
-        let path = built.join(binary);
-        let image = build(binary, &path, &shared_libraries(&path).await?).await?;
+        let image = build(binary, &Contents::find(binary, built.join(binary)).await?).await?;
         let name = repository.rsplit('/').next().unwrap_or(repository);
         let archive = image
             .to_archive(&[format!("{repository}:{}", env!("CARGO_PKG_VERSION"))])
@@ -177,9 +182,45 @@ pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// What is in an image: programs by their names there, the first one its own, and the shared libraries of them all.
+struct Contents {
+    programs: Vec<(String, PathBuf)>,
+    libraries: BTreeSet<PathBuf>,
+}
+
+impl Contents {
+    async fn find(program: &str, path: PathBuf) -> Result<Self> {
+        let mut programs = vec![(program.to_owned(), path)];
+        for (_, run) in RUNS.iter().filter(|(by, _)| *by == program) {
+            let path = find_program(run).with_context(|| format!("{run} is not installed"))?;
+            programs.push(((*run).to_owned(), path));
+        }
+        let mut libraries = BTreeSet::new();
+        for (_, path) in &programs {
+            libraries.extend(shared_libraries(path).await?);
+        }
+        Ok(Self { programs, libraries })
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.programs.iter().map(|(_, path)| path).chain(&self.libraries)
+    }
+
+    fn read(&self) -> Result<Vec<ImageFile>> {
+        let programs = self.programs.iter().map(|(name, path)| (format!("{BIN}/{name}"), path));
+        let in_place = |path: &Path| path.to_string_lossy().trim_start_matches('/').to_owned();
+        let libraries = self.libraries.iter().map(|path| (in_place(path), path));
+        let read = |(path, file): (String, &PathBuf)| {
+            let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+            Ok(ImageFile { path, content })
+        };
+        programs.chain(libraries).map(read).collect()
+    }
+}
+
 /// Builds the image of a binary, which is called `program` in it.
-async fn build(program: &str, path: &Path, libraries: &[PathBuf]) -> Result<oci::Image> {
-    let files = files_of(program, path, libraries)?;
+async fn build(program: &str, contents: &Contents) -> Result<oci::Image> {
+    let files = contents.read()?;
     let entrypoint = program.to_owned();
     tokio::task::spawn_blocking(move || oci::Image::build(&files, &entrypoint))
         .await
@@ -239,22 +280,6 @@ fn is_own_tag(name: &str) -> bool {
         name.strip_prefix(repository)
             .is_some_and(|tag| tag.starts_with(":dev-"))
     })
-}
-
-fn files_of(binary: &str, path: &Path, libraries: &[PathBuf]) -> Result<Vec<ImageFile>> {
-    let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
-    let mut files = vec![ImageFile {
-        path: format!("{BIN}/{binary}"),
-        content: read(path)?,
-    }];
-    for library in libraries {
-        let path = library.to_string_lossy().trim_start_matches('/').to_owned();
-        files.push(ImageFile {
-            path,
-            content: read(library)?,
-        });
-    }
-    Ok(files)
 }
 
 /// The shared libraries that a binary names, by the paths it looks for them at; none for a static one.

@@ -258,6 +258,8 @@ fn build_version(release: &str) -> Value {
             "kubeAPIServer": api_server,
             "kubeControllerManager": controller_manager,
             "kubeScheduler": scheduler,
+            "kubeProxy": releases::to_image(images::KUBE_PROXY, KUBERNETES_VERSION),
+            "coreDNS": images::COREDNS,
         },
     })
 }
@@ -301,8 +303,10 @@ mod tests {
             "version": "1.35.5",
             "default": false,
             "images": {
+                "coreDNS": "registry.k8s.io/coredns/coredns:v1.15.0",
                 "kubeAPIServer": "registry.k8s.io/kube-apiserver:v1.35.5",
                 "kubeControllerManager": "registry.k8s.io/kube-controller-manager:v1.35.5",
+                "kubeProxy": "registry.k8s.io/kube-proxy:v1.35.4",
                 "kubeScheduler": "registry.k8s.io/kube-scheduler:v1.35.5",
             },
         });

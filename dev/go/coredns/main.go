@@ -11,6 +11,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/forward"
 	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loadbalance"
 	_ "github.com/coredns/coredns/plugin/log"
 	_ "github.com/coredns/coredns/plugin/loop"
 	_ "github.com/coredns/coredns/plugin/metrics"
@@ -20,7 +21,7 @@ import (
 
 // The order in which a query passes the plugins, which is not the Corefile's.
 var directives = []string{
-	"reload", "health", "ready", "prometheus", "errors", "log", "cache", "loop", "kubernetes", "forward",
+	"reload", "health", "ready", "prometheus", "errors", "log", "loadbalance", "cache", "loop", "kubernetes", "forward",
 }
 
 func main() {

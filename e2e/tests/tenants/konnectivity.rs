@@ -116,6 +116,42 @@ async fn ask_forwarded(stack: &Stack, kubeconfig: &Path, pod: &str) -> Result<St
     run(curl, POD_LIMIT).await?.ok()
 }
 
+/// A Pod finds another one by the name of its Service, which is where cluster DNS and kube-proxy say.
+async fn use_service(stack: &Stack, kubeconfig: &Path) -> Result<()> {
+    for name in ["kube-dns", "kube-proxy"] {
+        let ready = "jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}";
+        let find = [
+            "get",
+            "pod",
+            "-n",
+            "kube-system",
+            "-l",
+            &format!("k8s-app={name}"),
+            "-o",
+            ready,
+        ];
+        wait_until(&format!("{name} to be ready"), POD_LIMIT, async || {
+            Ok(stack.kubectl(kubeconfig, &find).await?.ok()? == "True")
+        })
+        .await?;
+    }
+    let expose = ["expose", "pod", "serves", "--port=80", "--target-port=8080"];
+    let label = ["label", "pod", "serves", "app=serves"];
+    for arguments in [&label[..], &expose] {
+        stack.kubectl(kubeconfig, arguments).await?.ok()?;
+    }
+    let url = "http://serves.default.svc.cluster.local/";
+    run_pod(stack, kubeconfig, "asks", &[]).await?;
+    wait_phase(stack, kubeconfig, "asks", "Running").await?;
+    wait_until("a Service to answer by its name", POD_LIMIT, async || {
+        let heard = stack
+            .kubectl(kubeconfig, &["exec", "asks", "--", "echo", "get", url])
+            .await?;
+        Ok(heard.stdout.trim() == "serves")
+    })
+    .await
+}
+
 /// A Pod on the worker, behind a Service, says no to every ConfigMap. (kube-apiserver sends nothing through agents that is for
 /// the `url` of a webhook.)
 async fn refuse_by_webhook(stack: &Stack, kubeconfig: &Path) -> Result<()> {
@@ -187,10 +223,11 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     let cluster = ready(&tenant, "a").await?;
     let kubeconfig = tenant.kubeconfig("a").await?;
     let kubectl = async |args: &[&str]| stack.kubectl(&kubeconfig, args).await;
-    let image = "jsonpath={.spec.template.spec.containers[0].image}";
-    let image = kubectl(&[&["get", "daemonset", "-o", image][..], &AGENT].concat())
+    let images = "jsonpath={.items[*].spec.template.spec.containers[*].image}";
+    let images = kubectl(&["get", "daemonset,deployment", "-n", "kube-system", "-o", images])
         .await?
         .ok()?;
+    let images: Vec<_> = images.split_whitespace().collect();
 
     let (certificate, key) = issue_kubelet(&stack, &cluster).await?;
     let hosted = hosted_namespace(&cluster)?;
@@ -200,7 +237,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
         certificate: &certificate,
         key: &key,
     };
-    let worker = Worker::start(&stack, &credentials, &[image.trim()])?;
+    let worker = Worker::start(&stack, &credentials, &images)?;
     let agents = ["get", "daemonset", "-o", "jsonpath={.status.numberReady}"];
     let connected = wait_until("an agent to be ready", WORKER_LIMIT, async || {
         Ok(kubectl(&[&agents[..], &AGENT].concat()).await?.ok()? == "1")
@@ -236,6 +273,7 @@ async fn a_worker_behind_nat_is_reached() -> Result<()> {
     let healthy = kubectl(&metrics).await?.ok()?;
     ensure!(healthy.trim() == "ok", "the kubelet itself: {healthy}");
 
+    use_service(&stack, &kubeconfig).await?;
     refuse_by_webhook(&stack, &kubeconfig).await?;
 
     // What it costs while somebody uses it.
