@@ -94,7 +94,8 @@ pub fn plan_status(
     now: Timestamp,
 ) -> (ClusterStatus, Vec<(ConditionType, State)>) {
     let before = cluster.status.clone().unwrap_or_default();
-    let states = plan_states(&before, outcome);
+    let generation = cluster.metadata.generation;
+    let states = plan_states(&before, outcome, generation);
     let ready = states
         .iter()
         .any(|(type_, state)| *type_ == ConditionType::Ready && state.status == Some(true));
@@ -103,7 +104,6 @@ pub fn plan_status(
         .iter()
         .find(|entry| entry.completed.is_some())
         .map(|entry| entry.version.clone());
-    let generation = cluster.metadata.generation;
     let status = ClusterStatus {
         observed_generation: generation,
         phase: Some(plan_phase(outcome, &before, &history, ready, now)),

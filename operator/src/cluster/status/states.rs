@@ -33,7 +33,11 @@ pub fn plan_accepted(refusal: Option<&Refusal>) -> State {
     }
 }
 
-pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(ConditionType, State)> {
+pub(super) fn plan_states(
+    before: &ClusterStatus,
+    outcome: &Outcome,
+    generation: Option<i64>,
+) -> Vec<(ConditionType, State)> {
     let accepted = plan_accepted(outcome.accepted.as_ref().err());
     let ready = plan_ready(outcome);
     let progressing = plan_progressing(outcome, &ready);
@@ -50,7 +54,7 @@ pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(Con
         if outcome.certificates.status.is_some() {
             states.push((ConditionType::CertificatesReady, outcome.certificates.clone()));
         }
-        return carry_over(before, outcome, states, &NOT_LOOKED_AT);
+        return carry_over(before, outcome, states, generation, &NOT_LOOKED_AT);
     }
     let available = match (&outcome.inside, outcome.asleep) {
         (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
@@ -72,7 +76,7 @@ pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(Con
     ];
     let states = [first, looked].concat();
     if outcome.kept {
-        return carry_over(before, outcome, states, &NOT_CARRIED_OUT);
+        return carry_over(before, outcome, states, generation, &NOT_CARRIED_OUT);
     }
     let asleep = match (outcome.asleep, &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
@@ -87,7 +91,7 @@ pub(super) fn plan_states(before: &ClusterStatus, outcome: &Outcome) -> Vec<(Con
     ];
     let addons = outcome.addons.clone().map(|state| (ConditionType::AddonsReady, state));
     let states = [states, last, Vec::from_iter(addons)].concat();
-    carry_over(before, outcome, states, &[ConditionType::AddonsReady])
+    carry_over(before, outcome, states, generation, &[ConditionType::AddonsReady])
 }
 
 /// Where nothing was done, the conditions that were not looked at stay as they are.
@@ -95,6 +99,7 @@ fn carry_over(
     before: &ClusterStatus,
     outcome: &Outcome,
     mut states: Vec<(ConditionType, State)>,
+    generation: Option<i64>,
     types: &[ConditionType],
 ) -> Vec<(ConditionType, State)> {
     let reason = match &outcome.accepted {
@@ -106,6 +111,12 @@ fn carry_over(
         let Some(old) = conditions::find(&before.conditions, type_).filter(|_| !is_known) else {
             continue;
         };
+        // Of a spec that nobody has held them against nothing is known.
+        if type_ == ConditionType::AddonsReady && old.observed_generation != generation {
+            let message = "Nobody has looked yet at what this spec asks for.";
+            states.push((type_, State::unknown(Reason::AddonsPending, message)));
+            continue;
+        }
         let known = Reason::ALL.iter().copied().find(|known| known.as_str() == old.reason);
         let state = State {
             status: match old.status.as_str() {

@@ -214,4 +214,20 @@ fn add_ons_are_told_of_when_they_were_looked_at() {
         Some("False/AddonConflict"),
         "as it was last seen"
     );
+    let mut changed = later;
+    for condition in &mut changed.conditions {
+        condition.observed_generation = Some(0);
+    }
+    let unknown = Some("Unknown/AddonsPending");
+    let now = plan(Some(changed.clone()), &with(None), 3);
+    assert_eq!(state(&now).as_deref(), unknown, "of another spec");
+    let paused = Outcome {
+        paused: true,
+        ..with(None)
+    };
+    assert_eq!(
+        state(&plan(Some(changed), &paused, 3)).as_deref(),
+        unknown,
+        "paused since"
+    );
 }
