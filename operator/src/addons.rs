@@ -22,7 +22,7 @@ use yoke_api::names::PublicName;
 use yoke_api::{ClusterSpec, KubernetesVersion, labels};
 
 use crate::config::{Config, VersionEntry};
-use crate::tenant_api::build_agent;
+use crate::tenant_api::{build_agent, to_dynamic};
 
 /// Which address of a Service range is that of cluster DNS, as everywhere.
 pub const DNS_NUMBER: u32 = 10;
@@ -133,18 +133,6 @@ pub fn plan(facts: &Facts<'_>) -> Plan {
     }
 }
 
-impl Plan {
-    /// Digest of all that is wanted, and of what is not.
-    pub fn digest(&self) -> String {
-        let parts = self.wanted.iter().map(|part| (true, part));
-        let parts = parts.chain(self.unwanted.iter().map(|part| (false, part)));
-        let words: Vec<_> = parts
-            .map(|(wanted, part)| (wanted, part.name(), part.object.annotations().clone()))
-            .collect();
-        digest(&words)
-    }
-}
-
 impl Part {
     /// Its kind, namespace and name, for people.
     pub fn name(&self) -> String {
@@ -179,8 +167,7 @@ impl Parts {
 
     /// Adds an object, with the marks of the add-on.
     fn add<K: Resource<DynamicType = ()> + Serialize>(&mut self, object: &K) {
-        let value = serde_json::to_value(object).expect("typed Kubernetes objects have string keys only");
-        let mut object: DynamicObject = serde_json::from_value(value).expect("a typed object has a kind and metadata");
+        let mut object = to_dynamic(object);
         let marks = [
             (labels::ADDON.to_owned(), self.addon.as_str().to_owned()),
             (labels::MANAGED_BY.to_owned(), labels::MANAGED_BY_OPERATOR.to_owned()),

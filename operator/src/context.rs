@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use yoke_api::ClusterId;
 use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::{ClusterId, KubernetesVersion};
 use yoke_pki::plan::ROOT;
 
 use crate::apply::Applier;
@@ -87,8 +87,8 @@ pub struct Seen {
 /// What was last done about the add-ons of one cluster.
 #[derive(Clone, Debug, Default)]
 pub struct AddonsSeen {
-    /// For what: the pod that answers, and the digest of what is planned.
-    pub key: Option<(String, String)>,
+    /// For what: the pod that answers, the generation of the spec, and the version that is run.
+    pub key: Option<(String, Option<i64>, KubernetesVersion)>,
     /// When it is due again.
     pub due: Option<Instant>,
     /// What came of it.

@@ -3,12 +3,14 @@
 //! It dials the control plane's Service by ClusterIP and verifies the name in the certificate, so it needs no DNS; and,
 //! for the proof that a kubeconfig works, the ingress by its address with the public name as TLS server name.
 //!
-//! What is there others wrote, who may be hostile: every object is read as [`Lenient`].
+//! What is there others wrote, who may be hostile: every object is read as [`Lenient`], or as far
+//! as something is wanted of it.
 
 mod addons;
 pub mod agent;
 mod base;
 mod connection;
+mod object;
 mod workers;
 
 use std::collections::HashMap;
@@ -18,16 +20,19 @@ use std::time::Duration;
 use futures::TryStreamExt as _;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{ApiResource, ListParams, PatchParams};
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::{ClusterId, Lenient};
 
+pub use self::addons::{AddonError, Foreign};
 pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
-use self::base::{NAMESPACE, SERVICE, is_so};
+use self::base::{NAMESPACE, SERVICE};
+pub(crate) use self::object::to_dynamic;
+use self::object::{Objects, is_so};
 pub use self::workers::BootstrapToken;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
@@ -227,23 +232,28 @@ impl TenantApi {
     /// Brings about what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, and
     /// the address of `default/kubernetes`. What is as it should be is not written: a write waits for the tenant's webhooks.
     pub async fn apply_base(&self, objects: &BaseObjects, params: &PatchParams) -> Result<(), TenantApiError> {
-        let roles = objects.roles.iter().map(|role| {
-            let api = Api::all(self.client.clone());
-            async move { ensure(&api, role, params).await }
-        });
-        let bindings = objects.bindings.iter().map(|binding| {
-            let api = Api::all(self.client.clone());
-            async move { ensure(&api, binding, params).await }
-        });
+        let roles = try_join_all(objects.roles.iter().map(|role| self.ensure(role, params)));
+        let bindings = try_join_all(objects.bindings.iter().map(|binding| self.ensure(binding, params)));
         let endpoints = async {
             let Some((slice, endpoints)) = &objects.endpoints else {
                 return Ok(());
             };
-            let slices = Api::namespaced(self.client.clone(), NAMESPACE);
-            let all = Api::namespaced(self.client.clone(), NAMESPACE);
-            tokio::try_join!(ensure(&slices, slice, params), ensure(&all, endpoints, params)).map(|_| ())
+            tokio::try_join!(self.ensure(slice, params), self.ensure(endpoints, params)).map(|_| ())
         };
-        tokio::try_join!(try_join_all(roles), try_join_all(bindings), endpoints).map(|_| ())
+        tokio::try_join!(roles, bindings, endpoints).map(|_| ())
+    }
+
+    async fn ensure<K>(&self, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
+    where
+        K: Resource<DynamicType = ()> + Serialize,
+    {
+        let (kind, object) = (ApiResource::erase::<K>(&()), to_dynamic(object));
+        let objects = Objects::of(&self.client, "a base object", &kind, &object);
+        let found = objects.find(&object).await?;
+        if found.as_ref().is_some_and(|found| is_so(&object, found)) {
+            return Ok(());
+        }
+        objects.write(&object, found.as_ref(), params).await
     }
 
     /// Ends when the addresses of `default/kubernetes` are not as they should be, which may be at once; or when they cannot
@@ -280,50 +290,6 @@ where
             Event::InitDone if listed => {}
             Event::Apply(Lenient(Ok(found))) if is_so(wanted, &found) => {}
             Event::InitDone | Event::Apply(_) | Event::Delete(_) => break,
-        }
-    }
-    Ok(())
-}
-
-async fn ensure<K>(api: &Api<Lenient<K>>, object: &K, params: &PatchParams) -> Result<(), TenantApiError>
-where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
-{
-    const WHAT: &str = "a base object";
-    let found = limited(WHAT, api.get_opt(&object.name_any())).await?;
-    let is_there = |found: &Lenient<K>| found.0.as_ref().is_ok_and(|found| is_so(object, found));
-    if found.as_ref().is_some_and(is_there) {
-        return Ok(());
-    }
-    write(WHAT, api, object, found.as_ref(), params).await
-}
-
-/// Applies an object of which this was found.
-async fn write<K>(
-    what: &'static str,
-    api: &Api<Lenient<K>>,
-    object: &K,
-    found: Option<&Lenient<K>>,
-    params: &PatchParams,
-) -> Result<(), TenantApiError>
-where
-    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
-{
-    let name = object.name_any();
-    let patch = Patch::Apply(object);
-    let patched = limited(what, api.patch(&name, params, &patch)).await;
-    match (patched, found) {
-        // Of some fields another value can only be had in another object.
-        (Err(error), Some(found)) if error.is_invalid() => {
-            let same = DeleteParams::default().preconditions(Preconditions {
-                uid: found.uid(),
-                resource_version: None,
-            });
-            limited(what, api.delete(&name, &same)).await?;
-            limited(what, api.patch(&name, params, &patch)).await?;
-        }
-        (patched, _) => {
-            patched?;
         }
     }
     Ok(())

@@ -125,14 +125,6 @@ fn each_is_turned_off_alone() {
 }
 
 #[test]
-fn digest_tells_every_change() {
-    let digest = all("v1.35.4").digest();
-    assert_eq!(digest, all("v1.35.4").digest());
-    assert_ne!(digest, all("v1.35.5").digest(), "another image");
-    assert_ne!(digest, plan_with(&config(), "v1.35.4", |_| {}).digest(), "turned off");
-}
-
-#[test]
 fn images_follow_the_version_and_what_the_host_says() {
     const DNS: &str = "Deployment kube-system/coredns";
     const PROXY: &str = "DaemonSet kube-system/kube-proxy";

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use yoke_api::Reason;
+use yoke_api::{Reason, labels};
 
 use super::apply::Applied;
 use super::build::Blueprint;
@@ -15,7 +15,7 @@ use super::probe::BASE_EVERY;
 use crate::addons::{Addon, Facts, plan};
 use crate::conditions::State;
 use crate::context::{AddonsSeen, Context};
-use crate::tenant_api::{TenantApiError, Way};
+use crate::tenant_api::{Foreign, TenantApiError, Way};
 
 /// How long one round may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -23,7 +23,12 @@ const LIMIT: Duration = Duration::from_secs(5);
 const TOLD: usize = 5;
 
 /// Brings a cluster's add-ons to what its spec asks for, if they are due; `None` if nothing can be said yet.
-pub(super) async fn ensure(context: &Context, blueprint: &Blueprint<'_>, applied: &Applied) -> Option<State> {
+pub(super) async fn ensure(
+    context: &Context,
+    blueprint: &Blueprint<'_>,
+    generation: Option<i64>,
+    applied: &Applied,
+) -> Option<State> {
     let identity = blueprint.identity;
     // A pod that is to be replaced may run an older version than what is planned is for.
     let ControlPlane::Running { pod, current: true, .. } = &applied.control_plane else {
@@ -33,14 +38,8 @@ pub(super) async fn ensure(context: &Context, blueprint: &Blueprint<'_>, applied
         return None;
     }
     let api = context.apis.known(&identity.id, Way::Inside)?;
-    let plan = plan(&Facts {
-        spec: blueprint.spec,
-        public_name: &identity.public_name,
-        version: blueprint.accepted.version,
-        catalogue: blueprint.accepted.catalogue,
-        config: &context.config,
-    });
-    let key = (pod.clone(), plan.digest());
+    // What is planned follows from these, as long as a process lives.
+    let key = (pod.clone(), generation, blueprint.accepted.version);
     let seen = context.seen(&identity.id).addons;
     let Some(due) = seen.due else {
         // That it is ready is told first.
@@ -51,8 +50,19 @@ pub(super) async fn ensure(context: &Context, blueprint: &Blueprint<'_>, applied
         return seen.state;
     }
     let began = Instant::now();
+    let plan = plan(&Facts {
+        spec: blueprint.spec,
+        public_name: &identity.public_name,
+        version: blueprint.accepted.version,
+        catalogue: blueprint.accepted.catalogue,
+        config: &context.config,
+    });
     let result = tokio::time::timeout(LIMIT, api.apply_addons(&plan, context.clusters.params())).await;
-    let (state, pause) = judge(result.unwrap_or(Err(TenantApiError::Limit)), blueprint, began.elapsed());
+    let result = match result {
+        Ok(applied) => applied.map_err(|error| crate::chain(&error)),
+        Err(_) => Err(crate::chain(&TenantApiError::Limit)),
+    };
+    let (state, pause) = judge(result, blueprint, began.elapsed());
     context.note(&identity.id, |seen| {
         seen.addons = AddonsSeen {
             key: Some(key),
@@ -64,9 +74,9 @@ pub(super) async fn ensure(context: &Context, blueprint: &Blueprint<'_>, applied
 }
 
 /// What the condition says, and when to look again.
-fn judge(result: Result<Vec<String>, TenantApiError>, blueprint: &Blueprint<'_>, took: Duration) -> (State, Duration) {
+fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Duration) -> (State, Duration) {
     match result {
-        Ok(foreign) if foreign.is_empty() => {
+        Ok(foreign) if foreign == Foreign::default() => {
             let enabled = Addon::ALL.into_iter().filter(|addon| addon.is_enabled(blueprint.spec));
             let names: Vec<_> = enabled.map(Addon::as_str).collect();
             let message = match names.join(", ") {
@@ -75,17 +85,25 @@ fn judge(result: Result<Vec<String>, TenantApiError>, blueprint: &Blueprint<'_>,
             };
             (State::yes(Reason::AsExpected, message), BASE_EVERY)
         }
-        Ok(foreign) => {
-            let told = foreign[..foreign.len().min(TOLD)].join(", ");
-            let message = format!("Not the operator's, and left alone: {told}. Delete it, or turn the add-on off.");
+        Ok(Foreign { in_the_way, keeping }) => {
+            let told = |names: &[String]| names[..names.len().min(TOLD)].join(", ");
+            let first = (!in_the_way.is_empty()).then(|| {
+                let names = told(&in_the_way);
+                format!("Not the operator's, and left alone: {names}. Delete it, or turn the add-on off.")
+            });
+            let second = (!keeping.is_empty()).then(|| {
+                let (names, label) = (told(&keeping), labels::ADDON);
+                format!(
+                    "Turned off, and nothing is removed, because somebody else has {names}: delete it, or take the label \
+                     {label} away from the others."
+                )
+            });
+            let message = Vec::from_iter(first.into_iter().chain(second)).join(" ");
             (State::no(Reason::AddonConflict, message), STEADY)
         }
         // Who hangs must not take the time of the others.
         Err(error) => (
-            State::no(
-                Reason::AddonsPending,
-                format!("Trying again: {}.", crate::chain(&error)),
-            ),
+            State::no(Reason::AddonsPending, format!("Trying again: {error}.")),
             STEADY.max(took * 10),
         ),
     }

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store as Cache};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use yoke_api::cluster::DeletionPolicy;
+use yoke_api::cluster::{DeletionPolicy, DesiredState};
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, Reason};
 use yoke_pki::plan::LeafRole;
@@ -105,6 +105,10 @@ pub(super) async fn apply(
         }
     };
     apply_control_plane(context, blueprint, observed, materials.as_ref(), &mut applied).await?;
+    // The API was asked just now.
+    if materials.is_some() && blueprint.spec.state != DesiredState::Asleep {
+        applied.addons = addons::ensure(context, blueprint, cluster.metadata.generation, &applied).await;
+    }
     Ok(applied)
 }
 
@@ -252,7 +256,7 @@ async fn apply_control_plane(
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
-    let asleep = blueprint.spec.state == yoke_api::cluster::DesiredState::Asleep;
+    let asleep = blueprint.spec.state == DesiredState::Asleep;
     let store_ready = applied.store.state.status == Some(true);
     // Once there is a control plane it is kept in step even while NATS does not answer the operator.
     if !store_ready && observed.stateful_set.is_none() {
@@ -288,7 +292,6 @@ async fn apply_control_plane(
     if let Some(materials) = materials.filter(|_| !asleep) {
         let asked = Asked::of(blueprint.spec);
         probe::look_at_api(context, blueprint.identity, observed, materials, &asked, applied).await;
-        applied.addons = addons::ensure(context, blueprint, applied).await;
     }
     Ok(())
 }

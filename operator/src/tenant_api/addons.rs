@@ -1,75 +1,101 @@
 //! Objects of add-ons in a tenant's API: made and mended where they are the add-on's, removed where they are not wanted any more.
 
-use kube::api::{DeleteParams, DynamicObject, PatchParams, Preconditions};
-use kube::{Api, Resource as _, ResourceExt as _};
-use yoke_api::{Lenient, labels};
+use kube::ResourceExt as _;
+use kube::api::PatchParams;
+use yoke_api::labels;
 
-use super::base::is_so;
-use super::{TenantApi, TenantApiError, limited, write};
+use super::object::{Objects, is_so};
+use super::{TenantApi, TenantApiError};
 use crate::addons::{Owner, Part, Plan};
 
-type Objects = Api<Lenient<DynamicObject>>;
+/// An object of an add-on is not as it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("keeping {part}")]
+pub struct AddonError {
+    /// Kind, namespace and name.
+    part: String,
+    /// Why not.
+    source: TenantApiError,
+}
 
-/// What an error calls the objects.
-const WHAT: &str = "an object of an add-on";
+/// Names of objects that are not touched, because they are somebody else's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Foreign {
+    /// Those that are in an add-on's way.
+    pub in_the_way: Vec<String>,
+    /// Those for which the rest of an add-on stays that is turned off.
+    pub keeping: Vec<String>,
+}
 
 impl TenantApi {
-    /// Brings about what is planned, as far as it goes: what cannot be had of one object keeps back no other. Says which objects
-    /// are not touched, because they are somebody else's.
-    pub async fn apply_addons(&self, plan: &Plan, params: &PatchParams) -> Result<Vec<String>, TenantApiError> {
-        let wanted = plan.wanted.iter().map(|part| async move {
-            let owner = self.ensure_part(part, params).await?;
-            Ok((owner == Owner::Foreign).then(|| part.name()))
-        });
-        let unwanted = plan.unwanted.iter().map(|part| self.remove_part(part));
-        let (wanted, unwanted) = tokio::join!(futures::future::join_all(wanted), futures::future::join_all(unwanted));
-        unwanted.into_iter().collect::<Result<(), _>>()?;
-        let foreign = wanted.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(foreign.into_iter().flatten().collect())
-    }
-
-    fn objects(&self, part: &Part) -> Objects {
-        match part.object.namespace() {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), &namespace, &part.resource),
-            None => Api::all_with(self.client.clone(), &part.resource),
+    /// Brings about what is planned, as far as it goes: what cannot be had of one object keeps back no other. One after another:
+    /// a tenant says how large they are.
+    pub async fn apply_addons(&self, plan: &Plan, params: &PatchParams) -> Result<Foreign, AddonError> {
+        let mut foreign = Foreign::default();
+        let mut failed = None;
+        for part in &plan.wanted {
+            match self.ensure_part(part, params).await {
+                Ok(Owner::Own) => {}
+                Ok(Owner::Foreign) => foreign.in_the_way.push(part.name()),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
+        for parts in plan.unwanted.chunk_by(|one, next| one.addon == next.addon) {
+            match self.remove_addon(parts).await {
+                Ok(keeping) => foreign.keeping.extend(keeping),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(foreign), Err)
     }
 
-    async fn ensure_part(&self, part: &Part, params: &PatchParams) -> Result<Owner, TenantApiError> {
-        let api = self.objects(part);
-        let found = limited(WHAT, api.get_opt(&part.object.name_any())).await?;
+    fn objects(&self, part: &Part) -> Objects<'_> {
+        Objects::of(&self.client, "an object of an add-on", &part.resource, &part.object)
+    }
+
+    async fn ensure_part(&self, part: &Part, params: &PatchParams) -> Result<Owner, AddonError> {
+        let objects = self.objects(part);
+        let found = objects.find(&part.object).await.map_err(about(part))?;
         if let Some(found) = &found {
             if part.owner(found) == Owner::Foreign {
                 return Ok(Owner::Foreign);
             }
-            let is_applied = found.annotations().get(labels::APPLIED_DIGEST)
-                == part.object.annotations().get(labels::APPLIED_DIGEST);
-            if is_applied && found.0.as_ref().is_ok_and(|found| is_so(&part.object, found)) {
+            let digest = |of: &kube::api::DynamicObject| of.annotations().get(labels::APPLIED_DIGEST).cloned();
+            if digest(found) == digest(&part.object) && is_so(&part.object, found) {
                 return Ok(Owner::Own);
             }
         }
-        write(WHAT, &api, &part.object, found.as_ref(), params).await?;
-        Ok(Owner::Own)
+        let written = objects.write(&part.object, found.as_ref(), params).await;
+        written.map(|()| Owner::Own).map_err(about(part))
     }
 
-    async fn remove_part(&self, part: &Part) -> Result<(), TenantApiError> {
-        let (api, name) = (self.objects(part), part.object.name_any());
-        let Some(found) = limited(WHAT, api.get_opt(&name)).await? else {
-            return Ok(());
-        };
-        if part.owner(&found) == Owner::Foreign || found.meta().deletion_timestamp.is_some() {
-            return Ok(());
+    /// Removes an add-on; or nothing of it while one of its objects is somebody else's, who may use the others. Says which.
+    async fn remove_addon(&self, parts: &[Part]) -> Result<Vec<String>, AddonError> {
+        let (mut own, mut foreign) = (Vec::new(), Vec::new());
+        for part in parts {
+            match self.objects(part).find(&part.object).await.map_err(about(part))? {
+                Some(found) if part.owner(&found) == Owner::Foreign => foreign.push(part.name()),
+                Some(found) => own.push((part, found)),
+                None => {}
+            }
         }
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: found.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::background()
-        };
-        match limited(WHAT, api.delete(&name, &params)).await {
-            Err(error) if !error.is_of_another() => Err(error),
-            _ => Ok(()),
+        if own.is_empty() || !foreign.is_empty() {
+            return Ok(if own.is_empty() { Vec::new() } else { foreign });
         }
+        for (part, found) in own {
+            if found.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            match self.objects(part).delete(&found).await {
+                Err(error) if !error.is_of_another() => return Err(about(part)(error)),
+                _ => {}
+            }
+        }
+        Ok(Vec::new())
     }
+}
+
+fn about(part: &Part) -> impl FnOnce(TenantApiError) -> AddonError {
+    let part = part.name();
+    |source| AddonError { part, source }
 }

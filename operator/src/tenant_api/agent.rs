@@ -227,7 +227,7 @@ fn build_files() -> Volume {
 mod tests {
     use std::path::Path;
 
-    use super::super::base::is_so;
+    use super::super::object::is_so;
     use super::*;
 
     fn config(change: impl FnOnce(&mut Config)) -> Config {

@@ -8,7 +8,7 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::Client;
-use kube::client::ConfigExt as _;
+use kube::client::{Body, ConfigExt as _};
 use kube::config::{AuthInfo, Config};
 use rustls::pki_types::ServerName;
 use tower::{BoxError, ServiceBuilder};
@@ -24,7 +24,11 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// Bytes of the longest answer that is read, a watch's being all of its events: it is held in memory, and a tenant may have
 /// one written without end by an API of its own.
-const ANSWER_MAX: usize = 8 << 20;
+const ANSWER_MAX: AnswerMax = AnswerMax(8 << 20);
+
+/// Bytes of the longest answer to a request that bears this.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnswerMax(pub(super) usize);
 
 /// Builds a client, which connects when it is first used.
 pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
@@ -55,8 +59,11 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .map_response(|answer: http::Response<_>| answer.map(|body| Limited::new(body, ANSWER_MAX)))
-        .service(http);
+        .service(tower::service_fn(move |request: http::Request<Body>| {
+            let AnswerMax(most) = request.extensions().get().copied().unwrap_or(ANSWER_MAX);
+            let answer = http.request(request);
+            async move { Ok::<_, BoxError>(answer.await?.map(|body| Limited::new(body, most))) }
+        }));
     Ok(Client::new(service, config.default_namespace))
 }
 

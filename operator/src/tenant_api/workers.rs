@@ -15,7 +15,7 @@ use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::Lenient;
 
-use super::{TenantApi, TenantApiError, WATCH_SECONDS, ensure, limited};
+use super::{TenantApi, TenantApiError, WATCH_SECONDS, limited};
 
 /// Group of those who show a bootstrap token of a JoinToken.
 pub(super) const JOINING_GROUP: &str = "system:bootstrappers:yoke";
@@ -166,8 +166,7 @@ impl TenantApi {
 
     /// Lets in who shows this token, until it ends.
     pub async fn ensure_token(&self, token: &BootstrapToken, params: &PatchParams) -> Result<(), TenantApiError> {
-        let secrets = Api::namespaced(self.client.clone(), NAMESPACE);
-        ensure(&secrets, &build_token(token), params).await
+        self.ensure(&build_token(token), params).await
     }
 
     /// Lets nobody in any more by the token of this id.

@@ -13,6 +13,7 @@ use yoke_test_support::Process;
 
 use crate::answers::{ready, run_pod};
 use crate::harness::{Host, condition};
+use crate::tenant_api::TenantServer;
 
 const NAMESPACE: &str = "kube-system";
 const READY: &str = "AddonsReady";
@@ -190,10 +191,13 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
         .bring(json!({"coreDNS": {"enabled": true}}), "False/AddonConflict")
         .await;
     assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
+    // Whoever has taken one object over may need the others.
+    let mixed = stage.versions().await;
     stage
-        .bring(json!({"coreDNS": {"enabled": false}}), "True/AsExpected")
+        .bring(json!({"coreDNS": {"enabled": false}}), "False/AddonConflict")
         .await;
     assert_eq!(stage.api::<Service>().get("kube-dns").await.unwrap(), theirs);
+    assert_eq!(stage.versions().await, mixed);
     stage
         .api::<Service>()
         .delete("kube-dns", &Default::default())
@@ -209,4 +213,111 @@ async fn an_add_on_that_is_turned_off_goes_and_nothing_else() {
     found.sort_unstable();
     expected.sort_unstable();
     assert_eq!(found, expected);
+}
+
+/// A cluster that is ready, with all its add-ons, and an API that does what a test says.
+struct Pretended {
+    host: Host,
+    server: TenantServer,
+}
+
+impl Pretended {
+    async fn start() -> Self {
+        let host = Host::start().await;
+        host.bring_up("a").await;
+        let server = TenantServer::start(&host, "a").await;
+        server.behaviour.lock().unwrap().has_account = true;
+        run_pod(&host, "a").await;
+        let stage = Self { host, server };
+        stage.bring("True/AsExpected").await;
+        stage
+    }
+
+    async fn bring(&self, wanted: &str) {
+        self.host
+            .bring("a", wanted, async || {
+                condition(&self.host.cluster("a").await, READY) == wanted
+            })
+            .await;
+    }
+
+    /// What the condition says, in words.
+    async fn message(&self) -> String {
+        let conditions = self.host.cluster("a").await.status.unwrap().conditions;
+        let mut found = conditions.into_iter().filter(|found| found.type_ == READY);
+        found.next().unwrap().message
+    }
+
+    /// Replaces a word in an object that is there.
+    fn change(&self, path: &str, from: &str, to: &str) {
+        let mut behaviour = self.server.behaviour.lock().unwrap();
+        let object = behaviour.objects.get_mut(path).unwrap();
+        assert!(object.contains(from), "{object}");
+        *object = object.replace(from, to);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_gives_way_only_to_what_cannot_be_had_of_it() {
+    const PROXIES: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/kube-proxy";
+    const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/yoke:node-proxier";
+    let mut stage = Pretended::start().await;
+    // A tenant's policy has the same code as a field that cannot be changed.
+    stage.change(PROXIES, "system-node-critical", "other");
+    stage.server.behaviour.lock().unwrap().refuses = Some(PROXIES);
+    stage.host.restart_operator().await;
+    stage.bring("False/AddonsPending").await;
+    assert!(stage.message().await.contains("not in my cluster"));
+    assert_eq!(stage.server.behaviour.lock().unwrap().deleted, [""; 0]);
+
+    stage.change(PROXIES, "other", "system-node-critical");
+    stage.change(BINDING, "system:node-proxier", "view");
+    stage.server.behaviour.lock().unwrap().refuses = Some(BINDING);
+    stage.host.restart_operator().await;
+    stage.bring("True/AsExpected").await;
+    let behaviour = stage.server.behaviour.lock().unwrap();
+    assert_eq!(behaviour.deleted, [BINDING]);
+    assert!(behaviour.objects[BINDING].contains("system:node-proxier"));
+}
+
+/// A tenant says how large its objects are, and how many of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_large_object_no_more_is_read_than_an_add_on_needs() {
+    const FILE: &str = "/api/v1/namespaces/kube-system/configmaps/coredns";
+    const PROXIES: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/kube-proxy";
+    let mut stage = Pretended::start().await;
+    {
+        let mut behaviour = stage.server.behaviour.lock().unwrap();
+        behaviour.endless = Some(FILE);
+        behaviour.objects.remove(PROXIES);
+    }
+    stage.host.restart_operator().await;
+    stage.bring("False/AddonsPending").await;
+    let message = stage.message().await;
+    assert!(message.contains("keeping ConfigMap kube-system/coredns"), "{message}");
+    {
+        let behaviour = stage.server.behaviour.lock().unwrap();
+        // Sockets take some of it as well.
+        assert!(behaviour.taken < 7 << 20, "{} bytes", behaviour.taken);
+        assert!(
+            behaviour.objects.contains_key(PROXIES),
+            "the others are kept all the same"
+        );
+    }
+
+    stage.server.behaviour.lock().unwrap().endless = None;
+    let noise = format!("{{\"noise\": \"{}\", ", "x".repeat(100 << 10));
+    let writes = {
+        let mut behaviour = stage.server.behaviour.lock().unwrap();
+        let object = behaviour.objects.get_mut(FILE).unwrap();
+        *object = object.replacen('{', &noise, 1);
+        behaviour.writes
+    };
+    stage.host.restart_operator().await;
+    stage.bring("True/AsExpected").await;
+    assert_eq!(
+        stage.server.behaviour.lock().unwrap().writes,
+        writes,
+        "it says what it should"
+    );
 }

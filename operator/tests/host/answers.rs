@@ -9,7 +9,7 @@ use kube::runtime::controller::Action;
 use yoke_api::cluster::Phase;
 
 use crate::harness::{Host, TENANT, condition};
-use crate::tenant_api::TenantServer;
+use crate::tenant_api::{ACCOUNT, TenantServer};
 
 /// A control plane's pod as the kubelet tells of it when it runs.
 pub(crate) async fn run_pod(host: &Host, name: &str) {
@@ -90,14 +90,14 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     let server = TenantServer::start(&host, "a").await;
     {
         let mut behaviour = server.behaviour.lock().unwrap();
-        (behaviour.has_account, behaviour.endless) = (true, true);
+        (behaviour.has_account, behaviour.endless) = (true, Some(ACCOUNT));
     }
     run_pod(&host, "a").await;
     let taken = || server.behaviour.lock().unwrap().taken;
     host.bring("a", "it is asked", async || taken() > 0).await;
     host.reconcile("a").await.unwrap();
     assert_ne!(ready(&host).await, "True/AsExpected");
-    server.behaviour.lock().unwrap().endless = false;
+    server.behaviour.lock().unwrap().endless = None;
     host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
         .await;
     assert!(taken() < 256 << 20, "{} bytes", taken());

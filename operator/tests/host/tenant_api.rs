@@ -13,7 +13,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::harness::{Host, PKI};
 
-const ACCOUNT: &str = "/serviceaccounts/default";
+/// What the controller manager makes first.
+pub(crate) const ACCOUNT: &str = "/serviceaccounts/default";
 const CHUNK: usize = 1 << 16;
 
 /// How the API behaves, and what was asked of it.
@@ -23,12 +24,16 @@ pub(crate) struct Behaviour {
     pub(crate) has_account: bool,
     /// Whether writes wait for a webhook that never answers.
     pub(crate) hangs: bool,
-    /// Whether the first ServiceAccount is told of without end.
-    pub(crate) endless: bool,
+    /// End of the path of an object that is told of without end.
+    pub(crate) endless: Option<&'static str>,
     /// Bytes that somebody took of it.
     pub(crate) taken: usize,
     /// What was written, by path.
     pub(crate) objects: BTreeMap<String, String>,
+    /// Part of the paths at which an object that is there takes no other value.
+    pub(crate) refuses: Option<&'static str>,
+    /// What was deleted, by path.
+    pub(crate) deleted: Vec<String>,
     /// Number of writes.
     pub(crate) writes: usize,
     /// Number of requests.
@@ -109,7 +114,8 @@ where
         let mut words = first.split_whitespace();
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let path = target.split('?').next().unwrap_or_default();
-        if method == "GET" && path.ends_with(ACCOUNT) && behaviour.lock().unwrap().endless {
+        let endless = behaviour.lock().unwrap().endless;
+        if method == "GET" && endless.is_some_and(|end| path.ends_with(end)) {
             return tell_without_end(stream, behaviour).await;
         }
         let Some((status, answer)) = answer(method, path, body, behaviour) else {
@@ -164,9 +170,20 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
             if behaviour.hangs {
                 return None;
             }
+            let is_refused = behaviour.refuses.is_some_and(|part| path.contains(part));
+            if is_refused && behaviour.objects.contains_key(path) {
+                let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "message": "denied: not in my cluster", "reason": "Invalid", "code": 422});
+                return Some((422, status.to_string()));
+            }
             let text = String::from_utf8(body).unwrap();
             behaviour.objects.insert(path.to_owned(), text.clone());
             (200, text)
+        }
+        ("DELETE", _) => {
+            behaviour.objects.remove(path);
+            behaviour.deleted.push(path.to_owned());
+            object("Status", serde_json::json!({"metadata": {}, "status": "Success"}))
         }
         (_, "/readyz") => (200, "ok".into()),
         (_, "/api/v1/namespaces/default/serviceaccounts/default") if behaviour.has_account => object(
