@@ -13,6 +13,8 @@ mod images;
 mod kube_proxy;
 mod kube_system;
 
+use std::collections::BTreeMap;
+
 use data_encoding::HEXLOWER;
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Resource, ResourceExt as _};
@@ -26,6 +28,8 @@ use crate::tenant_api::{build_agent, to_dynamic};
 
 /// Which address of a Service range is that of cluster DNS, as everywhere.
 pub const DNS_NUMBER: u32 = 10;
+/// The label that says what an object of kube-system belongs to.
+const APP: &str = "k8s-app";
 
 /// An add-on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,11 +146,20 @@ impl Part {
 
     /// Whose an object of its name is.
     pub fn owner(&self, found: &impl Resource) -> Owner {
-        if found.labels().get(labels::ADDON).map(String::as_str) == Some(self.addon.as_str()) {
-            Owner::Own
-        } else {
-            Owner::Foreign
-        }
+        let is_own = match found.labels().get(labels::ADDON) {
+            Some(addon) => addon == self.addon.as_str(),
+            None => self.is_older(found),
+        };
+        if is_own { Owner::Own } else { Owner::Foreign }
+    }
+
+    /// Whether it is an agent's as operators made it that had no add-ons. Who takes one over leaves the digest there.
+    fn is_older(&self, found: &impl Resource) -> bool {
+        let app = |labels: &BTreeMap<String, String>| labels.get(APP).cloned();
+        self.addon == Addon::Konnectivity
+            && !found.annotations().contains_key(labels::APPLIED_DIGEST)
+            // The binding has none, and a name of Yoke's.
+            && app(self.object.labels()).is_none_or(|own| app(found.labels()) == Some(own))
     }
 }
 

@@ -209,3 +209,27 @@ fn what_bears_no_label_of_the_add_on_is_somebody_elses() {
     other.labels_mut().remove(labels::ADDON);
     assert_eq!(part.owner(&other), Owner::Foreign);
 }
+
+#[test]
+fn agents_of_operators_without_add_ons_are_the_operators() {
+    let plan = all("v1.35.4");
+    for name in [
+        "ServiceAccount kube-system/konnectivity-agent",
+        "ClusterRoleBinding yoke:konnectivity-server",
+        "DaemonSet kube-system/konnectivity-agent",
+    ] {
+        let part = find(&plan, name);
+        let mut found = part.object.clone();
+        found.labels_mut().remove(labels::ADDON);
+        assert_eq!(part.owner(&found), Owner::Foreign, "{name}: taken over");
+        found.metadata.annotations = None;
+        assert_eq!(part.owner(&found), Owner::Own, "{name}: older");
+        found.metadata.labels = None;
+        let unmarked = if name.contains("yoke:") {
+            Owner::Own
+        } else {
+            Owner::Foreign
+        };
+        assert_eq!(part.owner(&found), unmarked, "{name}: of no app");
+    }
+}

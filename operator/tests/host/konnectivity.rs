@@ -180,4 +180,18 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     host.bring("a", "the agents are back", async || written().0.len() == 3)
         .await;
     assert_eq!(written().1, writes + 1);
+
+    // Those of an operator that had no add-ons are mended, and go with the others.
+    {
+        let mut behaviour = server.behaviour.lock().unwrap();
+        let mut agents: serde_json::Value = serde_json::from_str(&behaviour.objects[AGENTS]).unwrap();
+        agents["metadata"] = serde_json::json!({"name": "konnectivity-agent", "namespace": "kube-system",
+            "labels": {"k8s-app": "konnectivity-agent"}});
+        behaviour.objects.insert(AGENTS.to_owned(), agents.to_string());
+    }
+    host.restart_operator().await;
+    host.bring("a", "it bears the label", async || {
+        server.behaviour.lock().unwrap().objects[AGENTS].contains("yoke.drzzl.io/addon")
+    })
+    .await;
 }
