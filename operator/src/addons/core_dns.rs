@@ -1,14 +1,12 @@
-//! CoreDNS, in the form that kubeadm gives it.
+//! CoreDNS, in the form that kubeadm gives it, but one on each worker.
 
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
+use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::{
-    Affinity, Capabilities, Container, ContainerPort, HTTPGetAction, PodAffinityTerm, PodAntiAffinity, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements, SecurityContext, Service, ServicePort, ServiceSpec,
-    WeightedPodAffinityTerm,
+    Capabilities, Container, ContainerPort, HTTPGetAction, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+    SecurityContext, Service, ServicePort, ServiceSpec,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::Cidr;
@@ -39,7 +37,7 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     parts.add(&build_account_binding(ROLE, ROLE, NAME));
     parts.add(&build_files(NAME, [("Corefile".to_owned(), file)].into()));
     parts.add(&build_service(&facts.spec.network.service_cidr));
-    parts.add(&build_deployment(
+    parts.add(&build_daemon_set(
         images::to_core_dns(facts),
         &facts.config.image_pull_policy,
     ));
@@ -129,17 +127,20 @@ fn build_service(range: &str) -> Service {
                 port("metrics", METRICS_PORT, "TCP"),
             ]),
             selector: Some(to_labels(SERVICE)),
+            // Another worker's cannot be reached.
+            internal_traffic_policy: Some("Local".into()),
             ..ServiceSpec::default()
         }),
         status: None,
     }
 }
 
-/// How many replicas there are is for the tenant, and who scales for it, to say.
-fn build_deployment(image: String, pull_policy: &str) -> Deployment {
-    Deployment {
+/// One for each worker, because Pods of one do not reach those of another: also where others keep Pods off, and with no moment
+/// without one while it is replaced.
+fn build_daemon_set(image: String, pull_policy: &str) -> DaemonSet {
+    DaemonSet {
         metadata: build_metadata(NAME, to_labels(SERVICE)),
-        spec: Some(DeploymentSpec {
+        spec: Some(DaemonSetSpec {
             selector: to_selector(SERVICE),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
@@ -148,40 +149,25 @@ fn build_deployment(image: String, pull_policy: &str) -> Deployment {
                 }),
                 spec: Some(PodSpec {
                     service_account_name: Some(NAME.into()),
-                    priority_class_name: Some("system-cluster-critical".into()),
+                    priority_class_name: Some("system-node-critical".into()),
                     dns_policy: Some("Default".into()),
                     node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
-                    tolerations: Some(vec![build_toleration(Some("CriticalAddonsOnly"))]),
-                    affinity: Some(build_affinity()),
+                    tolerations: Some(vec![build_toleration(None)]),
                     containers: vec![build_container(image, pull_policy)],
                     volumes: Some(vec![build_volume(NAME, None), build_volume(CUSTOM, Some(true))]),
                     ..PodSpec::default()
                 }),
             },
-            ..DeploymentSpec::default()
+            update_strategy: Some(DaemonSetUpdateStrategy {
+                type_: Some("RollingUpdate".into()),
+                rolling_update: Some(RollingUpdateDaemonSet {
+                    max_surge: Some(IntOrString::Int(1)),
+                    max_unavailable: Some(IntOrString::Int(0)),
+                }),
+            }),
+            ..DaemonSetSpec::default()
         }),
         status: None,
-    }
-}
-
-/// Replicas are better on different workers.
-fn build_affinity() -> Affinity {
-    Affinity {
-        pod_anti_affinity: Some(PodAntiAffinity {
-            preferred_during_scheduling_ignored_during_execution: Some(vec![WeightedPodAffinityTerm {
-                weight: 100,
-                pod_affinity_term: PodAffinityTerm {
-                    label_selector: Some(LabelSelector {
-                        match_labels: Some(to_labels(SERVICE)),
-                        ..LabelSelector::default()
-                    }),
-                    topology_key: "kubernetes.io/hostname".into(),
-                    ..PodAffinityTerm::default()
-                },
-            }]),
-            ..PodAntiAffinity::default()
-        }),
-        ..Affinity::default()
     }
 }
 

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use serde::de::DeserializeOwned;
@@ -80,7 +80,6 @@ fn objects_are_of_their_kinds() {
                 "Service" => round_trip::<Service>(&value),
                 "ClusterRole" => round_trip::<ClusterRole>(&value),
                 "ClusterRoleBinding" => round_trip::<ClusterRoleBinding>(&value),
-                "Deployment" => round_trip::<Deployment>(&value),
                 "DaemonSet" => round_trip::<DaemonSet>(&value),
                 other => panic!("{other}"),
             };
@@ -101,7 +100,7 @@ fn each_is_turned_off_alone() {
         "ClusterRoleBinding system:coredns",
         "ConfigMap kube-system/coredns",
         "Service kube-system/kube-dns",
-        "Deployment kube-system/coredns",
+        "DaemonSet kube-system/coredns",
     ];
     let kube_proxy = [
         "ServiceAccount kube-system/kube-proxy",
@@ -126,7 +125,7 @@ fn each_is_turned_off_alone() {
 
 #[test]
 fn images_follow_the_version_and_what_the_host_says() {
-    const DNS: &str = "Deployment kube-system/coredns";
+    const DNS: &str = "DaemonSet kube-system/coredns";
     const PROXY: &str = "DaemonSet kube-system/kube-proxy";
     let plan = all("v1.35.4");
     assert_eq!(image(&plan, PROXY), "registry.k8s.io/kube-proxy:v1.35.4");
@@ -190,6 +189,7 @@ fn dns_is_asked_at_the_tenth_address_and_for_the_clusters_domain() {
     });
     let service = &find(&plan, "Service kube-system/kube-dns").object.data;
     assert_eq!(service["spec"]["clusterIP"], "10.112.0.10");
+    assert_eq!(service["spec"]["internalTrafficPolicy"], "Local");
     let file = &find(&plan, "ConfigMap kube-system/coredns").object.data["data"]["Corefile"];
     assert!(
         file.as_str()
@@ -201,7 +201,7 @@ fn dns_is_asked_at_the_tenth_address_and_for_the_clusters_domain() {
 #[test]
 fn what_bears_no_label_of_the_add_on_is_somebody_elses() {
     let plan = all("v1.35.4");
-    let part = find(&plan, "Deployment kube-system/coredns");
+    let part = find(&plan, "DaemonSet kube-system/coredns");
     assert_eq!(part.owner(&part.object), Owner::Own);
     let mut other = part.object.clone();
     other.labels_mut().insert(labels::ADDON.into(), "kube-proxy".into());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
@@ -67,7 +67,6 @@ impl Stage {
         collect::<ServiceAccount>(&mut all, self.api()).await;
         collect::<ConfigMap>(&mut all, self.api()).await;
         collect::<Service>(&mut all, self.api()).await;
-        collect::<Deployment>(&mut all, self.api()).await;
         collect::<DaemonSet>(&mut all, self.api()).await;
         collect::<ClusterRole>(&mut all, Api::all(self.client.clone())).await;
         collect::<ClusterRoleBinding>(&mut all, Api::all(self.client.clone())).await;
@@ -101,7 +100,7 @@ const CORE_DNS: [&str; 6] = [
     "ClusterRole system:coredns",
     "ClusterRoleBinding system:coredns",
     "ConfigMap coredns",
-    "Deployment coredns",
+    "DaemonSet coredns",
     "Service kube-dns",
     "ServiceAccount coredns",
 ];
@@ -134,25 +133,22 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
     assert_eq!(stage.versions().await, first);
 
     // Fields of the tenant's own stay, also while others are mended.
-    let deployments = stage.api::<Deployment>();
+    let servers = stage.api::<DaemonSet>();
     let params = PatchParams::default();
-    let change = json!({"metadata": {"labels": {"team": "dns"}}, "spec": {"replicas": 3,
+    let change = json!({"metadata": {"labels": {"team": "dns"}}, "spec": {"minReadySeconds": 3,
         "template": {"spec": {"priorityClassName": "other"}}}});
-    deployments
-        .patch("coredns", &params, &Patch::Merge(change))
-        .await
-        .unwrap();
+    servers.patch("coredns", &params, &Patch::Merge(change)).await.unwrap();
     stage.host.restart_operator().await;
     stage
         .host
         .bring("a", "what is the operator's is mended", async || {
-            let spec = deployments.get("coredns").await.unwrap().spec.unwrap();
-            spec.template.spec.unwrap().priority_class_name.as_deref() == Some("system-cluster-critical")
+            let spec = servers.get("coredns").await.unwrap().spec.unwrap();
+            spec.template.spec.unwrap().priority_class_name.as_deref() == Some("system-node-critical")
         })
         .await;
-    let mended = deployments.get("coredns").await.unwrap();
+    let mended = servers.get("coredns").await.unwrap();
     assert_eq!(mended.labels()["team"], "dns");
-    assert_eq!(mended.spec.unwrap().replicas, Some(3));
+    assert_eq!(mended.spec.unwrap().min_ready_seconds, Some(3));
     let after = stage.versions().await;
     let written: Vec<_> = after
         .iter()
