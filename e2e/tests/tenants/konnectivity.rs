@@ -465,6 +465,11 @@ async fn agents_come_and_go_with_the_spec() -> Result<()> {
         .await?;
     wait_until("no konnectivity-server", READY_LIMIT, async || Ok(!containers().await?)).await?;
     ready(&tenant, "a").await?;
+    let find = [&["get", "daemonset", "--ignore-not-found", "-o", "name"], &AGENT[..]].concat();
+    wait_until("the agents to be removed", READY_LIMIT, async || {
+        Ok(stack.kubectl(&kubeconfig, &find).await?.ok()?.is_empty())
+    })
+    .await?;
     wait_until("the agent to be cut off", AGENT_LIMIT, async || {
         Ok(!agent.is_ready().await?)
     })
