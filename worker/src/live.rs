@@ -110,7 +110,8 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Keeper>, conta
     let client = node::connect(layout).await;
     let uid = match (&worker.node_uid, &client) {
         (Some(uid), _) => Some(uid.clone()),
-        // Nobody is let in by the name of a Node that is there: it can only be this worker's own.
+        // Nobody is let in by the name of a Node that is there. It is this worker's own, unless two asked for one name before
+        // there was a Node: they share it (ADR 0013).
         (None, Some(client)) => node::ask_uid(client, &worker.name).await.unwrap_or_default(),
         (None, None) => None,
     };
@@ -152,7 +153,7 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
         Ok(Some(found)) if found != *known => return Err(Error::Replaced(worker.name.clone())),
         // The kubelet makes another one.
         Ok(None) => worker.node_uid = None,
-        // Pods run whether the API answers or not.
+        // Pods run whether the API answers or not; once it does, the Node is looked at again.
         Ok(Some(_)) | Err(_) => {}
     }
     Ok(())
@@ -275,9 +276,7 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
 
 /// Waits for the Node's addresses and writes the network that gives them. The bootstrap token has done its work then.
 async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
-    let node::Joined { uid, pods } = node::wait_joined(layout, &worker.name).await;
-    worker.node_uid = Some(uid);
-    worker.write(layout)?;
+    let pods = node::wait_joined(layout, worker).await?;
     let path = layout.cni_config().join("10-yoke-worker.conflist");
     files::write(&path, &config::build_cni(layout, &worker.id, pods), files::PUBLIC)?;
     files::remove(&layout.bootstrap_kubeconfig())?;

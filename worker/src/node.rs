@@ -7,8 +7,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use yoke_api::Cidr;
 
+use crate::Error;
 use crate::layout::Layout;
 use crate::output::say;
+use crate::state::Worker;
 
 const PAUSE: Duration = Duration::from_secs(1);
 const REQUEST: Duration = Duration::from_secs(10);
@@ -30,13 +32,11 @@ pub(crate) async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -
     tokio::time::timeout(REQUEST, request).await.map_err(late)?
 }
 
-/// What the cluster has made of the worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Joined {
-    /// Of the Node.
-    pub(crate) uid: String,
+/// The Node, as far as a worker is concerned.
+struct Seen {
+    uid: String,
     /// The addresses that it may give to Pods.
-    pub(crate) pods: Cidr,
+    pods: Option<Cidr>,
 }
 
 /// The UID of the Node of this name; nothing if there is none.
@@ -45,18 +45,23 @@ pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<
     Ok(node.and_then(|node| node.metadata.uid))
 }
 
-/// Waits until the cluster has let the Node in, and has said which addresses it may give to Pods.
-pub(crate) async fn wait_joined(layout: &Layout, name: &str) -> Joined {
+/// Waits until the cluster has let the Node in, and has said which addresses it may give to Pods. The Node's UID is kept as
+/// soon as it is seen: it is what the Node is removed by.
+pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Cidr, Error> {
     let mut rounds = 0;
     loop {
-        if let Some(joined) = read_joined(layout, name).await {
-            return joined;
+        if let Some(seen) = read_seen(layout, &worker.name).await {
+            keep_uid(layout, worker, seen.uid)?;
+            if let Some(pods) = seen.pods {
+                return Ok(pods);
+            }
         }
         rounds += 1;
         if rounds % SILENCE == 0 {
             let log = layout.logs().join("kubelet.log");
             say(&format!(
-                "still waiting to be let in as Node {name}; see {}",
+                "still waiting to be let in as Node {}; see {}",
+                worker.name,
                 log.display()
             ));
         }
@@ -64,11 +69,98 @@ pub(crate) async fn wait_joined(layout: &Layout, name: &str) -> Joined {
     }
 }
 
-async fn read_joined(layout: &Layout, name: &str) -> Option<Joined> {
+async fn read_seen(layout: &Layout, name: &str) -> Option<Seen> {
     let nodes = Api::<Node>::all(connect(layout).await?);
     let node = limited(nodes.get(name)).await.ok()?;
-    Some(Joined {
+    Some(Seen {
         uid: node.metadata.uid?,
-        pods: node.spec?.pod_cidr?.parse().ok()?,
+        pods: node.spec.and_then(|spec| spec.pod_cidr?.parse().ok()),
     })
+}
+
+/// A Node with another UID is another machine's, and not taken over.
+fn keep_uid(layout: &Layout, worker: &mut Worker, found: String) -> Result<(), Error> {
+    match &worker.node_uid {
+        Some(known) if *known == found => Ok(()),
+        Some(_) => Err(Error::Replaced(worker.name.clone())),
+        None => {
+            worker.node_uid = Some(found);
+            worker.write(layout)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::{Value, json};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::files;
+
+    /// A worker that was let in by an API, which has this Node for it.
+    async fn join(dir: &std::path::Path, node: &Arc<Mutex<Value>>) -> (Layout, Worker) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let node = node.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let body = node.lock().unwrap().to_string();
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+                let answer = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        let layout = Layout::new(dir).unwrap();
+        let config = json!({
+            "clusters": [{"name": "a", "cluster": {"server": server}}], "users": [],
+            "contexts": [{"name": "a", "context": {"cluster": "a"}}], "current-context": "a",
+        });
+        files::make_folder(layout.kubeconfig().parent().unwrap()).unwrap();
+        files::write(&layout.kubeconfig(), &config.to_string(), files::SECRET).unwrap();
+        (layout, Worker::example())
+    }
+
+    #[tokio::test]
+    async fn the_node_is_known_as_soon_as_it_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Arc::new(Mutex::new(json!({"metadata": {"name": "box-1", "uid": "u1"}})));
+        let (layout, mut worker) = join(dir.path(), &node).await;
+        let known = async {
+            loop {
+                if let Some(worker) = Worker::read(&layout).unwrap() {
+                    return worker.node_uid;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let known = tokio::select! {
+            joined = wait_joined(&layout, &mut worker) => panic!("it has no addresses yet: {joined:?}"),
+            known = tokio::time::timeout(Duration::from_secs(20), known) => known.unwrap(),
+        };
+        assert_eq!(known.as_deref(), Some("u1"));
+        node.lock().unwrap()["spec"] = json!({"podCIDR": "10.1.2.0/24"});
+        let pods = wait_joined(&layout, &mut worker).await.unwrap();
+        assert_eq!(pods.to_string(), "10.1.2.0/24");
+    }
+
+    #[tokio::test]
+    async fn a_node_of_another_machine_is_not_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = json!({"metadata": {"name": "box-1", "uid": "u2"}, "spec": {"podCIDR": "10.1.2.0/24"}});
+        let (layout, mut worker) = join(dir.path(), &Arc::new(Mutex::new(node))).await;
+        worker.node_uid = Some("u1".into());
+        worker.write(&layout).unwrap();
+        let joined = wait_joined(&layout, &mut worker).await;
+        assert!(
+            matches!(&joined, Err(Error::Replaced(name)) if *name == worker.name),
+            "{joined:?}"
+        );
+        assert_eq!(worker.node_uid.as_deref(), Some("u1"));
+        assert_eq!(Worker::read(&layout).unwrap(), Some(worker));
+    }
 }

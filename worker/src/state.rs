@@ -123,6 +123,24 @@ fn is_at(file: &fs::File, path: &Path) -> bool {
 }
 
 #[cfg(test)]
+impl Worker {
+    /// One that has joined nothing yet.
+    pub(crate) fn example() -> Self {
+        Self {
+            name: "box-1".into(),
+            server: "demo.yoke.example:443".into(),
+            cluster_dns: "10.96.0.10".parse().unwrap(),
+            cluster_domain: "cluster.local".into(),
+            node_ip: None,
+            id: "00c0ffee".to_owned().try_into().unwrap(),
+            node_uid: None,
+            ephemeral: true,
+            drain: Duration::from_secs(90),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -132,15 +150,9 @@ mod tests {
         let layout = Layout::new(dir.path()).unwrap();
         assert_eq!(Worker::read(&layout).unwrap(), None);
         let worker = Worker {
-            name: "box-1".into(),
-            server: "demo.yoke.example:443".into(),
-            cluster_dns: "10.96.0.10".parse().unwrap(),
-            cluster_domain: "cluster.local".into(),
             node_ip: Some("10.0.0.2".parse().unwrap()),
-            id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: Some("c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".into()),
-            ephemeral: true,
-            drain: Duration::from_secs(90),
+            ..Worker::example()
         };
         worker.write(&layout).unwrap();
         assert_eq!(Worker::read(&layout).unwrap(), Some(worker.clone()));

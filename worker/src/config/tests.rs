@@ -1,5 +1,4 @@
 use std::path::Path;
-use std::time::Duration;
 
 use super::*;
 
@@ -9,20 +8,6 @@ fn layout() -> Layout {
 
 fn id() -> Id {
     "00c0ffee".to_owned().try_into().unwrap()
-}
-
-fn worker() -> Worker {
-    Worker {
-        name: "box-1".into(),
-        server: "demo.yoke.example:443".into(),
-        cluster_dns: "10.96.0.10".parse().unwrap(),
-        cluster_domain: "cluster.local".into(),
-        node_ip: None,
-        id: id(),
-        node_uid: None,
-        ephemeral: false,
-        drain: Duration::from_secs(60),
-    }
 }
 
 fn machine() -> Machine {
@@ -36,7 +21,7 @@ fn machine() -> Machine {
 
 #[test]
 fn nobody_asks_a_kubelet_without_leave() {
-    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker(), &machine())).unwrap();
+    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &Worker::example(), &machine())).unwrap();
     let expected = json!({
         "anonymous": {"enabled": false},
         "webhook": {"enabled": true},
@@ -59,7 +44,7 @@ fn version_1_of_control_groups_is_told_to_the_kubelet() {
         cgroup_v1: true,
         ..machine()
     };
-    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker(), &machine)).unwrap();
+    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &Worker::example(), &machine)).unwrap();
     assert_eq!(config["failCgroupV1"], false);
 }
 
@@ -111,7 +96,7 @@ fn the_bootstrap_token_goes_to_the_server_that_the_ca_signed() {
 fn a_kubelet_is_called_with_its_own_folders() {
     let with_address = Worker {
         node_ip: Some("10.200.0.2".parse().unwrap()),
-        ..worker()
+        ..Worker::example()
     };
     let expected = [
         "--config=/w/config/kubelet.json",
@@ -123,5 +108,5 @@ fn a_kubelet_is_called_with_its_own_folders() {
         "--node-ip=10.200.0.2",
     ];
     assert_eq!(build_kubelet_arguments(&layout(), &with_address), expected);
-    assert_eq!(build_kubelet_arguments(&layout(), &worker()), expected[..6]);
+    assert_eq!(build_kubelet_arguments(&layout(), &Worker::example()), expected[..6]);
 }
