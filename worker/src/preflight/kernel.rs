@@ -1,0 +1,79 @@
+//! What the kernel must have. Pure.
+
+use super::{Facts, Filter, Row};
+
+/// kube-proxy does not start in its nftables mode below it: <https://kep.k8s.io/3866>, as of 1.33.
+const VERSION_MIN: (u32, u32) = (5, 13);
+
+pub(super) fn inspect_kernel(facts: &Facts) -> Row {
+    const CHECK: &str = "kernel";
+    let Some((major, minor)) = facts.kernel else {
+        return Row::warning(CHECK, "its version cannot be read", "mount /proc");
+    };
+    if (major, minor) < VERSION_MIN {
+        let found = format!("{major}.{minor}, and kube-proxy needs 5.13 for nftables");
+        return Row::warning(CHECK, found, "boot a newer one, or have kube-proxy use iptables");
+    }
+    if !facts.nf_tables {
+        let found = format!("{major}.{minor} without nf_tables, which kube-proxy needs for nftables");
+        let to_do = "modprobe nf_tables, and write `nf_tables` to /etc/modules-load.d/yoke-worker.conf; or have kube-proxy \
+                     use iptables";
+        return Row::warning(CHECK, found, to_do);
+    }
+    Row::ok(CHECK, format!("{major}.{minor} with nf_tables"))
+}
+
+pub(super) fn inspect_overlay(overlay: bool) -> Row {
+    if overlay {
+        Row::ok("overlayfs", "there")
+    } else {
+        let to_do = "modprobe overlay, and write `overlay` to /etc/modules-load.d/yoke-worker.conf";
+        Row::failed("overlayfs", "the kernel has it not loaded", to_do)
+    }
+}
+
+pub(super) fn inspect_forward(forward: Option<bool>) -> Row {
+    const CHECK: &str = "forwarding";
+    let to_do =
+        "sysctl -w net.ipv4.ip_forward=1, and write `net.ipv4.ip_forward = 1` to /etc/sysctl.d/90-yoke-worker.conf";
+    match forward {
+        Some(true) => Row::ok(CHECK, "on"),
+        // The bridge plugin turns it on for the first Pod; what turns it off again is what matters.
+        Some(false) => Row::warning(CHECK, "off until the first Pod is connected", to_do),
+        None => Row::failed(CHECK, "net.ipv4.ip_forward cannot be read", "boot a kernel with IPv4"),
+    }
+}
+
+pub(super) fn inspect_bridge(filter: Option<bool>) -> Row {
+    const CHECK: &str = "bridge filter";
+    let need = "Pods that reach a Service whose Pod is on the same node need it";
+    match filter {
+        Some(true) => Row::ok(CHECK, "on"),
+        Some(false) => Row::warning(
+            CHECK,
+            "net.bridge.bridge-nf-call-iptables is 0",
+            format!("sysctl -w net.bridge.bridge-nf-call-iptables=1: {need}"),
+        ),
+        None => Row::warning(
+            CHECK,
+            "the kernel has br_netfilter not loaded",
+            format!("modprobe br_netfilter: {need}"),
+        ),
+    }
+}
+
+pub(super) fn inspect_filter(facts: &Facts) -> Row {
+    const CHECK: &str = "packet filter";
+    match (&facts.nft, &facts.iptables) {
+        (Filter::Works, _) => Row::ok(CHECK, "nftables"),
+        (_, Filter::Works) => Row::ok(CHECK, "iptables"),
+        (Filter::Missing, Filter::Missing) => Row::failed(
+            CHECK,
+            "neither nft nor iptables is installed",
+            "install the package nftables or iptables",
+        ),
+        (Filter::Refused(why), _) | (Filter::Missing, Filter::Refused(why)) => {
+            Row::failed(CHECK, why.clone(), "modprobe nf_tables, or boot a kernel that has it")
+        }
+    }
+}
