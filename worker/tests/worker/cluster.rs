@@ -32,22 +32,21 @@ pub(crate) struct Network {
 
 impl Network {
     pub(crate) fn make() -> Self {
-        // Tests run side by side.
+        // Tests run side by side, and so do their programs: whoever makes the link has the number.
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let id = format!("{}-{number}", std::process::id());
-        let net = format!("10.231.{}", (std::process::id() + number) % 250);
+        let id = format!("{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let namespace = format!("yoke-worker-{id}");
+        ip(&["netns", "add", &namespace]);
+        let number = (0..250)
+            .find(|number| add_link(&format!("ywk{number}"), &namespace))
+            .expect("a number is left");
         let network = Self {
-            namespace: format!("yoke-worker-{id}"),
-            host: format!("{net}.1"),
-            worker: format!("{net}.2"),
-            link: format!("ywk{id}"),
+            namespace,
+            host: format!("10.231.{number}.1"),
+            worker: format!("10.231.{number}.2"),
+            link: format!("ywk{number}"),
         };
         let (namespace, link) = (network.namespace.as_str(), network.link.as_str());
-        ip(&["netns", "add", namespace]);
-        ip(&[
-            "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
-        ]);
         ip(&["address", "add", &format!("{}/30", network.host), "dev", link]);
         ip(&["link", "set", link, "up"]);
         ip(&[
@@ -75,6 +74,7 @@ impl Network {
             .args(arguments)
             .output()
             .unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 }
@@ -90,6 +90,17 @@ impl Drop for Network {
 fn ip(arguments: &[&str]) {
     let output = Command::new("ip").args(arguments).output().unwrap();
     assert!(output.status.success(), "ip {arguments:?}: {output:?}");
+}
+
+/// Whether there was none of this name.
+fn add_link(link: &str, namespace: &str) -> bool {
+    let arguments = [
+        "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
+    ];
+    let output = Command::new("ip").args(arguments).output().unwrap();
+    let taken = String::from_utf8_lossy(&output.stderr).contains("File exists");
+    assert!(output.status.success() || taken, "ip {arguments:?}: {output:?}");
+    !taken
 }
 
 /// A running API.
