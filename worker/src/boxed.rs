@@ -10,7 +10,9 @@
 //! The network is that of whoever calls it: `nsenter --net=FILE yoke-worker run --rm …` gives it one of its own.
 //! (`ip netns exec` would hide the control groups.)
 
+use std::fs::File;
 use std::future::pending;
+use std::io::ErrorKind;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -21,12 +23,12 @@ use tokio::net::unix::pipe;
 use tokio::process::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::Error;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::machine::ignores_hangup;
 use crate::output::say;
-use crate::state::{Lock, Worker};
+use crate::state::{Lock, Worker, is_at};
+use crate::{Error, live};
 
 /// Folders of the machine that parts of a worker write to whatever they are told.
 const USUAL: &[&str] = &[
@@ -35,8 +37,11 @@ const USUAL: &[&str] = &[
     "/var/lib/cni",
     "/var/log/containers",
 ];
-/// How long a worker may take to end beside the drain: two programs, and a few requests.
-const END_LIMIT: Duration = Duration::from_secs(90);
+/// How long a worker may take to end beside the drain.
+const END_LIMIT: Duration = live::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
+/// How often a usual folder may go while it is taken.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// SIGTERM, SIGINT, and SIGHUP unless whoever called wants none of it (`nohup`).
 #[derive(Debug)]
@@ -149,19 +154,41 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     }
 }
 
-/// Puts folders of the worker's own in the place of the usual ones, for this box.
-pub(crate) fn furnish(layout: &Layout) -> Result<(), Error> {
+/// Puts folders of the worker's own in the place of the usual ones, for this box. Those are to be held as long as it is there.
+pub(crate) fn furnish(layout: &Layout) -> Result<Vec<File>, Error> {
+    let mut held = Vec::new();
     for usual in USUAL {
         let own = stand_in(layout, usual);
         files::make_folder(&own)?;
-        if !Path::new(usual).exists() {
-            files::make_folder(Path::new(usual))?;
-            files::write(&made(layout, usual), "", files::PUBLIC)?;
-        }
+        held.push(hold(Path::new(usual), &made(layout, usual))?);
         rustix::mount::mount_bind(&own, *usual)
             .map_err(|error| FileError::new("mount over", Path::new(usual), error.into()))?;
     }
-    Ok(())
+    Ok(held)
+}
+
+/// Keeps a folder, which is made and noted if it is not there, from being removed by another box: the kernel would take away
+/// what is mounted over it in this one.
+fn hold(folder: &Path, made: &Path) -> Result<File, Error> {
+    for _ in 0..TRIES {
+        if !folder.exists() {
+            files::write(made, "", files::PUBLIC)?;
+            files::make_folder(folder)?;
+        }
+        let locked = File::open(folder).and_then(|held| {
+            held.try_lock_shared()?;
+            Ok(held)
+        });
+        match locked {
+            Ok(held) if is_at(&held, folder) => return Ok(held),
+            // It was removed right then, or is about to be.
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(FileError::new("hold", folder, error).into()),
+        }
+        std::thread::park_timeout(PAUSE);
+    }
+    Err(FileError::new("hold", folder, ErrorKind::WouldBlock.into()).into())
 }
 
 /// What is in the box in the place of a path.
@@ -171,9 +198,18 @@ pub(crate) fn stand_in(layout: &Layout, usual: &str) -> PathBuf {
 
 /// Removes the usual folders that were made for the box.
 pub(crate) fn remove_usual(layout: &Layout) {
-    for usual in USUAL.iter().filter(|usual| made(layout, usual).exists()) {
-        // What somebody has put there since is not ours.
-        let _ = std::fs::remove_dir(usual);
+    for usual in USUAL {
+        remove_made(Path::new(usual), &made(layout, usual));
+    }
+}
+
+/// One that another box holds stays, and so does what somebody has put into one since.
+fn remove_made(folder: &Path, made: &Path) {
+    if made.exists()
+        && let Ok(held) = File::open(folder)
+        && held.try_lock().is_ok()
+    {
+        let _ = std::fs::remove_dir(folder);
     }
 }
 
@@ -191,8 +227,29 @@ pub(crate) async fn end_of_input() -> std::io::Result<()> {
         input.readable().await?;
         match input.try_read(&mut byte) {
             Ok(0) => return Ok(()),
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_goes_with_the_last_box_that_uses_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, made) = (dir.path().join("usual"), ["a", "b"].map(|name| dir.path().join(name)));
+        let first = hold(&folder, &made[0]).unwrap();
+        let second = hold(&folder, &made[1]).unwrap();
+        drop(first);
+        remove_made(&folder, &made[0]);
+        assert!(folder.exists(), "the other box has mounted over it");
+        drop(second);
+        remove_made(&folder, &made[1]);
+        assert!(folder.exists(), "it was there before that box");
+        remove_made(&folder, &made[0]);
+        assert!(!folder.exists());
     }
 }

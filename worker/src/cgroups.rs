@@ -3,15 +3,16 @@
 //! Whatever is in them was started by this worker, whoever its parent is now: so they are what is ended when the worker
 //! leaves, and no process is looked for by its name.
 
-use std::collections::HashSet;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::Error;
 use crate::files::FileError;
+use crate::id::GROUPS;
 
 const NODE: &str = "node";
 const PODS: &str = "pods";
@@ -19,6 +20,8 @@ const PODS: &str = "pods";
 /// What is killed, or emptied, takes a moment to be gone.
 const ROUNDS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long it is waited for.
+pub(crate) const KILL_LIMIT: Duration = PAUSE.saturating_mul(ROUNDS);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
@@ -35,11 +38,16 @@ pub(crate) struct Cgroups {
 
 impl Cgroups {
     /// The groups called `name` in the hierarchies that are mounted.
-    pub(crate) fn discover(name: &str) -> Result<Self, FileError> {
+    pub(crate) fn discover(name: &str) -> Result<Self, Error> {
         let file = Path::new("/proc/self/mountinfo");
         let mounts = fs::read_to_string(file).map_err(|error| FileError::new("read", file, error))?;
+        let hierarchies = parse_hierarchies(&mounts);
+        // None are seen where they are hidden: what is in them runs all the same.
+        if hierarchies.is_empty() {
+            return Err(Error::NoCgroups);
+        }
         Ok(Self {
-            hierarchies: parse_hierarchies(&mounts),
+            hierarchies,
             name: name.to_owned(),
         })
     }
@@ -82,17 +90,43 @@ impl Cgroups {
 
     /// Kills every process in the groups but this one.
     pub(crate) async fn kill_all(&self) {
+        self.kill("").await;
+    }
+
+    /// Kills every process of Pods.
+    pub(crate) async fn kill_pods(&self) {
+        self.kill(PODS).await;
+    }
+
+    async fn kill(&self, part: &str) {
+        let own = rustix::process::getpid();
         for _ in 0..ROUNDS {
-            let pids = self.members();
-            if pids.is_empty() {
-                return;
+            let mut populated = false;
+            for hierarchy in &self.hierarchies {
+                let base = hierarchy.mount.join(&self.name).join(part);
+                let members = list_members(&base);
+                populated |= members.iter().any(|(_, pid)| *pid != own);
+                let without_own = members.iter().all(|(_, pid)| *pid != own);
+                // The kernel's own way misses nobody that is forked meanwhile: as of Linux 5.14.
+                if hierarchy.v2 && without_own && write_existing(&base.join("cgroup.kill"), "1").is_ok() {
+                    continue;
+                }
+                for (group, pid) in members.iter().filter(|(_, pid)| *pid != own) {
+                    kill_member(group, *pid);
+                }
             }
-            for pid in pids {
-                // A process that ended since it was read is what is wanted.
-                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            if !populated {
+                return;
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Whether there is a group of another worker.
+    pub(crate) fn has_others(&self) -> bool {
+        let entries = self.hierarchies.iter().map(|hierarchy| fs::read_dir(&hierarchy.mount));
+        let mut names = entries.flatten().flatten().flatten().map(|entry| entry.file_name());
+        names.any(|name| name.to_string_lossy().starts_with(GROUPS) && name != *self.name)
     }
 
     /// Removes the groups, which must be empty; says which could not be.
@@ -113,12 +147,6 @@ impl Cgroups {
     pub(crate) fn find_populated(&self) -> Option<PathBuf> {
         let populated = |group: &PathBuf| !read_members(group).is_empty();
         self.groups().into_iter().find(populated)
-    }
-
-    fn members(&self) -> HashSet<Pid> {
-        let own = rustix::process::getpid();
-        let pids = self.groups().into_iter().flat_map(|group| read_members(&group));
-        pids.filter_map(Pid::from_raw).filter(|pid| *pid != own).collect()
     }
 
     /// Every group of the worker in every hierarchy, deepest first.
@@ -162,6 +190,35 @@ fn read_members(group: &Path) -> Vec<i32> {
     list.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
+/// Those of a group and of all below it, each with its group.
+fn list_members(base: &Path) -> Vec<(PathBuf, Pid)> {
+    let mut groups = Vec::new();
+    collect(base, &mut groups);
+    let members = |group: PathBuf| {
+        let pids = read_members(&group).into_iter().filter_map(Pid::from_raw);
+        pids.map(|pid| (group.clone(), pid)).collect::<Vec<_>>()
+    };
+    groups.into_iter().flat_map(members).collect()
+}
+
+/// The number may be another process's since it was read. What was opened stays the same, and is looked for once more.
+fn kill_member(group: &Path, pid: Pid) {
+    // One that has ended is what is wanted.
+    let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+        return;
+    };
+    if read_members(group).contains(&pid.as_raw_nonzero().get()) {
+        let _ = rustix::process::pidfd_send_signal(&process, Signal::KILL);
+    }
+}
+
+fn write_existing(file: &Path, text: &str) -> io::Result<()> {
+    fs::OpenOptions::new()
+        .write(true)
+        .open(file)?
+        .write_all(text.as_bytes())
+}
+
 fn collect(group: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(group) else { return };
     for entry in entries.flatten() {
@@ -194,6 +251,8 @@ fn delegate(group: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
 
     #[test]
@@ -214,6 +273,78 @@ mod tests {
         // It is in a namespace of process ids that this process does not see into.
         fs::write(pod.join("cgroup.procs"), "0\n").unwrap();
         assert_eq!(cgroups.find_populated(), Some(pod));
+    }
+
+    #[tokio::test]
+    async fn only_what_is_in_the_groups_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = |v2: bool| Cgroups {
+            hierarchies: vec![Hierarchy {
+                mount: dir.path().to_owned(),
+                v2,
+            }],
+            name: "w".into(),
+        };
+        let base = dir.path().join("w");
+        fs::create_dir_all(base.join("pods/a")).unwrap();
+        fs::create_dir_all(base.join("node")).unwrap();
+        let sleep = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let (mut member, mut other) = (sleep(), sleep());
+        fs::write(base.join("pods/a/cgroup.procs"), format!("{}\n", member.id())).unwrap();
+        // Whose group it is no more.
+        kill_member(&base.join("node"), Pid::from_child(&other));
+        fs::write(base.join("node/cgroup.procs"), format!("{}\n", other.id())).unwrap();
+        let kill = cgroups(false);
+        let ended = async {
+            tokio::select! {
+                () = kill.kill_pods() => panic!("this list stays as it is"),
+                status = wait(&mut member) => status,
+            }
+        };
+        assert_eq!(ended.await.signal(), Some(9));
+        assert_eq!(other.try_wait().unwrap(), None);
+        // On version 2 the kernel is told.
+        fs::write(base.join("pods/a/cgroup.procs"), "").unwrap();
+        fs::write(base.join("cgroup.kill"), "").unwrap();
+        fs::write(base.join("node/cgroup.procs"), "").unwrap();
+        cgroups(true).kill_all().await;
+        assert_eq!(fs::read_to_string(base.join("cgroup.kill")).unwrap(), "1");
+        assert_eq!(other.try_wait().unwrap(), None);
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    async fn wait(child: &mut std::process::Child) -> std::process::ExitStatus {
+        let ended = async {
+            loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), ended).await.unwrap()
+    }
+
+    #[test]
+    fn groups_of_other_workers_are_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = Cgroups {
+            hierarchies: vec![Hierarchy {
+                mount: dir.path().to_owned(),
+                v2: false,
+            }],
+            name: "yoke-worker-00000001".into(),
+        };
+        assert!(!cgroups.has_others());
+        for (name, expected) in [
+            ("system", false),
+            ("yoke-worker-00000001", false),
+            ("yoke-worker-00000002", true),
+        ] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            assert_eq!(cgroups.has_others(), expected, "{name}");
+        }
     }
 
     const V1: &str = "\

@@ -22,7 +22,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// A program that ran this long is not in a crash loop.
 const STEADY: Duration = Duration::from_secs(30);
 /// How long a program may take to end of itself.
-const STOP_LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// A log longer than this is put aside, and replaces the one that was before.
 const LOG_MAX: u64 = 16 << 20;
 /// What is shown of a log when its program ends.

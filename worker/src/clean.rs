@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::machine::PATH;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, boxed, cni, sysctls};
+use crate::{Error, boxed, cni, rules, sysctls};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Mounts may be stacked, and a new list is read after each round.
@@ -36,13 +36,19 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
     }
     unmount_all(layout.root())?;
     remove_link(&worker.id.bridge()).await;
+    // One that was never let in has none, and may be in a network that is somebody else's as well.
+    if layout.kubeconfig().exists() {
+        rules::remove_all(&worker.id.network()).await;
+    }
     let left = cgroups.remove().await;
     if !left.is_empty() {
         return Err(Error::Left(left));
     }
     boxed::remove_usual(layout);
-    // Not worth staying for.
-    if let Err(error) = sysctls::restore(layout) {
+    // Another worker counts on them as they are. What fails is not worth staying for.
+    if !cgroups.has_others()
+        && let Err(error) = sysctls::restore(layout)
+    {
         say(&to_line(&error));
     }
     remove_folder(layout)
@@ -71,7 +77,7 @@ fn list_mounts(root: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Bytes: the path of a mount of somebody else's need not be UTF-8.
-fn parse_mounts(mountinfo: &[u8], root: &Path) -> Vec<PathBuf> {
+pub(crate) fn parse_mounts(mountinfo: &[u8], root: &Path) -> Vec<PathBuf> {
     let lines = mountinfo.split(|byte| *byte == b'\n');
     let points = lines
         .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))

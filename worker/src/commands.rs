@@ -1,7 +1,7 @@
 //! `run` and `leave`: which parts of a worker are called, and in which order.
 
 use std::path::Path;
-use std::process::{ExitCode, Stdio};
+use std::process::{ExitCode, ExitStatus, Stdio};
 
 use tokio::process::Command;
 
@@ -11,6 +11,7 @@ use crate::arguments::{FolderOptions, NodeOptions, RunOptions, WorkerOptions};
 use crate::boxed::{self, Signals};
 use crate::layout::Layout;
 use crate::output::say;
+use crate::place::Place;
 use crate::state::{Lock, Worker};
 use crate::{Error, clean, clock, live, machine, preflight, root, setup};
 
@@ -20,13 +21,15 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
     let Some(line) = line else {
-        let (worker, _lock) = open(&layout)?;
+        let (mut worker, _lock) = open(&layout)?;
+        worker.place = Some(Place::here()?);
+        worker.write(&layout)?;
         return live::live(&layout, &worker, signals.next()).await;
     };
     let name = setup::choose_name(&options.worker)?;
     check(&options.worker, line).await?;
     let (id, lock) = setup::make_room(&layout).await?;
-    let worker = setup::build_worker(name, id, line, &options.worker);
+    let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker);
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;
@@ -36,6 +39,14 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         Ok(()) => boxed::run(&layout, &worker, options.ttl, &lock, &mut signals).await,
         Err(_) => Ok(()),
     };
+    if ended.is_err() {
+        // What is removed now is the only leave to delete the Node. Its UID is known to whoever was in the box.
+        let worker = read(&layout).unwrap_or_else(|_| worker.clone());
+        tokio::select! {
+            forgotten = live::forget(&layout, &worker) => forgotten?,
+            () = signals.next() => say(&format!("Node {} stays", worker.name)),
+        }
+    }
     clean::clean(&layout, &worker).await?;
     say("nothing of the worker is left on this machine");
     made.and(ended)
@@ -44,30 +55,37 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
 /// `leave`: the worker is run once more, to drain it.
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     let layout = root::open(&options.root)?;
-    let (worker, _lock) = open(&layout)?;
+    let (worker, lock) = open(&layout)?;
     if worker.ephemeral {
-        live::forget(&layout, &worker).await;
-    } else if layout.kubeconfig().exists() {
-        let own = std::env::current_exe().map_err(Error::Start)?;
-        let mut node = Command::new(own);
-        node.args(["node", "--leave", "--root"])
-            .arg(layout.root())
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        let ended = node.status().await.map_err(Error::Start)?;
-        if !ended.success() {
-            say("the worker could not be drained; it is removed as it is");
-        }
+        live::forget(&layout, &worker).await?;
+    } else if layout.kubeconfig().exists() && !drain(&layout, &lock).await?.success() {
+        say("the worker could not be drained; it is removed as it is");
+        live::forget(&layout, &read(&layout)?).await?;
     }
     clean::clean(&layout, &worker).await?;
     say("the worker is removed; folders of Kubernetes' own that it wrote to, such as /var/lib/kubelet, stay");
     Ok(())
 }
 
+/// Runs the worker to its end, in a process of its own: this one is in no group that is killed.
+async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
+    let own = std::env::current_exe().map_err(Error::Start)?;
+    let mut node = Command::new("setpriv");
+    // Should this process be killed, it ends as well, and nobody else comes in before.
+    node.args(["--pdeathsig", "KILL", "--"])
+        .arg(own)
+        .args(["node", "--leave", "--root"])
+        .arg(layout.root())
+        .stdin(Stdio::null())
+        .stdout(lock.share().map_err(Error::Start)?)
+        .kill_on_drop(true);
+    node.status().await.map_err(Error::Start)
+}
+
 /// Process 1 of a box.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
     let layout = root::open(&options.root)?;
-    boxed::furnish(&layout)?;
+    let _held = boxed::furnish(&layout)?;
     boxed::init(layout.root())
 }
 
@@ -91,7 +109,9 @@ fn open(layout: &Layout) -> Result<(Worker, Lock), Error> {
     read(layout)?;
     let lock = Lock::take(layout)?;
     // Whoever had the lock may have changed it, or removed it.
-    Ok((read(layout)?, lock))
+    let worker = read(layout)?;
+    worker.check_place(layout)?;
+    Ok((worker, lock))
 }
 
 fn read(layout: &Layout) -> Result<Worker, Error> {

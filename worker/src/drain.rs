@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::to_line;
-use crate::node::limited;
+use crate::node::{REQUEST, ask_uid, limited};
 use crate::output::say;
 
 const ROUND: Duration = Duration::from_secs(1);
@@ -23,6 +23,11 @@ const PAGE: u32 = 250;
 const PAGES_MAX: u32 = 40;
 /// How often a Node is tried to be deleted.
 const DELETE_TRIES: u32 = 5;
+/// How long deleting it may take: each try is two requests where it is refused.
+pub(crate) const REMOVE_LIMIT: Duration = REQUEST
+    .saturating_mul(2)
+    .saturating_add(ROUND)
+    .saturating_mul(DELETE_TRIES);
 
 /// What is to be done about a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +132,7 @@ impl Drain<'_> {
             Ok(_) => Cordon::Done,
             // It was never there, or somebody was faster.
             Err(kube::Error::Api(status)) if status.is_not_found() => Cordon::Gone,
-            Err(kube::Error::Api(status)) if status.code == 409 => {
+            Err(kube::Error::Api(status)) if status.code == 409 && is_another(self.client, self.node).await => {
                 self.say(format!(
                     "Node {} is another one by now; it is not drained",
                     self.node.name
@@ -192,6 +197,12 @@ impl Drain<'_> {
     }
 }
 
+/// Whether the name is that of another Node, after a conflict: somebody's change at the same time is one, too.
+async fn is_another(client: &Client, node: Target<'_>) -> bool {
+    let found = ask_uid(client, node.name).await;
+    found.is_ok_and(|found| found.is_some_and(|uid| uid != node.uid))
+}
+
 /// Deletes the Node. A kubelet's own certificate does not allow it by Kubernetes' own rules; the cluster's may.
 pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
     let nodes = Api::<Node>::all(client.clone());
@@ -204,7 +215,7 @@ pub(crate) async fn remove_node(client: &Client, node: Target<'_>) {
         let error = match limited(nodes.delete(name, &same)).await {
             Ok(_) => return say(&format!("Node {name} is deleted")),
             Err(kube::Error::Api(status)) if status.is_not_found() => return,
-            Err(kube::Error::Api(status)) if status.code == 409 => {
+            Err(kube::Error::Api(status)) if status.code == 409 && is_another(client, node).await => {
                 return say(&format!("Node {name} is another one by now; it stays"));
             }
             Err(kube::Error::Api(status)) if status.is_forbidden() => {

@@ -65,6 +65,21 @@ pub enum Error {
     /// There is no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),
+    /// What it has made is not seen from here.
+    #[error(
+        "the worker in {} is in another network namespace: call this by `nsenter --net={} yoke-worker …`",
+        root.display(),
+        net.display()
+    )]
+    Elsewhere {
+        /// The worker's folder.
+        root: PathBuf,
+        /// What leads to its network.
+        net: PathBuf,
+    },
+    /// Control groups are not seen from here.
+    #[error("no control groups are mounted at /sys/fs/cgroup")]
+    NoCgroups,
     /// Somebody is at it.
     #[error("the worker in {} runs, or is being changed", .0.display())]
     Busy(PathBuf),
@@ -137,6 +152,9 @@ impl Error {
             ),
             Self::NoWorker(_) => Some("a join token makes one: `yoke-worker run TOKEN`"),
             Self::Busy(_) => Some("end it first"),
+            Self::NoCgroups => {
+                Some("`nsenter --net=FILE` calls it in another network without hiding them, as `ip netns exec` does")
+            }
             Self::Left(_) => Some("end what uses it, and call `yoke-worker leave`"),
             _ => None,
         }

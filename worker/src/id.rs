@@ -8,6 +8,8 @@ use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+/// Before an id in the names of control groups.
+pub(crate) const GROUPS: &str = "yoke-worker-";
 /// An interface's name has at most 15 bytes, and `yoke` is before it.
 const BYTES: usize = 4;
 
@@ -30,7 +32,7 @@ impl Id {
 
     /// Its control group, from the root of each hierarchy, without a slash before it.
     pub(crate) fn cgroup(&self) -> String {
-        format!("yoke-worker-{}", self.0)
+        format!("{GROUPS}{}", self.0)
     }
 
     /// The bridge that its Pods are connected to.

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use kube::Client;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
 
 use crate::cgroups::Cgroups;
-use crate::children::{Keeper, Service};
+use crate::children::{Keeper, STOP_LIMIT, Service};
 use crate::clock::to_line;
 use crate::config::{self, Machine};
 use crate::drain::Target;
@@ -24,7 +25,7 @@ use crate::layout::Layout;
 use crate::machine::{PATH, has_sys_resource};
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cni, drain, files, node, sysctls};
+use crate::{Error, cgroups, cni, drain, files, node, sysctls};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -34,6 +35,14 @@ const CONTAINERD_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Of one image, from a disk.
 const IMPORT_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long the end may take beside the drain: what it is made of, each at its worst.
+pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
+    .saturating_mul(2)
+    .saturating_add(STOP_LIMIT.saturating_mul(2))
+    .saturating_add(cni::ALL_LIMIT)
+    .saturating_add(cgroups::KILL_LIMIT)
+    .saturating_add(drain::REMOVE_LIMIT);
 
 /// What systemd-resolved writes for those who cannot ask the stub that `/etc/resolv.conf` names.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
@@ -106,22 +115,13 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
 
 /// Ends the worker for good.
 async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Keeper>, containerd: Keeper) {
-    // The kubelet renews its certificate as long as it runs, so the newest one is asked with.
-    let client = node::connect(layout).await;
-    let uid = match (&worker.node_uid, &client) {
-        (Some(uid), _) => Some(uid.clone()),
-        // Nobody is let in by the name of a Node that is there. It is this worker's own, unless two asked for one name before
-        // there was a Node: they share it (ADR 0013).
-        (None, Some(client)) => node::ask_uid(client, &worker.name).await.unwrap_or_default(),
-        (None, None) => None,
-    };
-    let target = uid.as_ref().map(|uid| Target {
+    let met = meet(layout, worker).await;
+    let target = |uid| Target {
         name: &worker.name,
         uid,
-    });
-    let met = client.as_ref().zip(target);
-    if let Some((client, node)) = met {
-        drain::drain(client, node, worker.drain).await;
+    };
+    if let Some((client, uid)) = &met {
+        drain::drain(client, target(uid), worker.drain).await;
     }
     if let Some(kubelet) = kubelet {
         kubelet.stop().await;
@@ -130,18 +130,37 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Keeper>, conta
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
     containerd.stop().await;
-    // Last of all: whoever sees that the Node is gone may count on the rest.
-    if let Some((client, node)) = met {
-        drain::remove_node(client, node).await;
+    // Last of all: whoever sees that the Node is gone counts on the rest, and starts Pods elsewhere that may run but once.
+    match Cgroups::discover(&worker.id.cgroup()) {
+        Ok(cgroups) => cgroups.kill_pods().await,
+        Err(error) => return say(&format!("Node {} stays: {}", worker.name, to_line(&error))),
+    }
+    if let Some((client, uid)) = &met {
+        drain::remove_node(client, target(uid)).await;
     }
 }
 
-/// Deletes the Node of a worker that was killed.
-pub(crate) async fn forget(layout: &Layout, worker: &Worker) {
-    if let (Some(uid), Some(client)) = (&worker.node_uid, node::connect(layout).await) {
+/// Deletes the Node of a worker that was killed, or failed to leave. Nothing of it runs any more then.
+pub(crate) async fn forget(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+    Cgroups::discover(&worker.id.cgroup())?.kill_all().await;
+    if let Some((client, uid)) = meet(layout, worker).await {
         let name = &worker.name;
-        drain::remove_node(&client, Target { name, uid }).await;
+        drain::remove_node(&client, Target { name, uid: &uid }).await;
     }
+    Ok(())
+}
+
+/// A client that the API lets in, and the UID of the worker's Node. The kubelet renews its certificate as long as it runs, so
+/// the newest one is asked with.
+async fn meet(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
+    let client = node::connect(layout).await?;
+    let uid = match &worker.node_uid {
+        Some(uid) => uid.clone(),
+        // Nobody is let in by the name of a Node that is there. It is this worker's own, unless two asked for one name before
+        // there was a Node: they share it (ADR 0013).
+        None => node::ask_uid(&client, &worker.name).await.ok()??,
+    };
+    Some((client, uid))
 }
 
 /// A kubelet goes on as the Node that it finds by its name. If that is another machine's by now, it must not.
@@ -242,7 +261,9 @@ async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
 
 fn list_images(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut images: Vec<_> = entries.map(|entry| entry.path()).collect();
+    // One that was being copied when its worker was killed begins with a dot.
+    let whole = |entry: &fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
+    let mut images: Vec<_> = entries.filter(whole).map(|entry| entry.path()).collect();
     images.sort();
     images
 }
@@ -285,4 +306,19 @@ async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<(), Error>
         worker.name, worker.server
     ));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_an_image_is_not_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b.tar", ".b.tar.partial", "a.tar"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let expected = ["a.tar", "b.tar"].map(|name| dir.path().join(name));
+        assert_eq!(list_images(dir.path()), expected);
+    }
 }

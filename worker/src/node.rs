@@ -13,7 +13,7 @@ use crate::output::say;
 use crate::state::Worker;
 
 const PAUSE: Duration = Duration::from_secs(1);
-const REQUEST: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST: Duration = Duration::from_secs(10);
 /// How often it is said that there is still nothing.
 const SILENCE: u32 = 30;
 

@@ -28,6 +28,9 @@ pub enum RootError {
     /// It, or one above it, is another user's.
     #[error("{} belongs to another user", .0.display())]
     Owner(PathBuf),
+    /// It is somewhere else than it was.
+    #[error("{} was replaced by a link", .0.display())]
+    Moved(PathBuf),
     /// Others write to it, or to one above it.
     #[error("others may write to {}", .0.display())]
     Writable(PathBuf),
@@ -50,6 +53,15 @@ pub(crate) fn open(path: &Path) -> Result<Layout, RootError> {
         check(folder, folder == real)?;
     }
     Ok(Layout::new(&real)?)
+}
+
+/// Sees once more, when the folder has been made, that it is where it was, and nobody else's.
+pub(crate) fn verify(layout: &Layout) -> Result<(), RootError> {
+    if open(layout.root())? == *layout {
+        Ok(())
+    } else {
+        Err(RootError::Moved(layout.root().to_owned()))
+    }
 }
 
 fn check(folder: &Path, own: bool) -> Result<(), RootError> {

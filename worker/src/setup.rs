@@ -13,6 +13,7 @@ use crate::cgroups::Cgroups;
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::machine::{PATH, host_name};
+use crate::place::Place;
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
 use crate::{Error, bundle, clean, config, files, live, root};
@@ -53,7 +54,7 @@ pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
 }
 
 /// The worker that a token and a person describe.
-pub(crate) fn build_worker(name: String, id: Id, line: &JoinLine, options: &WorkerOptions) -> Worker {
+pub(crate) fn build_worker(name: String, id: Id, place: Place, line: &JoinLine, options: &WorkerOptions) -> Worker {
     Worker {
         name,
         server: line.server.clone(),
@@ -62,6 +63,7 @@ pub(crate) fn build_worker(name: String, id: Id, line: &JoinLine, options: &Work
         node_ip: options.node_ip,
         id,
         node_uid: None,
+        place: Some(place),
         ephemeral: options.rm,
         drain: options.drain_timeout,
     }
@@ -85,9 +87,13 @@ async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Erro
 /// Sees that a folder is free for a new worker, and takes it. What an ephemeral one left that was killed goes.
 pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
     let lock = take(layout)?;
-    match Worker::read(layout)? {
+    let found = Worker::read(layout)?;
+    if let Some(worker) = &found {
+        worker.check_place(layout)?;
+    }
+    match found {
         Some(worker) if worker.ephemeral => {
-            live::forget(layout, &worker).await;
+            live::forget(layout, &worker).await?;
             clean::clean(layout, &worker).await?;
             drop(lock);
             let lock = take(layout)?;
@@ -113,7 +119,10 @@ fn take(layout: &Layout) -> Result<Lock, Error> {
     // Before, so that not even a lock gets into a folder of somebody else's; and once more when nobody changes it.
     check()?;
     files::make_folder(layout.root())?;
+    // Somebody else may have been faster in a folder where everybody makes some, such as /tmp.
+    root::verify(layout)?;
     let lock = Lock::take(layout)?;
+    root::verify(layout)?;
     check()?;
     Ok(lock)
 }
@@ -127,23 +136,52 @@ fn choose_id(layout: &Layout) -> Result<Id, Error> {
     }
 }
 
-/// Whether there is nothing in the folder but a lock. All that is in a worker's folder is removed when it leaves.
+/// Whether there is nothing in the folder but a lock, and what was to be `worker.json`. All that is in a worker's folder is
+/// removed when it leaves.
 fn is_empty(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name()).all(|name| name == "lock")
+    let mut names = entries.map(|entry| entry.file_name());
+    names.all(|name| name == "lock" || name == ".worker.json.partial")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root::RootError;
 
     #[tokio::test]
     async fn a_folder_with_something_else_in_it_is_not_taken() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("w")).unwrap();
         drop(make_room(&layout).await.unwrap());
+        // One was killed right then.
+        std::fs::write(layout.root().join(".worker.json.partial"), "{").unwrap();
         drop(make_room(&layout).await.unwrap());
         std::fs::write(layout.root().join("letter"), "dear").unwrap();
         assert!(matches!(make_room(&layout).await, Err(Error::Foreign(path)) if path == layout.root()));
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_somebody_else_made_meanwhile_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = root::open(&dir.path().join("w")).unwrap();
+        std::fs::create_dir(dir.path().join("other")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("other"), layout.root()).unwrap();
+        let taken = make_room(&layout).await;
+        assert!(
+            matches!(&taken, Err(Error::Root(RootError::Moved(path))) if path == layout.root()),
+            "{taken:?}"
+        );
+        std::fs::remove_file(layout.root()).unwrap();
+        std::fs::create_dir(layout.root()).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(layout.root(), Some(1234), None).unwrap();
+            let taken = make_room(&layout).await;
+            assert!(
+                matches!(&taken, Err(Error::Root(RootError::Owner(path))) if path == layout.root()),
+                "{taken:?}"
+            );
+        }
+        assert_eq!(std::fs::read_dir(layout.root()).unwrap().count(), 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use crate::arguments::LONGEST;
 use crate::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
+use crate::place::Place;
 use crate::preflight::is_node_name;
 
 /// More than it can have.
@@ -41,6 +42,9 @@ pub(crate) struct Worker {
     /// UID of its Node, once it has one: another machine may be given its name later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node_uid: Option<String>,
+    /// Where what it makes is, from when it last began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) place: Option<Place>,
     /// Whether nothing of it is to be left when it ends.
     pub(crate) ephemeral: bool,
     /// How long Pods may take to go when it ends.
@@ -77,6 +81,18 @@ impl Worker {
         Ok(worker)
     }
 
+    /// Refuses to do anything from where what the worker has made is not seen.
+    pub(crate) fn check_place(&self, layout: &Layout) -> Result<(), Error> {
+        let Some(place) = &self.place else { return Ok(()) };
+        match place.find_from(&Place::here()?) {
+            Some(net) => Err(Error::Elsewhere {
+                root: layout.root().to_owned(),
+                net,
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Remembers it.
     pub(crate) fn write(&self, layout: &Layout) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self).expect("strings and numbers are JSON");
@@ -99,6 +115,8 @@ impl Lock {
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
+            // Whoever may open it may hold it.
+            .mode(files::SECRET)
             .open(&path)
             .map_err(failed)?;
         match file.try_lock() {
@@ -116,7 +134,8 @@ impl Lock {
     }
 }
 
-fn is_at(file: &fs::File, path: &Path) -> bool {
+/// Whether a path still leads to an open file.
+pub(crate) fn is_at(file: &fs::File, path: &Path) -> bool {
     let number = |meta: fs::Metadata| (meta.dev(), meta.ino());
     let held = file.metadata().map(number);
     held.is_ok_and(|held| fs::metadata(path).map(number).is_ok_and(|found| found == held))
@@ -134,6 +153,7 @@ impl Worker {
             node_ip: None,
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
+            place: None,
             ephemeral: true,
             drain: Duration::from_secs(90),
         }
@@ -152,6 +172,7 @@ mod tests {
         let worker = Worker {
             node_ip: Some("10.0.0.2".parse().unwrap()),
             node_uid: Some("c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".into()),
+            place: Some(Place::here().unwrap()),
             ..Worker::example()
         };
         worker.write(&layout).unwrap();
@@ -183,6 +204,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let lock = Lock::take(&layout).unwrap();
+        assert_eq!(fs::metadata(layout.lock()).unwrap().mode() & 0o777, files::SECRET);
         assert!(matches!(Lock::take(&layout), Err(Error::Busy(_))));
         drop(lock);
         Lock::take(&layout).unwrap();

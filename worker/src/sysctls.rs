@@ -5,48 +5,59 @@ use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::files::{self, FileError};
 use crate::layout::Layout;
+use crate::place;
 
-/// The kubelet's (`setupKernelTunables`), and the bridge plugin's, with the values that they set.
+/// The kubelet's (`setupKernelTunables`), with the values that it sets. `net/ipv4/ip_forward`, which the bridge plugin sets,
+/// is not among them: others that forward turn it on as well, and do not look again.
 const CHANGED: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
     ("kernel/keys/root_maxkeys", "1000000"),
     ("kernel/panic", "10"),
     ("kernel/panic_on_oops", "1"),
-    ("net/ipv4/ip_forward", "1"),
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
 ];
 const SYS: &str = "/proc/sys";
 const FILE_MAX: u64 = 16 << 10;
 
+/// What settings were before the worker.
+#[derive(Default, Serialize, Deserialize)]
+struct Notes {
+    /// The next boot has settings of its own.
+    boot: String,
+    values: BTreeMap<String, String>,
+}
+
 /// Keeps what is not yet as the worker's parts will have it.
 pub(crate) fn remember(layout: &Layout) -> Result<(), FileError> {
-    remember_of(Path::new(SYS), &layout.sysctls())
+    remember_of(Path::new(SYS), &layout.sysctls(), &place::read_boot()?)
 }
 
 /// Puts back what was kept, unless somebody else has changed it since.
 pub(crate) fn restore(layout: &Layout) -> Result<(), FileError> {
-    restore_of(Path::new(SYS), &layout.sysctls())
+    restore_of(Path::new(SYS), &layout.sysctls(), &place::read_boot()?)
 }
 
-fn remember_of(sys: &Path, file: &Path) -> Result<(), FileError> {
-    let mut kept = read(file)?;
+fn remember_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
+    let mut notes = read(file, boot)?;
     for (name, ours) in CHANGED {
         // One that is so already was so before the worker, or was kept when it began.
         if let Some(value) = ask(sys, name).filter(|value| value != ours) {
-            kept.insert((*name).to_owned(), value);
+            notes.values.insert((*name).to_owned(), value);
         }
     }
-    let text = serde_json::to_string_pretty(&kept).expect("strings are JSON");
+    let text = serde_json::to_string_pretty(&notes).expect("strings are JSON");
     files::write(file, &format!("{text}\n"), files::PUBLIC).map(drop)
 }
 
-fn restore_of(sys: &Path, file: &Path) -> Result<(), FileError> {
-    let kept = read(file)?;
+fn restore_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
+    let notes = read(file, boot)?;
     for (name, ours) in CHANGED {
-        let Some(value) = kept.get(*name) else { continue };
+        let Some(value) = notes.values.get(*name) else { continue };
         let number = value.parse::<i64>().is_ok();
         if number && ask(sys, name).as_deref() == Some(ours) {
             let path = sys.join(name);
@@ -61,13 +72,20 @@ fn ask(sys: &Path, name: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// One that is torn has nothing.
-fn read(file: &Path) -> Result<BTreeMap<String, String>, FileError> {
+/// Those of another boot say nothing of this one, nor do those that are torn.
+fn read(file: &Path, boot: &str) -> Result<Notes, FileError> {
     let mut text = Vec::new();
     match fs::File::open(file).and_then(|file| file.take(FILE_MAX).read_to_end(&mut text)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::new("read", file, error)),
-        _ => Ok(serde_json::from_slice(&text).unwrap_or_default()),
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(FileError::new("read", file, error)),
+        _ => {}
     }
+    let notes = serde_json::from_slice(&text)
+        .ok()
+        .filter(|notes: &Notes| notes.boot == boot);
+    Ok(notes.unwrap_or_else(|| Notes {
+        boot: boot.to_owned(),
+        ..Notes::default()
+    }))
 }
 
 #[cfg(test)]
@@ -87,20 +105,23 @@ mod tests {
         set("kernel/panic_on_oops", "1\n");
         set("vm/overcommit_memory", "0\n");
         set("vm/panic_on_oom", "2\n");
-        remember_of(&sys, &file).unwrap();
+        set("net/ipv4/ip_forward", "0\n");
+        remember_of(&sys, &file, "b1").unwrap();
         for (name, value) in CHANGED {
             set(name, &format!("{value}\n"));
         }
+        set("net/ipv4/ip_forward", "1\n");
         // It goes on: what the first start found still counts.
-        remember_of(&sys, &file).unwrap();
+        remember_of(&sys, &file, "b1").unwrap();
         set("vm/overcommit_memory", "2\n");
-        restore_of(&sys, &file).unwrap();
+        restore_of(&sys, &file, "b1").unwrap();
         for (rule, name, expected) in [
             ("it was changed", "kernel/panic", "0"),
             ("it was changed", "vm/panic_on_oom", "2"),
             ("it was so before", "kernel/panic_on_oops", "1"),
             ("somebody else changed it since", "vm/overcommit_memory", "2"),
-            ("it was not there before", "net/ipv4/ip_forward", "1"),
+            ("it was not there before", "kernel/keys/root_maxkeys", "1000000"),
+            ("others rely on it", "net/ipv4/ip_forward", "1"),
         ] {
             assert_eq!(ask(&sys, name).as_deref(), Some(expected), "{rule}: {name}");
         }
@@ -110,13 +131,39 @@ mod tests {
     fn nothing_else_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("sysctls.json");
-        restore_of(dir.path(), &file).unwrap();
+        restore_of(dir.path(), &file, "b1").unwrap();
         fs::create_dir_all(dir.path().join("kernel")).unwrap();
         fs::write(dir.path().join("kernel/panic"), "10").unwrap();
         fs::write(dir.path().join("kernel/core_pattern"), "core").unwrap();
-        fs::write(&file, r#"{"kernel/core_pattern": "|/bin/sh", "kernel/panic": "x"}"#).unwrap();
-        restore_of(dir.path(), &file).unwrap();
+        fs::write(
+            &file,
+            r#"{"boot": "b1", "values": {"kernel/core_pattern": "|/bin/sh", "kernel/panic": "x"}}"#,
+        )
+        .unwrap();
+        restore_of(dir.path(), &file, "b1").unwrap();
         assert_eq!(ask(dir.path(), "kernel/core_pattern").as_deref(), Some("core"));
         assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));
+    }
+
+    #[test]
+    fn notes_of_another_boot_are_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sysctls.json");
+        fs::create_dir_all(dir.path().join("kernel")).unwrap();
+        let set = |value: &str| fs::write(dir.path().join("kernel/panic"), value).unwrap();
+        set("0");
+        remember_of(dir.path(), &file, "b1").unwrap();
+        // An administrator has set it for good, and the machine was booted.
+        set("10");
+        restore_of(dir.path(), &file, "b2").unwrap();
+        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));
+        remember_of(dir.path(), &file, "b2").unwrap();
+        restore_of(dir.path(), &file, "b2").unwrap();
+        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("10"));
+        set("0");
+        remember_of(dir.path(), &file, "b2").unwrap();
+        set("10");
+        restore_of(dir.path(), &file, "b2").unwrap();
+        assert_eq!(ask(dir.path(), "kernel/panic").as_deref(), Some("0"), "control");
     }
 }

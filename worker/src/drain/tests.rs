@@ -68,7 +68,7 @@ fn api(answer: impl FnMut(&str, &str) -> Answer + Send + 'static) -> (Client, Ar
             let (method, path) = (request.method().to_string(), request.uri().to_string());
             let body = request.into_body().collect_bytes().await?;
             // Of the one Node that is meant, and of no other.
-            if path.contains("/nodes/") {
+            if path.contains("/nodes/") && method != "GET" {
                 assert!(
                     String::from_utf8_lossy(&body).contains(r#""uid":"u1""#),
                     "{method} {path}: {body:?}"
@@ -162,13 +162,43 @@ async fn a_drain_ends_with_its_time() {
 
 #[tokio::test]
 async fn another_machines_node_is_left_alone() {
-    let (client, asked) = api(|_, _| refusal(409));
+    let (client, asked) = api(|method, _| match method {
+        "GET" => (200, json!({"metadata": {"name": "box-1", "uid": "u2"}})),
+        _ => refusal(409),
+    });
     drain(&client, NODE, LIMIT).await;
     remove_node(&client, NODE).await;
-    assert_eq!(
-        *asked.lock().unwrap(),
-        ["PATCH /api/v1/nodes/box-1?", "DELETE /api/v1/nodes/box-1?"]
-    );
+    let changes: Vec<_> = asked
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|request| !request.starts_with("GET"))
+        .cloned()
+        .collect();
+    assert_eq!(changes, ["PATCH /api/v1/nodes/box-1?", "DELETE /api/v1/nodes/box-1?"]);
+}
+
+#[tokio::test]
+async fn a_conflict_about_its_own_node_is_tried_again() {
+    let mut conflicts = [1, 1];
+    let (client, asked) = api(move |method, path| {
+        let mut conflict = |at: usize| std::mem::take(&mut conflicts[at]) == 1;
+        match method {
+            "GET" if path.contains("/nodes/") => (200, json!({"metadata": {"name": "box-1", "uid": "u1"}})),
+            "GET" => list(&[], ""),
+            "PATCH" if conflict(0) => refusal(409),
+            "PATCH" => (200, json!({"metadata": {"name": "box-1"}})),
+            "DELETE" if conflict(1) => refusal(409),
+            _ => done(),
+        }
+    });
+    drain(&client, NODE, LIMIT).await;
+    remove_node(&client, NODE).await;
+    let asked = asked.lock().unwrap();
+    for (method, expected) in [("PATCH", 2), ("DELETE", 2)] {
+        let count = asked.iter().filter(|request| request.starts_with(method)).count();
+        assert_eq!(count, expected, "{asked:?}");
+    }
 }
 
 #[tokio::test]

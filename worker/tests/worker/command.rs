@@ -1,7 +1,9 @@
 //! Commands that change nothing, or are refused.
 
 use std::io::Write as _;
-use std::process::Stdio;
+use std::os::unix::fs::MetadataExt as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -17,6 +19,7 @@ fn a_script_learns_what_is_missing() {
     for check in [
         "user",
         "control groups",
+        "kernel",
         "packet filter",
         "port 10250",
         "disk",
@@ -181,7 +184,7 @@ fn nothing_is_removed_through_links_or_mounts() {
         "clusterDomain": "cluster.local", "id": "00c0ffee", "ephemeral": true, "drain": {"secs": 1, "nanos": 0}});
     std::fs::write(real.join("w/worker.json"), state.to_string()).unwrap();
     let script = r#"mount --bind "$0" "$1" && exec "$2" leave --root "$3""#;
-    let left = std::process::Command::new("unshare")
+    let left = Command::new("unshare")
         .args(["--mount", "--net", "sh", "-ec", script])
         .args([&other, &real.join("w/kubelet")])
         .arg(env!("CARGO_BIN_EXE_yoke-worker"))
@@ -191,6 +194,50 @@ fn nothing_is_removed_through_links_or_mounts() {
     assert!(left.status.success(), "{left:?}");
     assert!(other.join("letter").exists(), "{left:?}");
     assert!(!real.join("w").exists(), "{left:?}");
+}
+
+/// A worker whose network is still there, from another network, and from where control groups are hidden.
+#[test]
+fn a_worker_is_removed_where_it_was_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("w");
+    std::fs::create_dir(&root).unwrap();
+    let mut holder = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+    let net = format!("/proc/{}/ns/net", holder.id());
+    let number = |file: &str| std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while number(&net) == number("/proc/self/ns/net") {
+        assert!(Instant::now() < deadline, "the network is not made");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let state = json!({"name": "box-1", "server": "demo.yoke.example:443", "clusterDns": "10.96.0.10",
+        "clusterDomain": "cluster.local", "id": "00c0ffed", "ephemeral": true, "drain": {"secs": 1, "nanos": 0},
+        "place": {"boot": boot.trim(), "network": number(&net)}});
+    std::fs::write(root.join("worker.json"), state.to_string()).unwrap();
+    let leave = ["leave", "--root", path(&root)];
+    let (code, _, err) = call(&leave);
+    assert_eq!(code, Some(1), "{err}");
+    let how = format!("is in another network namespace: call this by `nsenter --net={net} yoke-worker");
+    assert!(err.contains(&how), "{err}");
+    // As `ip netns exec` does.
+    let script = r#"umount --lazy /sys/fs/cgroup && exec "$@""#;
+    let program = env!("CARGO_BIN_EXE_yoke-worker");
+    let enter = format!("--net={net}");
+    for (within, good) in [
+        (&["unshare", "--mount", "sh", "-ec", script, "-"][..], false),
+        (&[], true),
+    ] {
+        let mut command = Command::new("nsenter");
+        command.arg(&enter).args(within).arg(program).args(leave);
+        let output = command.output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.success(), good, "{err}");
+        assert_eq!(err.contains("no control groups are mounted"), !good, "{err}");
+        assert_eq!(root.exists(), !good, "{err}");
+    }
+    holder.kill().unwrap();
+    holder.wait().unwrap();
 }
 
 #[test]

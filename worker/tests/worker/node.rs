@@ -86,6 +86,11 @@ impl Machine {
 
     /// Makes a worker of it.
     fn run(&self, more: &[&str]) -> Worker {
+        self.run_with("40s", more)
+    }
+
+    /// With this time to drain.
+    fn run_with(&self, drain: &str, more: &[&str]) -> Worker {
         let bundle = self.dir.join("bundle");
         let own = ["run", "-", "--allow-cgroup-v1", "--bundle", path(&bundle)];
         let node = [
@@ -94,48 +99,85 @@ impl Machine {
             "--node-ip",
             &self.network.worker,
             "--drain-timeout",
-            "40s",
+            drain,
         ];
         self.start("run", &[&own[..], &node[..], more].concat())
     }
 
-    /// Control groups are shared with the machines of other tests.
-    fn cgroup(&self) -> String {
-        let id = self.id.get_or_init(|| {
-            let state = std::fs::read(self.root().join("worker.json")).unwrap();
-            let state: Value = serde_json::from_slice(&state).unwrap();
-            state["id"].as_str().unwrap().to_owned()
-        });
-        format!("yoke-worker-{id}")
+    /// A file of the worker's folder.
+    fn read(&self, name: &str) -> Option<Value> {
+        let text = std::fs::read(self.root().join(name)).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
-    /// Groups, mounts, links and rules of a worker.
-    fn left_over(&self) -> Vec<String> {
-        let groups = Command::new("find")
-            .args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &self.cgroup()])
-            .output();
-        let groups = String::from_utf8(groups.unwrap().stdout).unwrap();
+    /// Control groups are shared with the machines of other tests.
+    fn cgroup(&self) -> Option<String> {
+        if self.id.get().is_none() {
+            let id = self.read("worker.json")?["id"].as_str()?.to_owned();
+            let _ = self.id.set(id);
+        }
+        self.id.get().map(|id| format!("yoke-worker-{id}"))
+    }
+
+    /// Every control group of the worker beneath a path, deepest first.
+    fn groups(&self, below: &str) -> Vec<PathBuf> {
+        let Some(cgroup) = self.cgroup() else { return Vec::new() };
+        let path = format!("*/{cgroup}{below}*");
+        let mut find = Command::new("find");
+        find.args(["/sys/fs/cgroup", "-depth", "-type", "d", "-path", &path]);
+        let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
+        found.lines().map(PathBuf::from).collect()
+    }
+
+    /// Kills what a test that failed has left, for no other test looks after it.
+    fn empty_groups(&self) {
+        let deadline = Instant::now() + END_LIMIT;
+        loop {
+            let groups = self.groups("");
+            if groups.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            for group in groups {
+                for pid in members(&group) {
+                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+                }
+                let _ = std::fs::remove_dir(group);
+            }
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+    }
+
+    /// Whether a part of `leave` runs.
+    fn drains(&self) -> bool {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut lines = processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
+        lines.any(|line| line.contains("\0--leave\0") && line.contains(path(&self.root())))
+    }
+
+    /// Groups, mounts, rules and links of a worker.
+    fn left_over(&self) -> [(&'static str, Vec<String>); 4] {
+        let groups = self.groups("").into_iter().map(|group| path(&group).to_owned());
         let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.holder.id())).unwrap();
         let root = path(&self.root()).to_owned();
         let rules = self.network.ask("iptables", &["-t", "nat", "-S"]) + &self.network.ask("nft", &["list", "ruleset"]);
         let links = self.network.ask("ip", &["-brief", "link"]);
         // The plugins' own chains, which are empty by then, stay for whoever uses them next.
         let of_pods = |line: &&str| {
-            ["10.232.7.", "yoke-worker", "KUBE-"]
+            ["10.232.7.", "yoke-worker", "KUBE-", "kube-proxy"]
                 .iter()
                 .any(|part| line.contains(part))
         };
-        groups
-            .lines()
-            .chain(mounts.lines().filter(|line| line.contains(&root)))
-            .chain(rules.lines().filter(of_pods))
-            .chain(
-                links
-                    .lines()
-                    .filter(|line| line.contains("yoke") || line.starts_with("veth")),
-            )
-            .map(str::to_owned)
-            .collect()
+        let own = |link: &&str| link.contains("yoke") || link.starts_with("veth");
+        let owned = |line: &str| line.to_owned();
+        [
+            ("groups", groups.collect()),
+            (
+                "mounts",
+                mounts.lines().filter(|line| line.contains(&root)).map(owned).collect(),
+            ),
+            ("rules", rules.lines().filter(of_pods).map(owned).collect()),
+            ("links", links.lines().filter(own).map(owned).collect()),
+        ]
     }
 }
 
@@ -143,10 +185,20 @@ impl Drop for Machine {
     fn drop(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
+        self.empty_groups();
     }
 }
 
-/// A running program. Dropped, it is told to end, and waited for.
+fn members(group: &Path) -> impl Iterator<Item = Pid> + use<> {
+    let list = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let pids: Vec<_> = list
+        .lines()
+        .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+        .collect();
+    pids.into_iter()
+}
+
+/// A running program. Dropped, it is told to end, waited for, and killed in the end.
 struct Worker {
     child: Child,
     root: PathBuf,
@@ -204,6 +256,11 @@ impl Drop for Worker {
                 std::thread::park_timeout(Duration::from_millis(500));
             }
         }
+        let deadline = Instant::now() + END_LIMIT;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
@@ -226,7 +283,7 @@ async fn is_ready(nodes: &Api<Node>) -> bool {
 
 async fn run_pod(worker: &Worker, client: &Client) {
     let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "echo"},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "echo", "labels": {"app": "echo"}},
         "spec": {
             "nodeName": NAME,
             "terminationGracePeriodSeconds": 1,
@@ -266,6 +323,7 @@ impl Story {
         let network = Network::make();
         let authorities = (Authority::new("clients"), Authority::new("kubelets"));
         let cluster = Cluster::start(dir, &network, &authorities.0, &authorities.1).await;
+        network.ask("sysctl", &["-w", "net.ipv4.ip_forward=0"]);
         Self {
             machine: Machine::make(dir, network, &cluster),
             nodes: Api::all(cluster.client.clone()),
@@ -294,10 +352,17 @@ impl Story {
         }
         // What is left on the disk lets nobody else in.
         assert!(!worker.root.join("config/bootstrap.kubeconfig").exists());
-        assert!(
-            !self.machine.left_over().is_empty(),
-            "what is looked for later is seen now"
-        );
+        // As kube-proxy does.
+        for family in ["ip", "ip6"] {
+            self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
+        }
+        // What is looked for later is seen now, but for the mounts of a box.
+        let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
+        for (kind, found) in self.machine.left_over() {
+            assert_eq!(found.is_empty(), boxed && kind == "mounts", "{kind}: {found:?}");
+        }
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert_eq!(self.machine.read("sysctls.json").unwrap()["boot"], boot.trim());
     }
 
     async fn has_node(&self) -> bool {
@@ -313,10 +378,20 @@ impl Story {
     }
 
     async fn assert_gone(&self, said: &str) {
-        assert!(!self.has_node().await, "{said}");
         assert!(!self.has_pod().await, "it was evicted: {said}");
+        self.assert_left(said).await;
+    }
+
+    /// It may not have been drained.
+    async fn assert_left(&self, said: &str) {
+        assert!(!self.has_node().await, "{said}");
         assert!(!self.machine.root().exists(), "{said}");
-        assert_eq!(self.machine.left_over(), [""; 0], "{said}");
+        for (kind, found) in self.machine.left_over() {
+            assert_eq!(found, [""; 0], "{kind}: {said}");
+        }
+        // The first Pod has turned it on, and others may count on it by now.
+        let forward = self.machine.network.ask("sysctl", &["-n", "net.ipv4.ip_forward"]);
+        assert_eq!(forward.trim(), "1", "{said}");
     }
 
     /// What the Pod answers: it does as long as it runs, whoever looks after it.
@@ -366,6 +441,52 @@ async fn a_killed_worker_leaves_the_cluster() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run(&["--rm"]);
+    story.let_in(&worker).await;
+    worker.signal(Signal::INT);
+    until(&worker, "it ends", END_LIMIT, async || {
+        worker.said().contains("once more to end it at once")
+    })
+    .await;
+    worker.signal(Signal::INT);
+    assert_eq!(worker.ended().await, Some(1), "{}", worker.said());
+    story.assert_left(&worker.said()).await;
+}
+
+/// Whoever sees that the Node is gone may start its Pods elsewhere.
+#[tokio::test]
+async fn a_pod_that_may_not_go_ends_before_its_node() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run_with("2s", &["--rm"]);
+    story.let_in(&worker).await;
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "echo"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "echo"}}},
+    });
+    let url = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+    create(&story.client, url, &budget).await;
+    let running = || -> usize {
+        let groups = story.machine.groups("/pods");
+        groups.iter().map(|group| members(group).count()).sum()
+    };
+    assert_ne!(running(), 0, "control");
+    worker.signal(Signal::TERM);
+    let deadline = Instant::now() + END_LIMIT;
+    while story.has_node().await {
+        assert!(Instant::now() < deadline, "{}", worker.last_words());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(running(), 0, "{}", worker.said());
+    assert_eq!(worker.ended().await, Some(0), "{}", worker.said());
+    assert!(story.has_pod().await, "its budget has kept it");
+    story.assert_left(&worker.said()).await;
+}
+
+#[tokio::test]
 async fn a_worker_goes_on_and_leaves() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin(dir.path()).await;
@@ -391,6 +512,21 @@ async fn a_worker_goes_on_and_leaves() {
     assert_eq!(leave.ended().await, Some(1));
     assert!(leave.said().contains("runs, or is being changed"), "{}", leave.said());
     assert_eq!(again.end().await, Some(0), "{}", again.said());
+
+    let mut killed = story.machine.start("killed", &["leave"]);
+    until(&killed, "it drains", JOIN_LIMIT, async || {
+        killed.said().contains("Pods that have to go")
+    })
+    .await;
+    killed.signal(Signal::KILL);
+    assert_eq!(killed.ended().await, None);
+    let lock = std::fs::File::open(story.machine.root().join("lock")).unwrap();
+    until(&killed, "its part has ended", END_LIMIT, async || {
+        lock.try_lock().is_ok()
+    })
+    .await;
+    assert!(!story.machine.drains(), "nobody else may come in before");
+    drop(lock);
 
     let mut leave = story.machine.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
