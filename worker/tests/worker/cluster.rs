@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kube::Client;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use yoke_test_support::kubernetes::Options;
 use yoke_test_support::{Process, free_port};
@@ -109,7 +110,8 @@ pub(crate) struct Cluster {
     pub(crate) token: String,
     /// What a worker finds the API's name in.
     pub(crate) hosts: PathBuf,
-    _processes: [Process; 2],
+    server: Process,
+    _store: Process,
 }
 
 impl Cluster {
@@ -162,8 +164,17 @@ impl Cluster {
                 &format!("{}.{}", BOOTSTRAP.0, BOOTSTRAP.1),
             ),
             hosts,
-            _processes: [server, store],
+            server,
+            _store: store,
         }
+    }
+}
+
+impl Cluster {
+    /// To kube-apiserver.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
     }
 }
 
