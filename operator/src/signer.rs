@@ -9,6 +9,7 @@
 //!
 //! Requests of one cluster are taken one after the other, and only when it and its Tenant have some of their budgets left; until
 //! then they wait in the API server, which ends a watch that is not read for long, so that the next one lists what there is.
+//! Who makes many is skipped, and answered later: the others do not wait for that.
 //! Those that are good wait for what may be signed, nodes that are there before new ones. Nothing is counted before that, nor
 //! for a request that has gone meanwhile. What failed is tried again by the next watch, and the more of them end soon the longer
 //! that takes; after some the next look at the API that finds all well begins anew. No permit is held while a tenant's API is
@@ -23,7 +24,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::{TryStreamExt as _, stream};
+use futures::{Stream, TryStreamExt as _, stream};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -43,7 +44,7 @@ use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::tenant_api::{TenantApi, TenantApiError};
 use issue::IssueError;
-use turn::{Queue, Signings, Waiting};
+use turn::{Queue, Signings, Skipped, Waiting};
 use uses::Joiner;
 use validate::{Asked, Refusal, Requester};
 
@@ -54,10 +55,10 @@ pub const CONTROLLER: &str = "signer";
 const CAPACITY: usize = 256;
 /// Certificates that are asked for at once, of all clusters.
 const AT_ONCE: usize = 16;
-/// Requests of one cluster that are read, be they answered or not.
+/// Requests of one Tenant that are read, be they answered or not.
 const READS: Rate = Rate {
-    per_second: 200,
-    burst: 5000,
+    per_second: 50,
+    burst: 1000,
 };
 /// Requests of one cluster that are looked at, since they have no answer.
 const LOOKS: Rate = Rate {
@@ -69,6 +70,15 @@ const ANSWERS: Rate = Rate {
     per_second: 2,
     burst: 40,
 };
+/// Requests of one requester that are answered: whoever has more leaves the rest of the answers to the others.
+const REQUESTERS: Rate = Rate {
+    per_second: 1,
+    burst: 20,
+};
+/// Characters by which a requester is known.
+const REQUESTER_MAX: usize = 300;
+/// When all are listed again, if there was no place for one that waits for its requester's budget.
+const RELIST: Duration = Duration::from_secs(60);
 /// Between two looks whether there is some budget again.
 const REFILL: Duration = Duration::from_millis(500);
 /// A watch that ends sooner than this counts as a failure.
@@ -87,6 +97,7 @@ pub struct Signer {
     reads: Mutex<Budgets<String>>,
     looks: Mutex<Budgets<String>>,
     answers: Mutex<Budgets<String>>,
+    requesters: Mutex<Budgets<String>>,
     signings: Mutex<Signings>,
     permits: Semaphore,
     params: PatchParams,
@@ -103,6 +114,17 @@ pub struct Keeper {
 struct Ward {
     identity: Identity,
     api: TenantApi,
+}
+
+/// What one watch knows of requests.
+#[derive(Default)]
+struct Turns {
+    /// What the tenant undoes is not done again before the next watch.
+    dealt_with: HashSet<String>,
+    queue: Queue,
+    skipped: Skipped,
+    /// Since when one is skipped that found no place.
+    missed: Option<Instant>,
 }
 
 /// What becomes of a request.
@@ -149,6 +171,7 @@ impl Signer {
             reads: Mutex::new(Budgets::new(READS, Instant::now())),
             looks: Mutex::new(Budgets::new(LOOKS, Instant::now())),
             answers: Mutex::new(Budgets::new(ANSWERS, Instant::now())),
+            requesters: Mutex::new(Budgets::new(REQUESTERS, Instant::now())),
             signings: Mutex::new(Signings::new(Instant::now())),
             permits: Semaphore::new(AT_ONCE),
             params: PatchParams::apply(&format!("yoke-operator/{CONTROLLER}")).force(),
@@ -169,12 +192,7 @@ impl Signer {
 
     /// Waits until somebody has some of a budget left, and takes it.
     async fn spend(&self, budgets: &Mutex<Budgets<String>>, whose: &str) {
-        let take = || {
-            // A budget that was left half taken by a panic is none the worse.
-            let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
-            budgets.take(whose.to_owned(), Instant::now())
-        };
-        while !take() {
+        while !take(budgets, whose) {
             tokio::time::sleep(REFILL).await;
         }
     }
@@ -229,39 +247,37 @@ async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
 }
 
 async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
-    let [client, serving] =
-        [validate::CLIENT_SIGNER, validate::SERVING_SIGNER].map(|signer| ward.api.watch_requests(signer));
-    let mut events = std::pin::pin!(stream::select(client, serving));
+    let mut events = std::pin::pin!(watch_requests(ward));
     let mut ticks = tokio::time::interval(REFILL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // What the tenant undoes is not done again before the next watch.
-    let mut dealt_with = HashSet::new();
-    let mut queue = Queue::default();
+    let mut turns = Turns::default();
     loop {
         tokio::select! {
             event = events.try_next() => {
                 let event = event.map_err(|error| SignError::Watch(Box::new(error)))?;
-                let Some(csr) = look(context, ward, event.ok_or(SignError::Ended)?).await else {
-                    continue;
-                };
-                let waiting = Waiting {
-                    name: csr.name_any(),
-                    uid: csr.uid().unwrap_or_default(),
-                    since: Instant::now(),
-                };
-                if dealt_with.contains(&waiting.uid) {
-                    continue;
+                if let Some(csr) = look(context, ward, event.ok_or(SignError::Ended)?).await {
+                    receive(context, ward, &csr, &mut turns).await?;
                 }
-                if dealt_with.len() >= DEALT_WITH {
-                    return Err(SignError::Ended);
-                }
-                dealt_with.insert(waiting.uid.clone());
-                context.signer.spend(&context.signer.answers, &ward.identity.tenant).await;
-                answer(context, ward, &csr, waiting, &mut queue).await?;
             }
-            _ = ticks.tick(), if queue.next_is_new().is_some() => answer_next(context, ward, &mut queue).await?,
+            _ = ticks.tick() => {
+                answer_next(context, ward, &mut turns.queue).await?;
+                answer_skipped(context, ward, &mut turns).await?;
+                if turns.missed.is_some_and(|since| since.elapsed() >= RELIST) {
+                    turns.missed = None;
+                    events.set(watch_requests(ward));
+                }
+            }
         }
     }
+}
+
+/// Requests of both signers, as they are and as they change.
+fn watch_requests(
+    ward: &Ward,
+) -> impl Stream<Item = watcher::Result<Event<Lenient<CertificateSigningRequest>>>> + Send + use<> {
+    let [client, serving] =
+        [validate::CLIENT_SIGNER, validate::SERVING_SIGNER].map(|signer| ward.api.watch_requests(signer));
+    stream::select(client, serving)
 }
 
 /// The request that an event is about, if there is anything to do for it.
@@ -270,14 +286,75 @@ async fn look(
     ward: &Ward,
     event: Event<Lenient<CertificateSigningRequest>>,
 ) -> Option<CertificateSigningRequest> {
-    let (signer, id) = (&context.signer, ward.identity.id.as_str());
+    let signer = &context.signer;
     let (Event::Apply(seen) | Event::InitApply(seen)) = event else {
         return None;
     };
-    signer.spend(&signer.reads, id).await;
-    let csr = seen.0.ok().filter(validate::is_open)?;
-    signer.spend(&signer.looks, id).await;
+    // Nothing of it waits that is not needed: it may be as long as an answer of the tenant's API.
+    let csr = seen.0.ok().filter(validate::is_open).and_then(validate::trim);
+    signer.spend(&signer.reads, &ward.identity.tenant).await;
+    let csr = csr?;
+    signer.spend(&signer.looks, ward.identity.id.as_str()).await;
     Some(csr)
+}
+
+/// Answers a request that was seen, or has it wait while its requester has had many answers.
+async fn receive(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    turns: &mut Turns,
+) -> Result<(), SignError> {
+    let waiting = Waiting {
+        name: csr.name_any(),
+        uid: csr.uid().unwrap_or_default(),
+        since: Instant::now(),
+        asked: Timestamp::now(),
+    };
+    if turns.dealt_with.contains(&waiting.uid) || turns.skipped.contains(&waiting.uid) {
+        return Ok(());
+    }
+    let user = csr.spec.username.as_deref().unwrap_or_default();
+    let user = user.chars().take(REQUESTER_MAX).collect::<String>();
+    let requester = format!("{}/{user}", ward.identity.id);
+    if take(&context.signer.requesters, &requester) {
+        return answer_first(context, ward, csr, waiting, turns).await;
+    }
+    if !turns.skipped.put(requester, waiting) {
+        turns.missed.get_or_insert_with(Instant::now);
+    }
+    Ok(())
+}
+
+/// Answers one of those whose requester has some of its budget again.
+async fn answer_skipped(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<(), SignError> {
+    let next = turns
+        .skipped
+        .take(|requester| take(&context.signer.requesters, requester));
+    let Some(waiting) = next else {
+        return Ok(());
+    };
+    match find_open(ward, &waiting).await? {
+        Some(csr) => answer_first(context, ward, &csr, waiting, turns).await,
+        None => Ok(()),
+    }
+}
+
+/// Answers a request of which nothing was said by this watch.
+async fn answer_first(
+    context: &Context,
+    ward: &Ward,
+    csr: &CertificateSigningRequest,
+    waiting: Waiting,
+    turns: &mut Turns,
+) -> Result<(), SignError> {
+    if turns.dealt_with.len() >= DEALT_WITH {
+        return Err(SignError::Ended);
+    }
+    turns.dealt_with.insert(waiting.uid.clone());
+    let signer = &context.signer;
+    signer.spend(&signer.answers, &ward.identity.tenant).await;
+    answer(context, ward, csr, waiting, &mut turns.queue).await
 }
 
 /// Answers the next of those that wait, if that may be.
@@ -300,8 +377,9 @@ async fn answer_next(context: &Context, ward: &Ward, queue: &mut Queue) -> Resul
 /// A request as it is now, if there is still anything to do for it.
 async fn find_open(ward: &Ward, wanted: &Waiting) -> Result<Option<CertificateSigningRequest>, SignError> {
     let found = ward.api.request(&wanted.name).await?;
-    let found = found.and_then(|found| found.0.ok());
-    Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&wanted.uid) && validate::is_open(found)))
+    let found = found.and_then(|found| found.0.ok().filter(validate::is_open));
+    let found = found.and_then(validate::trim);
+    Ok(found.filter(|found| found.metadata.uid.as_ref() == Some(&wanted.uid)))
 }
 
 /// Signs one request, says why not, or puts it where it waits.
@@ -378,6 +456,7 @@ async fn sign(
             token_id,
             node: &asked.node,
             request: &waiting.uid,
+            asked: waiting.asked,
         }),
     };
     let joins = match joiner {
@@ -390,15 +469,17 @@ async fn sign(
         },
     };
     let is_new = joins.is_some();
-    if !context
-        .signer
-        .signings()
-        .take(&ward.identity.tenant, is_new, Instant::now())
-    {
+    let tenant = &ward.identity.tenant;
+    let signings = || context.signer.signings();
+    if !signings().has(tenant, is_new, Instant::now()) {
         return Ok(Outcome::Later { is_new });
     }
+    // Before anything is spent: one that has gone costs nothing.
     if find_open(ward, waiting).await?.is_none() {
         return Ok(Outcome::Gone);
+    }
+    if !signings().take(tenant, is_new, Instant::now()) {
+        return Ok(Outcome::Later { is_new });
     }
     if let Some((joiner, known)) = joins
         && let Err(refusal) = uses::count(context, &joiner, &known).await?
@@ -410,6 +491,13 @@ async fn sign(
     }
     let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
     Ok(Outcome::Signed(Box::new(asked), chain))
+}
+
+/// Takes some of a budget, if there is any left.
+fn take(budgets: &Mutex<Budgets<String>>, whose: &str) -> bool {
+    // A budget that was left half taken by a panic is none the worse.
+    let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
+    budgets.take(whose.to_owned(), Instant::now())
 }
 
 /// The Cluster of a ward, if it is still the one.

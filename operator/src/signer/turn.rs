@@ -3,9 +3,10 @@
 //! A Tenant says of any name that it is a node's, so its budget is what keeps it from having cert-manager to itself: enough at
 //! once for workers that join, and little after that. Nodes that are there go before new ones: they end without certificates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::jiff::Timestamp;
 use yoke_runtime::budget::{Budgets, Rate};
 
 /// What one certificate takes of a budget: so a budget may fill by less than one in a second.
@@ -26,6 +27,8 @@ const KEPT: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Requests of one cluster that wait at most.
 const WAITING: usize = 1024;
+/// Requests of one requester that wait at most for its budget.
+const SKIPPED: usize = 128;
 
 /// What may be signed.
 #[derive(Debug)]
@@ -51,6 +54,15 @@ pub(super) struct Waiting {
     pub(super) uid: String,
     /// When it was seen first.
     pub(super) since: Instant,
+    /// The same by the calendar: who asked in time may wait beyond the end of its JoinToken.
+    pub(super) asked: Timestamp,
+}
+
+/// Requests of one cluster that wait until their requesters have some of their budgets again.
+#[derive(Debug, Default)]
+pub(super) struct Skipped {
+    /// By requester, as they came.
+    waiting: VecDeque<(String, Waiting)>,
 }
 
 impl Signings {
@@ -97,6 +109,29 @@ impl Queue {
     /// Takes the next one out.
     pub(super) fn take(&mut self) -> Option<Waiting> {
         self.waiting.pop_first().map(|(_, waiting)| waiting)
+    }
+}
+
+impl Skipped {
+    /// Puts a request behind the others; false if there is no place, or none for this requester.
+    pub(super) fn put(&mut self, requester: String, waiting: Waiting) -> bool {
+        let same = self.waiting.iter().filter(|(other, _)| *other == requester).count();
+        let has_place = self.waiting.len() < WAITING && same < SKIPPED;
+        if has_place {
+            self.waiting.push_back((requester, waiting));
+        }
+        has_place
+    }
+
+    /// Whether a request of this UID is among them.
+    pub(super) fn contains(&self, uid: &str) -> bool {
+        self.waiting.iter().any(|(_, waiting)| waiting.uid == uid)
+    }
+
+    /// Takes the first one out whose requester may have an answer.
+    pub(super) fn take(&mut self, mut may: impl FnMut(&str) -> bool) -> Option<Waiting> {
+        let next = self.waiting.iter().position(|(requester, _)| may(requester))?;
+        self.waiting.remove(next).map(|(_, waiting)| waiting)
     }
 }
 
@@ -147,15 +182,39 @@ mod tests {
         );
     }
 
+    fn waiting(name: &str) -> Waiting {
+        Waiting {
+            name: name.into(),
+            uid: name.into(),
+            since: Instant::now(),
+            asked: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn who_asks_much_keeps_no_other_waiting() {
+        let mut skipped = Skipped::default();
+        for (requester, name) in [("a", "1"), ("a", "2"), ("b", "3"), ("a", "4")] {
+            assert!(skipped.put(requester.into(), waiting(name)));
+        }
+        let mut take = |who: &[&str]| skipped.take(|requester| who.contains(&requester)).map(|it| it.name);
+        assert_eq!(take(&[]), None);
+        assert_eq!(take(&["b"]).as_deref(), Some("3"));
+        assert_eq!(take(&["a", "b"]).as_deref(), Some("1"));
+        assert!(!skipped.contains("1") && skipped.contains("2"));
+        let mut fill = |requester: &str| {
+            let all = 0..2000;
+            all.filter(|_| skipped.put(requester.into(), waiting("x"))).count()
+        };
+        assert_eq!(fill("a"), 126);
+        assert_eq!(fill("b"), 128);
+        let others: usize = (0..10).map(|number| fill(&number.to_string())).sum();
+        assert_eq!(others, 1024 - 2 * 128);
+    }
+
     #[test]
     fn nodes_that_are_there_go_first() {
         let mut queue = Queue::default();
-        let since = Instant::now();
-        let waiting = |name: &str| Waiting {
-            name: name.into(),
-            uid: name.into(),
-            since,
-        };
         assert_eq!(queue.next_is_new(), None);
         for (is_new, name) in [(true, "a"), (false, "b"), (true, "c"), (false, "d")] {
             assert!(queue.put(is_new, waiting(name)));

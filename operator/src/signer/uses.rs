@@ -31,6 +31,8 @@ pub(super) struct Joiner<'a> {
     pub(super) node: &'a str,
     /// UID of the request.
     pub(super) request: &'a str,
+    /// When the request was seen first.
+    pub(super) asked: Timestamp,
 }
 
 /// The JoinToken with this bootstrap token, as far as is known: `None` if there may yet be one. Says why it lets nobody join.
@@ -40,7 +42,7 @@ pub(super) fn find(context: &Context, joiner: &Joiner<'_>) -> Option<Result<Arc<
         .join_tokens
         .state_filter(|token| is_meant(token, joiner.identity, joiner.token_id));
     let known = known.into_iter().next()?;
-    Some(plan_use(&known, joiner.node, joiner.request, Timestamp::now()).map(|_| known))
+    Some(plan_use(&known, joiner, Timestamp::now()).map(|_| known))
 }
 
 /// Notes that a node joins by a JoinToken that is known, unless it may not. The same request counts once.
@@ -49,12 +51,7 @@ pub(super) async fn count(
     joiner: &Joiner<'_>,
     known: &JoinToken,
 ) -> Result<Result<(), Refusal>, ReconcileError> {
-    let Joiner {
-        identity,
-        token_id,
-        node,
-        request,
-    } = *joiner;
+    let Joiner { identity, token_id, .. } = *joiner;
     let is_meant = |token: &JoinToken| is_meant(token, identity, token_id);
     let api = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &identity.tenant);
     let params = PatchParams {
@@ -68,7 +65,7 @@ pub(super) async fn count(
         let Some(found) = found.filter(|found| found.uid() == known.uid() && is_meant(found)) else {
             return Ok(Err(Refusal::TokenUnknown));
         };
-        let uses = match plan_use(&found, node, request, Timestamp::now()) {
+        let uses = match plan_use(&found, joiner, Timestamp::now()) {
             Ok(Some(uses)) => uses,
             Ok(None) => return Ok(Ok(())),
             Err(refusal) => return Ok(Err(refusal)),
@@ -95,21 +92,23 @@ fn is_meant(token: &JoinToken, identity: &Identity, token_id: &str) -> bool {
         && status.and_then(|status| status.cluster_id.as_deref()) == Some(identity.id.as_str())
 }
 
-/// The uses of a JoinToken with one more; `None` if it is among them.
-fn plan_use(token: &JoinToken, node: &str, request: &str, now: Timestamp) -> Result<Option<Vec<Use>>, Refusal> {
-    if plan::term(token, now) != Term::Holds {
+/// The uses of a JoinToken with one more; `None` if it is among them. It must hold, or have
+/// held when it was asked for: who asked in time is not refused because others were before it.
+fn plan_use(token: &JoinToken, joiner: &Joiner<'_>, now: Timestamp) -> Result<Option<Vec<Use>>, Refusal> {
+    // Whether it is revoked is not a matter of time.
+    if plan::term(token, joiner.asked) != Term::Holds {
         return Err(Refusal::TokenUnknown);
     }
     let mut uses = token.status.clone().unwrap_or_default().uses;
-    if uses.iter().any(|each| each.request == request) {
+    if uses.iter().any(|each| each.request == joiner.request) {
         return Ok(None);
     }
     if uses.len() >= usize::try_from(token.spec.max_uses).unwrap_or(0) {
         return Err(Refusal::TokenUsedUp);
     }
     uses.push(Use {
-        request: request.to_owned(),
-        node: node.to_owned(),
+        request: joiner.request.to_owned(),
+        node: joiner.node.to_owned(),
         time: Time(now),
     });
     Ok(Some(uses))
@@ -117,7 +116,15 @@ fn plan_use(token: &JoinToken, node: &str, request: &str, now: Timestamp) -> Res
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::SignedDuration;
+
     use super::*;
+
+    fn identity(id: &str) -> Identity {
+        let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+            "metadata": {"name": "a", "namespace": "t", "uid": "1"}, "spec": {"id": id}});
+        Identity::of(&serde_json::from_value(value).unwrap(), "example.org").unwrap()
+    }
 
     #[test]
     fn a_use_is_counted_once_and_not_beyond_the_end() {
@@ -132,6 +139,7 @@ mod tests {
                 "spec": {"clusterName": "a", "maxUses": max, "ttl": "1h"}, "status": {"uses": uses}}))
             .unwrap()
         };
+        let identity = identity("aaaaaaaaaa");
         let (soon, late) = ("2026-01-01T00:59:59Z", "2026-01-01T01:00:00Z");
         for (rule, token, now, expected) in [
             ("the first", token(1, &[], false), soon, Ok(Some(1))),
@@ -147,18 +155,23 @@ mod tests {
             ),
             ("revoked", token(1, &[], true), soon, Err(Refusal::TokenUnknown)),
         ] {
-            let planned = plan_use(&token, "n", "r", now.parse().unwrap());
-            assert_eq!(planned.map(|uses| uses.map(|uses| uses.len())), expected, "{rule}");
+            let joiner = Joiner {
+                identity: &identity,
+                token_id: "abcdef",
+                node: "n",
+                request: "r",
+                asked: now.parse().unwrap(),
+            };
+            for waited in [0, 1800] {
+                let now = joiner.asked + SignedDuration::from_secs(waited);
+                let planned = plan_use(&token, &joiner, now);
+                assert_eq!(planned.map(|uses| uses.map(|uses| uses.len())), expected, "{rule}");
+            }
         }
     }
 
     #[test]
     fn a_token_of_a_cluster_that_is_gone_lets_nobody_into_the_next() {
-        let identity = |id: &str| {
-            let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
-                "metadata": {"name": "a", "namespace": "t", "uid": "1"}, "spec": {"id": id}});
-            Identity::of(&serde_json::from_value(value).unwrap(), "example.org").unwrap()
-        };
         let token: JoinToken =
             serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
             "metadata": {"name": "j", "namespace": "t"}, "spec": {"clusterName": "a"},

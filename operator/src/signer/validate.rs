@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
+use kube::api::ObjectMeta;
 use yoke_pki::ParsedRequest;
 use yoke_pki::request::Use;
 
@@ -22,8 +23,10 @@ const NODE_PREFIX: &str = "system:node:";
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
 /// What the user name begins with of who shows a bootstrap token.
 const BOOTSTRAP_PREFIX: &str = "system:bootstrap:";
-/// The longest name of a Node.
+/// The longest name of a Node or a request.
 const NAME_MAX: usize = 253;
+/// The longest UID of a request: Kubernetes' own have 36 bytes.
+const UID_MAX: usize = 64;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +131,19 @@ pub fn is_open(csr: &CertificateSigningRequest) -> bool {
         None => false,
     };
     is_ready && !is_answered && !is_over && csr.metadata.deletion_timestamp.is_none()
+}
+
+/// A request with no more of its metadata than its name and UID; `None` if those are not such as an API server gives.
+pub fn trim(mut csr: CertificateSigningRequest) -> Option<CertificateSigningRequest> {
+    let given = std::mem::take(&mut csr.metadata);
+    let is_within = |text: &String, most| !text.is_empty() && text.len() <= most;
+    csr.metadata = ObjectMeta {
+        name: Some(given.name.filter(|name| is_within(name, NAME_MAX))?),
+        uid: Some(given.uid.filter(|uid| is_within(uid, UID_MAX))?),
+        ..ObjectMeta::default()
+    };
+    csr.spec.extra = None;
+    Some(csr)
 }
 
 /// What a request asks for, as far as it says itself.

@@ -14,7 +14,7 @@ use yoke_runtime::{Metrics, Supervisor};
 use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
 
 use crate::harness::{Host, TENANT};
-use crate::workers::{Answer, CLIENT, Stage, refused};
+use crate::workers::{Answer, CLIENT, SERVING, Stage, refused};
 
 const READY: &str = "True/AsExpected";
 
@@ -73,24 +73,22 @@ async fn a_request_that_is_gone_costs_no_use() {
     let stage = Stage::start().await;
     stage.make_token("j", json!({"clusterName": "a"})).await;
     stage.bring_token("j", READY).await;
-    // More than are answered at once: those behind them wait.
+    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
+    // More than are answered at once of one requester: those behind them wait, and nobody else does.
     for number in 0..50 {
         let name = format!("c{number}");
-        stage.request(&stage.client, &name, CLIENT, "n", &[]).await;
+        stage.request(&bootstrap, &name, SERVING, "n", &["n"]).await;
     }
-    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
     stage.request(&bootstrap, "gone", CLIENT, "n", &[]).await;
     stage.requests().delete("gone", &Default::default()).await.unwrap();
-    let before = stage.requests().get("c49").await.unwrap().status.unwrap_or_default();
-    let is_open = |conditions: &[_]| conditions.len() == 1;
-    assert!(
-        is_open(&before.conditions.unwrap_or_default()),
-        "it was gone before its turn"
-    );
+    stage.request(&bootstrap, "last", SERVING, "n", &["n"]).await;
     assert_eq!(
-        stage.ask(&stage.client, "last", CLIENT, "n", &[]).await,
+        stage.ask(&stage.client, "other", CLIENT, "n", &[]).await,
         refused("RequesterInvalid")
     );
+    let before = stage.requests().get("c49").await.unwrap().status.unwrap_or_default();
+    assert_eq!(before.conditions, None, "it was gone before its turn");
+    assert_eq!(stage.answer("last").await, refused("RequesterInvalid"));
     assert!(stage.tokens().get("j").await.unwrap().status.unwrap().uses.is_empty());
 }
 

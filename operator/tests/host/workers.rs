@@ -17,7 +17,7 @@ use crate::answers::{ready, run_pod};
 use crate::harness::{Host, PKI, TENANT};
 
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-const SERVING: &str = "kubernetes.io/kubelet-serving";
+pub(crate) const SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// A cluster that is ready, and its API.
 pub(crate) struct Stage {

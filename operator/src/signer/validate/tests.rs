@@ -315,3 +315,31 @@ fn only_what_waits_for_the_signer_is_looked_at() {
         assert_eq!(with(signer, status), expected, "{rule}");
     }
 }
+
+#[test]
+fn of_a_request_no_more_is_kept_than_is_needed() {
+    let read_with = |metadata: Value| {
+        let mut value = csr(CLIENT, NODE.0, NODE.1, &USAGES, "");
+        value["metadata"] = metadata;
+        value["spec"]["extra"] = json!({"x": ["y"]});
+        trim(read(value))
+    };
+    let kept =
+        read_with(json!({"name": "c", "uid": "1", "labels": {"a": "b"}, "finalizers": ["x"], "generateName": "d"}));
+    let kept = kept.unwrap();
+    let expected = ObjectMeta {
+        name: Some("c".into()),
+        uid: Some("1".into()),
+        ..ObjectMeta::default()
+    };
+    assert_eq!((kept.metadata, kept.spec.extra), (expected, None));
+    for (rule, metadata) in [
+        ("no UID", json!({"name": "c"})),
+        ("an empty one", json!({"name": "c", "uid": ""})),
+        ("a long one", json!({"name": "c", "uid": "1".repeat(65)})),
+        ("no name", json!({"uid": "1"})),
+        ("a long name", json!({"name": "c".repeat(254), "uid": "1"})),
+    ] {
+        assert!(read_with(metadata).is_none(), "{rule}");
+    }
+}
