@@ -69,6 +69,15 @@ pub enum ReconcileError {
     /// Others write at the same time, again and again.
     #[error("writing {0}, which others write at the same time")]
     Contended(&'static str),
+    /// Two things failed, neither of which waits for the other.
+    #[error("{first}, and besides: {}", crate::chain(second))]
+    Both {
+        /// What failed first.
+        #[source]
+        first: Box<ReconcileError>,
+        /// What failed then.
+        second: Box<ReconcileError>,
+    },
     /// A tenant's own API did not do what it should.
     #[error(transparent)]
     Tenant(#[from] TenantApiError),
@@ -93,6 +102,7 @@ impl ReconcileError {
             Self::Lost { .. } | Self::Materials(MaterialError::Stray(_)) => Reason::KeyLost,
             Self::Root(_) => Reason::CertificatesPending,
             Self::Tenant(_) => Reason::ClusterNotReady,
+            Self::Both { first, .. } => first.reason(),
             _ => Reason::ReconcileFailed,
         }
     }

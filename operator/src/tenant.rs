@@ -75,24 +75,39 @@ async fn apply(context: &Context, tenant: &Tenant, outcome: &mut Outcome) -> Res
         outcome.accepted = Err(refusal);
         return Ok(());
     }
-    limit(context, tenant).await?;
-    bind(context, tenant).await?;
+    // Who was taken from the subjects loses access, whether or not the objects can be counted.
+    let bound = bind(context, tenant).await;
+    both(bound, limit(context, tenant).await)?;
     // Clusters are judged by what is known of the namespace: told of it, we come back.
     outcome.is_bound = owns_namespace(context, tenant);
     Ok(())
 }
 
-/// Has the API server count what is made in the Tenant's namespace, from when there is much of it.
+/// The errors of two things that were both done.
+fn both(first: Result<(), ReconcileError>, second: Result<(), ReconcileError>) -> Result<(), ReconcileError> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(ReconcileError::Both {
+            first: Box::new(first),
+            second: Box::new(second),
+        }),
+        (first, second) => first.and(second),
+    }
+}
+
+/// Has the API server count what is made in the Tenant's namespace.
 async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
     let name = tenant.name_any();
     let wanted = build::build_quota(tenant);
     let known = context.caches.resource_quotas.get(&ObjectRef::from_obj(&wanted));
     let is_so = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
-    let counts = (
-        context.caches.clusters_of(&name).len(),
-        context.caches.join_tokens_of(&name).len(),
-    );
-    if !is_so && (known.is_some() || build::is_crowded(tenant, counts.0, counts.1)) {
+    let is_due = || {
+        let counts = (
+            context.caches.clusters_of(&name).len(),
+            context.caches.join_tokens_of(&name).len(),
+        );
+        build::is_settled(tenant, Timestamp::now()) || build::is_crowded(tenant, counts.0, counts.1)
+    };
+    if !is_so && (known.is_some() || is_due()) {
         context.tenants.apply(&context.caches.resource_quotas, &wanted).await?;
     }
     Ok(())

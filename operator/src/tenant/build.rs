@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota, ResourceQuotaSpec};
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use yoke_api::join_token::secret_name;
@@ -19,6 +20,8 @@ use crate::join_token::plan::TENANT_MAX;
 
 /// Clusters that may be there beyond the Tenant's quota, refused.
 const WAITING_CLUSTERS: i32 = 16;
+/// After this time the API server counts whatever a Tenant has.
+const SETTLED: SignedDuration = SignedDuration::from_mins(10);
 /// Name of the Role, the RoleBinding and the ResourceQuota in the Tenant's namespace.
 pub(crate) const ROLE: &str = "yoke-tenant";
 /// All verbs, by name: the API server lets nobody grant `*` who holds less than that.
@@ -117,7 +120,7 @@ pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>], join_tokens: &[Arc
 pub fn build_quota(tenant: &Tenant) -> ResourceQuota {
     let quota = &tenant.spec.quota;
     let most = [("jointokens", quota.join_tokens), ("clusters", most_clusters(tenant))];
-    let hard = most.map(|(kind, most)| (format!("count/{kind}.{GROUP}"), Quantity(most.to_string())));
+    let hard = most.map(|(kind, most)| (format!("count/{kind}.{GROUP}"), build_quantity(most)));
     ResourceQuota {
         metadata: build_meta(&tenant.name_any()),
         spec: Some(ResourceQuotaSpec {
@@ -128,8 +131,25 @@ pub fn build_quota(tenant: &Tenant) -> ResourceQuota {
     }
 }
 
-/// Whether there is so much in the Tenant's namespace that the API server should count. It refuses everything while
-/// kube-controller-manager has not counted, which takes minutes where the kinds are new; a few objects are no reason for that.
+/// A count as an API server writes it: `1k` for 1000.
+fn build_quantity(mut count: i32) -> Quantity {
+    let mut units = ["", "k", "M", "G"].into_iter();
+    let mut unit = units.next().unwrap_or_default();
+    while count != 0 && count % 1000 == 0 {
+        count /= 1000;
+        unit = units.next().unwrap_or_default();
+    }
+    Quantity(format!("{count}{unit}"))
+}
+
+/// Whether a Tenant is so old that kube-controller-manager knows the kinds that are counted. Until it has counted, the API server
+/// refuses everything, which takes minutes where the kinds are new.
+pub fn is_settled(tenant: &Tenant, now: Timestamp) -> bool {
+    let made = tenant.creation_timestamp();
+    made.is_some_and(|made| now.duration_since(made.0) > SETTLED)
+}
+
+/// Whether there is so much in the namespace of a younger one that the API server should count at once.
 pub fn is_crowded(tenant: &Tenant, clusters: usize, join_tokens: usize) -> bool {
     let is_half = |count: usize, most: i32| 2 * count >= usize::try_from(most).unwrap_or(0);
     is_half(join_tokens, tenant.spec.quota.join_tokens) || is_half(clusters, most_clusters(tenant))
@@ -202,6 +222,7 @@ fn build_rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use yoke_api::tenant::{SshKey, TenantSpec, TenantSubject};
 
     fn cluster(name: &str) -> Arc<Cluster> {
@@ -254,6 +275,31 @@ mod tests {
         assert!(!is_crowded(&tenant, 12, 127));
         assert!(is_crowded(&tenant, 13, 0));
         assert!(is_crowded(&tenant, 0, 128));
+    }
+
+    #[test]
+    fn objects_are_counted_as_an_api_server_writes_it() {
+        for (count, expected) in [
+            (0, "0"),
+            (256, "256"),
+            (1000, "1k"),
+            (1500, "1500"),
+            (10_000, "10k"),
+            (2_000_000, "2M"),
+            (2_000_000_000, "2G"),
+        ] {
+            assert_eq!(build_quantity(count).0, expected);
+        }
+    }
+
+    #[test]
+    fn objects_are_counted_when_their_kinds_are_known() {
+        let mut tenant = Tenant::new("t", TenantSpec::default());
+        assert!(!is_settled(&tenant, Timestamp::UNIX_EPOCH));
+        tenant.metadata.creation_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        let after = |seconds| Timestamp::from_second(seconds).unwrap();
+        assert!(!is_settled(&tenant, after(600)));
+        assert!(is_settled(&tenant, after(601)));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
-use k8s_openapi::api::rbac::v1::Role;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
+use yoke_api::labels;
 use yoke_operator::cache;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_runtime::{Metrics, Supervisor};
@@ -189,6 +190,29 @@ async fn a_tenant_makes_no_more_objects_than_it_may() {
     host.until("there is room for one more", async || {
         let _ = host.reconcile_tenant().await;
         make("j7").await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn subjects_are_bound_where_objects_cannot_be_counted() {
+    let host = Host::start().await;
+    // An API server lets nobody change the scopes.
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota",
+        "metadata": {"name": "yoke-tenant", "labels": {labels::MANAGED_BY: labels::MANAGED_BY_OPERATOR}},
+        "spec": {"scopes": ["Terminating"], "hard": {"pods": "1"}}});
+    let params = PatchParams::apply("yoke-operator/tenant");
+    let quotas = host.api::<ResourceQuota>(TENANT);
+    quotas
+        .patch("yoke-tenant", &params, &Patch::Apply(&quota))
+        .await
+        .unwrap();
+    host.patch_tenant(json!({"spec": {"subjects": [{"kind": "User", "name": "u"}]}}))
+        .await;
+    host.until("they are bound, and it is told what failed", async || {
+        let failed = host.reconcile_tenant().await.is_err();
+        let binding = host.api::<RoleBinding>(TENANT).get("yoke-tenant").await.unwrap();
+        failed && binding.subjects.iter().flatten().any(|subject| subject.name == "u")
     })
     .await;
 }
