@@ -47,6 +47,10 @@ pub const CONTROLLER: &str = "join-token";
 
 /// Where so many others of the Tenant are at work that this one waits for a moment.
 const BUSY: Duration = Duration::from_secs(2);
+/// Where the JoinToken was changed since it was seen.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What is written at last.
+const STATUS: &str = "a JoinToken's status";
 /// How often it is looked whether there is room.
 const CROWDED: Duration = Duration::from_secs(300);
 
@@ -59,7 +63,11 @@ struct Told<'a> {
 /// Brings one JoinToken to what it asks for, and says when to look again.
 pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
-    let result = Box::pin(reconcile_one(&context, &token)).await;
+    let result = match Box::pin(reconcile_one(&context, &token)).await {
+        // It was seen as it is no more: what is known is new in a moment.
+        Err(ReconcileError::Contended(STATUS)) => Ok(Action::requeue(AGAIN)),
+        other => other,
+    };
     context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
     result
 }
@@ -385,17 +393,25 @@ async fn say(
     if before == same {
         return Ok(());
     }
-    let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "JoinToken",
-        "metadata": {"name": token.name_any(), "uid": token.uid()}, "status": status});
     let tokens = Api::<Lenient<JoinToken>>::namespaced(context.client.clone(), &token.namespace().unwrap_or_default());
-    let params = context.join_tokens.params();
-    match tokens
-        .patch_status(&token.name_any(), params, &Patch::Apply(&patch))
-        .await
-    {
+    let name = token.name_any();
+    let written = if status.token_id.is_some() {
+        let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "JoinToken",
+            "metadata": {"name": name, "uid": token.uid()}, "status": status});
+        let patch = Patch::Apply(patch);
+        tokens.patch_status(&name, context.join_tokens.params(), &patch).await
+    } else {
+        // What is known may be old: an apply without the token would take it from the status.
+        let patch = json!({"metadata": {"uid": token.uid(), "resourceVersion": token.resource_version()},
+            "status": {"conditions": status.conditions, "expirationTime": status.expiration_time}});
+        let params = context.join_tokens.merge_params();
+        tokens.patch_status(&name, &params, &Patch::Merge(patch)).await
+    };
+    match written {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        Err(error) => return Err(ReconcileError::host("a JoinToken's status")(error)),
+        Err(kube::Error::Api(status)) if status.code == 409 => return Err(ReconcileError::Contended(STATUS)),
+        Err(error) => return Err(ReconcileError::host(STATUS)(error)),
     }
     let notices = conditions::build_notices(&states, &before.conditions, &[ConditionType::Ready], "Reconcile");
     context.events.publish(token, &notices).await;

@@ -77,14 +77,14 @@ pub(crate) fn is_served(token: &JoinToken) -> bool {
     token.status.as_ref().is_some_and(|status| status.token_id.is_some())
 }
 
-/// Whether there are so many older ones that hold that this one has to wait.
+/// Whether there are so many older ones that hold, and by which somebody may yet join, that this one has to wait.
 pub(crate) fn is_one_too_many(token: &JoinToken, all: &[Arc<JoinToken>], now: Timestamp) -> bool {
     let age = |token: &JoinToken| (token.creation_timestamp().map(|made| made.0), token.name_any());
     let older = || {
         let others = all
             .iter()
             .filter(|other| other.metadata.namespace == token.metadata.namespace);
-        others.filter(|other| term(other, now) == Term::Holds && age(other) < age(token))
+        others.filter(|other| term(other, now) == Term::Holds && !is_spent(other, now) && age(other) < age(token))
     };
     let same = older().filter(|other| other.spec.cluster_name == token.spec.cluster_name);
     older().count() >= TENANT_MAX || same.count() >= CLUSTER_MAX
@@ -177,6 +177,13 @@ mod tests {
         let many = all(TENANT_MAX + 1, &|number| format!("c{number}"));
         assert!(!is_one_too_many(&many[TENANT_MAX - 1], &many, now));
         assert!(is_one_too_many(&many[TENANT_MAX], &many, now));
+        let uses = json!({"uses": [{"request": "r", "node": "n", "time": "1970-01-01T00:16:40Z"}]});
+        let mut spent = same.clone();
+        let mut first = (*spent[0]).clone();
+        first.status = serde_json::from_value(uses).unwrap();
+        spent[0] = Arc::new(first);
+        assert!(is_one_too_many(&spent[CLUSTER_MAX], &spent, at(1300)), "used up");
+        assert!(!is_one_too_many(&spent[CLUSTER_MAX], &spent, at(1301)), "spent");
         let mut elsewhere = token("k", "a", 2000);
         elsewhere.metadata.namespace = Some("u".into());
         assert!(!is_one_too_many(&elsewhere, &same, now), "of another Tenant");

@@ -53,6 +53,31 @@ async fn a_join_token_does_not_outlive_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_told_is_kept_by_who_knows_an_older_state() {
+    let stage = Stage::start().await;
+    stage.make_token("j", json!({"clusterName": "b"})).await;
+    stage.bring_token("j", "False/ClusterMissing").await;
+    let before = stage.tokens().get("j").await.unwrap();
+    let told = json!({"status": {"tokenId": "abcdef", "clusterId": "aaaaaaaaaa"}});
+    let params = PatchParams::apply("yoke-operator/join-token").force();
+    let mut apply = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken", "metadata": {"name": "j"}});
+    apply["status"] = told["status"].clone();
+    let patch = Patch::Apply(&apply);
+    stage.tokens().patch_status("j", &params, &patch).await.unwrap();
+    // Something new is to be said of it.
+    let mut old = before.clone();
+    old.status.as_mut().unwrap().conditions.clear();
+    yoke_operator::join_token::reconcile(old.into(), stage.host.context.clone())
+        .await
+        .unwrap();
+    let status = stage.tokens().get("j").await.unwrap().status.unwrap();
+    assert_eq!(
+        (status.token_id.as_deref(), status.cluster_id.as_deref()),
+        (Some("abcdef"), Some("aaaaaaaaaa"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_secret_of_somebody_else_is_left_alone() {
     let stage = Stage::start().await;
     let host = &stage.host;
