@@ -2,24 +2,30 @@
 //!
 //! An API server takes more than a typed client can read: a time in the year 9999 in `metadata.managedFields`, which everybody
 //! may write who may write the object, is one, and fields there that lie deeper than a parser goes are another. In a list or a
-//! watch, one such object would keep all others from being read.
+//! watch, one such object would keep all others from being read. And it bounds the bytes of an object, not how many labels or
+//! finalizers it has: small ones take many times as much memory as text.
 //!
 //! ```text
 //!  list, watch, get ─▶ Lenient<K> ─┬─ Ok(K), without managedFields
-//!                                  └─ Err: why not, and whose name it has
+//!                                  └─ Err: why not, such as too many values, and whose name it has
 //! ```
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// The part of an object that nobody here reads.
 const SKIPPED: &[&str] = &["metadata", "managedFields"];
+/// Values of one object that are read, all that are in another counted.
+const VALUES_MAX: usize = 16_384;
+/// What is read of an object with more, in its metadata.
+const IDENTITY: [&str; 4] = ["name", "namespace", "uid", "resourceVersion"];
 /// Bytes of a parser's words that are kept: they may repeat what somebody else wrote.
 const ERROR_MAX: usize = 200;
 
@@ -47,9 +53,14 @@ impl<K> Lenient<K> {
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Lenient<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let object = Without(SKIPPED).deserialize(deserializer)?;
-        Ok(Self(K::deserialize(&object).map_err(|error| Unreadable {
-            error: clip(error.to_string()),
+        let left = Cell::new(Some(VALUES_MAX));
+        let object = Bounded::new(&left).deserialize(deserializer)?;
+        let read = match left.get() {
+            Some(_) => K::deserialize(&object).map_err(|error| clip(error.to_string())),
+            None => Err(format!("it has more than {VALUES_MAX} values")),
+        };
+        Ok(Self(read.map_err(|error| Unreadable {
+            error,
             metadata: Box::new(read_metadata(&object)),
         })))
     }
@@ -95,10 +106,61 @@ impl<K: Resource> Resource for Lenient<K> {
     }
 }
 
-/// Reads a value without the field at this path, however that one looks: a parser skips it at any depth.
-struct Without<'a>(&'a [&'a str]);
+/// Reads a value without [`SKIPPED`], however that looks: a parser skips it at any depth. So it does with all that comes when
+/// no more values may be read, but for the names of the object.
+#[derive(Clone, Copy)]
+struct Bounded<'a> {
+    /// How many values may still be read; `None` if there were more.
+    left: &'a Cell<Option<usize>>,
+    place: Place,
+}
 
-impl<'de> DeserializeSeed<'de> for Without<'_> {
+/// Where in an object a value is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Object,
+    Metadata,
+    Identity,
+    Elsewhere,
+}
+
+impl Place {
+    /// That of a field.
+    fn of(self, key: &str) -> Self {
+        match self {
+            Self::Object if key == SKIPPED[0] => Self::Metadata,
+            Self::Metadata if IDENTITY.contains(&key) => Self::Identity,
+            _ => Self::Elsewhere,
+        }
+    }
+}
+
+impl<'a> Bounded<'a> {
+    fn new(left: &'a Cell<Option<usize>>) -> Self {
+        Self {
+            left,
+            place: Place::Object,
+        }
+    }
+
+    /// How the value of a field is read; `None` if it is skipped.
+    fn field(self, key: &str) -> Option<Self> {
+        if self.place == Place::Metadata && key == SKIPPED[1] {
+            return None;
+        }
+        let place = self.place.of(key);
+        let inner = Self { place, ..self };
+        (inner.has_room() || place != Place::Elsewhere).then_some(inner)
+    }
+
+    /// Whether one more may be read, which is counted.
+    fn has_room(self) -> bool {
+        self.left.set(self.left.get().and_then(|left| left.checked_sub(1)));
+        self.left.get().is_some()
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -106,29 +168,69 @@ impl<'de> DeserializeSeed<'de> for Without<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Without<'_> {
+impl<'de> Visitor<'de> for Bounded<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("a value of JSON")
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {
         Ok(Value::Null)
     }
 
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Value, A::Error> {
+        let mut kept = Vec::new();
+        let inner = Self {
+            place: Place::Elsewhere,
+            ..self
+        };
+        // One of an object with too many is read and dropped.
+        while let Some(value) = values.next_element_seed(inner)? {
+            if !self.has_room() {
+                while values.next_element::<IgnoredAny>()?.is_some() {}
+                break;
+            }
+            kept.push(value);
+        }
+        Ok(Value::Array(kept))
+    }
+
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
         let mut kept = Map::new();
         while let Some(key) = fields.next_key::<String>()? {
-            let value = match self.0 {
-                [skipped] if *skipped == key => {
-                    fields.next_value::<IgnoredAny>()?;
-                    continue;
+            match self.field(&key) {
+                Some(inner) => {
+                    kept.insert(key, fields.next_value_seed(inner)?);
                 }
-                [outer, inner @ ..] if !inner.is_empty() && *outer == key => fields.next_value_seed(Without(inner))?,
-                _ => fields.next_value()?,
-            };
-            kept.insert(key, value);
+                None => {
+                    fields.next_value::<IgnoredAny>()?;
+                }
+            }
         }
         Ok(Value::Object(kept))
     }
@@ -193,6 +295,52 @@ mod tests {
             (metadata.uid.as_deref(), metadata.resource_version.as_deref()),
             (Some("1"), Some("7"))
         );
+    }
+
+    #[test]
+    fn an_object_of_too_many_values_is_not_read() {
+        let labels = |count: usize| -> Value {
+            let labels = (0..count).map(|number| (format!("l{number}"), Value::from("")));
+            Value::Object(labels.collect())
+        };
+        let many = json!(vec![""; VALUES_MAX]);
+        let deep = json!({"a": [[], [{}, {"b": many}]]});
+        for (rule, field, value, is_read) in [
+            ("some labels", "labels", labels(16_000), true),
+            ("too many", "labels", labels(VALUES_MAX), false),
+            ("finalizers", "finalizers", many.clone(), false),
+            ("what nobody reads", "managedFields", many.clone(), true),
+            ("within others", "other", deep, false),
+            ("a name", "name", many.clone(), false),
+        ] {
+            // Its fields are sorted, as an API server has them.
+            let mut object: Value = serde_json::from_str(&cluster(&json!([]), &"v1.35.4".into())).unwrap();
+            object["metadata"][field] = value;
+            let read: Lenient<Cluster> = serde_json::from_str(&object.to_string()).unwrap();
+            let metadata = match &read.0 {
+                Ok(object) => &object.metadata,
+                Err(unreadable) => &unreadable.metadata,
+            };
+            assert_eq!(read.0.is_ok(), is_read, "{rule}");
+            assert_eq!(metadata.uid.as_deref(), Some("1"), "{rule}");
+            assert_eq!(metadata.resource_version.as_deref(), Some("7"), "{rule}");
+            if let Err(unreadable) = &read.0 {
+                assert_eq!(unreadable.error, "it has more than 16384 values", "{rule}");
+                assert_eq!(unreadable.metadata.labels, None, "{rule}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_kinds_of_values_are_read() {
+        let object = json!({"metadata": {"name": "a"}, "a": [null, true, 1, -1, 1.5, "x\n", {"b": []}]});
+        let left = Cell::new(Some(VALUES_MAX));
+        let mut text = serde_json::Deserializer::from_str(
+            r#"{"metadata": {"name": "a", "managedFields": [1]},
+            "a": [null, true, 1, -1, 1.5, "x\n", {"b": []}]}"#,
+        );
+        assert_eq!(Bounded::new(&left).deserialize(&mut text).unwrap(), object);
+        assert_eq!(left.get(), Some(VALUES_MAX - 11));
     }
 
     #[test]

@@ -45,8 +45,8 @@ const TRIGGER_CAPACITY: usize = 1024;
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
 /// The one kind without which the operator starts.
 const JOIN_TOKEN: &str = "JoinToken";
-/// Objects that people write in one page of a list: each may have 1.5 MiB.
-const PAGE: u32 = 50;
+/// Objects that people write in one page of a list: each may have 1.5 MiB, which read take some times that.
+const PAGE: u32 = 8;
 
 /// The first lists did not come.
 #[derive(Debug, thiserror::Error)]
@@ -412,8 +412,9 @@ where
 /// An object of Yoke's own kinds without what people may add to it at will: nobody here reads that.
 fn without_extras<K: Resource<DynamicType = ()>>(mut object: K) -> K {
     if K::group(&()) == GROUP {
-        object.annotations_mut().clear();
         object.labels_mut().retain(|key, _| key == labels::ID);
+        let meta = object.meta_mut();
+        (meta.annotations, meta.managed_fields, meta.owner_references) = (None, None, None);
     }
     object
 }
@@ -428,6 +429,7 @@ mod tests {
         for key in ["note", labels::ID] {
             object.labels_mut().insert(key.into(), "x".into());
             object.annotations_mut().insert(key.into(), "x".into());
+            object.owner_references_mut().push(Default::default());
         }
         let metrics = OperatorMetrics::new(&yoke_runtime::Metrics::new("operator"));
         let (store, _writer) = reflector::store::<Cluster>();
@@ -437,6 +439,7 @@ mod tests {
         };
         assert_eq!(kept.labels().keys().collect::<Vec<_>>(), [labels::ID]);
         assert!(kept.annotations().is_empty());
+        assert!(kept.owner_references().is_empty());
     }
 
     fn object(name: &str, version: serde_json::Value) -> Lenient<Cluster> {
