@@ -26,6 +26,7 @@ pub mod metrics;
 pub mod nats;
 pub mod network;
 pub mod quantity;
+mod rbac;
 pub mod run;
 mod security;
 pub mod signer;

@@ -5,15 +5,14 @@
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use data_encoding::BASE64;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
+use crate::feed::feed;
 use crate::id::Id;
 use crate::machine::PATH;
 
@@ -155,20 +154,7 @@ async fn run(call: &Call, bin: &Path) -> Result<(), String> {
         .env_clear()
         .env("PATH", PATH)
         .envs(call.environment.iter().cloned());
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    let work = async {
-        let mut child = command.spawn()?;
-        if let Some(mut input) = child.stdin.take() {
-            // One that does not read it all says itself how it went.
-            let _ = input.write_all(call.input.as_bytes()).await;
-        }
-        child.wait_with_output().await
-    };
-    match tokio::time::timeout(LIMIT, work).await {
+    match tokio::time::timeout(LIMIT, feed(command, &call.input)).await {
         Err(_) => Err(format!("no end within {LIMIT:?}")),
         Ok(Err(error)) => Err(error.to_string()),
         Ok(Ok(output)) if output.status.success() => Ok(()),

@@ -21,6 +21,7 @@ mod commands;
 mod config;
 mod drain;
 mod error;
+mod feed;
 mod files;
 mod id;
 mod layout;

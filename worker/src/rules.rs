@@ -2,12 +2,11 @@
 //! of a Pod whose network namespace it is not told, or has gone.
 
 use std::io::ErrorKind;
-use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
+use crate::feed::feed;
 use crate::machine::PATH;
 use crate::output::say;
 
@@ -57,23 +56,8 @@ fn build_removal(rules: &str, network: &str) -> String {
 /// What a program says; nothing if it is not installed: then nobody has made anything with it.
 async fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env_clear()
-        .env("PATH", PATH)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    let work = async {
-        let mut child = command.spawn()?;
-        if let Some(mut pipe) = child.stdin.take() {
-            // One that does not read it all says itself how it went.
-            let _ = pipe.write_all(input.as_bytes()).await;
-        }
-        child.wait_with_output().await
-    };
-    match tokio::time::timeout(LIMIT, work).await {
+    command.args(arguments).env_clear().env("PATH", PATH);
+    match tokio::time::timeout(LIMIT, feed(command, input)).await {
         Err(_) => Err(format!("{program}: no end within {LIMIT:?}")),
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
         Ok(Err(error)) => Err(format!("{program}: {error}")),

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount, Toleration, Volume, VolumeMount};
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::ObjectMeta;
+
+use crate::rbac::build_binding;
 
 /// Where all of them are.
 pub(super) const NAMESPACE: &str = "kube-system";
@@ -55,23 +57,13 @@ pub(super) fn build_files(name: &str, files: BTreeMap<String, String>) -> Config
 
 /// Gives a ClusterRole to a ServiceAccount.
 pub(super) fn build_account_binding(name: &str, role: &str, account: &str) -> ClusterRoleBinding {
-    ClusterRoleBinding {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
-        role_ref: RoleRef {
-            api_group: "rbac.authorization.k8s.io".into(),
-            kind: "ClusterRole".into(),
-            name: role.into(),
-        },
-        subjects: Some(vec![Subject {
-            kind: "ServiceAccount".into(),
-            name: account.into(),
-            namespace: Some(NAMESPACE.into()),
-            ..Subject::default()
-        }]),
-    }
+    let subject = Subject {
+        kind: "ServiceAccount".into(),
+        name: account.into(),
+        namespace: Some(NAMESPACE.into()),
+        ..Subject::default()
+    };
+    build_binding(name, subject, role)
 }
 
 pub(super) fn build_mount(volume: &str, path: &str) -> VolumeMount {

@@ -19,8 +19,9 @@ use kube::api::ObjectMeta;
 use yoke_api::names::PublicName;
 use yoke_pki::plan::KONNECTIVITY_USER;
 
-use super::base::{build_binding, to_user};
+use super::base::to_user;
 use crate::config::Config;
+use crate::rbac::build_binding;
 use crate::security::build_security;
 
 /// Namespace of the agents.

@@ -4,11 +4,12 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Subject};
 use kube::api::ObjectMeta;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
 use super::workers::JOINING_GROUP;
+use crate::rbac::build_binding;
 
 /// Namespace of the Service by which workloads find their API.
 pub(super) const NAMESPACE: &str = "default";
@@ -98,21 +99,6 @@ fn to_subject(kind: &str, name: &str) -> Subject {
         kind: kind.into(),
         name: name.into(),
         namespace: None,
-    }
-}
-
-pub(super) fn build_binding(name: &str, subject: Subject, role: &str) -> ClusterRoleBinding {
-    ClusterRoleBinding {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
-        role_ref: RoleRef {
-            api_group: "rbac.authorization.k8s.io".into(),
-            kind: "ClusterRole".into(),
-            name: role.into(),
-        },
-        subjects: Some(vec![subject]),
     }
 }
 

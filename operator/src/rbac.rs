@@ -1,0 +1,20 @@
+//! Who may do what in tenants' clusters.
+
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use kube::api::ObjectMeta;
+
+/// Gives a ClusterRole to a subject.
+pub(crate) fn build_binding(name: &str, subject: Subject, role: &str) -> ClusterRoleBinding {
+    ClusterRoleBinding {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            ..ObjectMeta::default()
+        },
+        role_ref: RoleRef {
+            api_group: "rbac.authorization.k8s.io".into(),
+            kind: "ClusterRole".into(),
+            name: role.into(),
+        },
+        subjects: Some(vec![subject]),
+    }
+}
