@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use yoke_runtime::budget::Rate;
 
-use crate::gate::Limits;
+use crate::gate::{HOLD, Limits};
 use crate::traffic::Ledger;
 use crate::translate;
 
@@ -92,6 +92,7 @@ impl Arguments {
                 per_second: self.cluster_request_rate,
                 burst: self.cluster_request_burst,
             },
+            hold: HOLD,
         }
     }
 

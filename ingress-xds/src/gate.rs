@@ -13,7 +13,7 @@ pub mod request;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use yoke_api::ClusterId;
 use yoke_runtime::budget::{Budgets, Rate, source_key};
@@ -23,6 +23,10 @@ use held::Held;
 
 /// The word for a connection or request that may go on, for logs and metrics.
 pub const ALLOWED: &str = "allowed";
+
+/// How long a refusal is kept back, on average: as long as a client is told to wait before it asks again. Envoy waits for 3 s for an
+/// answer.
+pub const HOLD: Duration = Duration::from_secs(1);
 
 /// What is let through, by this process.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +39,8 @@ pub struct Limits {
     pub name: Rate,
     /// Requests to one cluster whose TLS ended at Envoy.
     pub requests: Rate,
+    /// How long the answer is kept back from who asks too fast, or has too much open.
+    pub hold: Duration,
 }
 
 /// The decision.

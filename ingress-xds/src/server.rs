@@ -4,6 +4,7 @@
 mod authorization;
 mod discovery;
 mod logs;
+mod tarpit;
 
 use std::io;
 use std::net::SocketAddr;

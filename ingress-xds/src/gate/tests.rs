@@ -19,6 +19,7 @@ const LIMITS: Limits = Limits {
         per_second: 10,
         burst: 5,
     },
+    hold: HOLD,
 };
 
 fn served() -> Snapshot {

@@ -25,6 +25,7 @@ use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
 use crate::model::Route;
 use crate::routing::Snapshots;
+use crate::server::tarpit::Tarpit;
 use crate::server::{Context, to_socket};
 use crate::snapshot::{Entry, Snapshot, resource_name};
 
@@ -50,6 +51,7 @@ const JSON: &str = "application/json";
 pub(super) struct Gatekeeper {
     snapshots: Snapshots,
     gate: Arc<Mutex<Gate>>,
+    tarpit: Tarpit,
     metrics: Metrics,
 }
 
@@ -58,6 +60,7 @@ impl Gatekeeper {
         Self {
             snapshots: context.snapshots.clone(),
             gate,
+            tarpit: Tarpit::new(context.limits.hold),
             metrics: context.metrics.clone(),
         }
     }
@@ -73,11 +76,16 @@ impl Authorization for Gatekeeper {
         let mut attributes = request.into_inner().attributes.unwrap_or_default();
         let http = attributes.request.take().and_then(|request| request.http);
         // Only Envoy's HTTP filter says anything of a request.
-        Ok(Response::new(match http {
+        let response = match http {
             Some(http) => self.check_request(&attributes, &http),
             None if terminated => self.check_source(&attributes),
             None => self.check_connection(&attributes),
-        }))
+        };
+        let code = response.status.as_ref().map(|status| Code::from(status.code));
+        if code == Some(Code::ResourceExhausted) {
+            self.tarpit.wait().await;
+        }
+        Ok(Response::new(response))
     }
 }
 
@@ -141,9 +149,13 @@ impl Gatekeeper {
                 let word = refusal.as_str();
                 self.metrics.count_request(word);
                 let route = entry.as_ref().map(|entry| entry.route.as_ref());
+                let code = match refusal {
+                    request::Refusal::Rate => Code::ResourceExhausted,
+                    _ => Code::PermissionDenied,
+                };
                 CheckResponse {
                     http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal))),
-                    ..to_response(Code::PermissionDenied, word, route)
+                    ..to_response(code, word, route)
                 }
             }
         }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use http::{Request, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use yoke_ingress_xds::gate::HOLD;
 use yoke_runtime::budget::Rate;
 
 use crate::support::api::{ENDLESS, LARGE};
@@ -120,6 +121,30 @@ async fn requests_of_one_cluster_are_paced() {
     }
     let counted = "yoke_ingress_xds_request_verdicts_total{verdict=\"request_rate\"}";
     assert_eq!(stage.xds().metric(counted), refused);
+}
+
+/// Who asks anew at each refusal is made slow by it, and nobody else is.
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_wait_for_who_asks_too_fast() {
+    let rate = Rate {
+        per_second: 1,
+        burst: 1,
+    };
+    let stage = Stage::with(&[], |site| (site.gate.requests, site.gate.hold) = (rate, HOLD)).await;
+    let [a, b] = [stage.bearer(0), stage.bearer(1)];
+    let mut client = stage.client(Http::Two).await;
+    let mut ask = async |bearer: &str| {
+        let begun = Instant::now();
+        let answer = client.ask(get(Some(bearer))).await.unwrap();
+        (answer.status.as_u16(), begun.elapsed())
+    };
+    let too_fast = async || {
+        let (status, taken) = ask(&a).await;
+        (status == 429).then_some(taken)
+    };
+    let (taken, _) = eventually("it is too fast", PATIENCE, too_fast).await;
+    assert!(taken >= HOLD / 2, "{taken:?}");
+    assert_eq!(ask(&b).await.0, 200, "another, on the same connection");
 }
 
 /// Who sends slowly, reads slowly or does nothing; watches and execs do nothing for hours, and stay.

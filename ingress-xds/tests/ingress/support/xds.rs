@@ -85,6 +85,7 @@ impl Site {
                 source_connections: u32::MAX,
                 name: rate,
                 requests: rate,
+                hold: Duration::ZERO,
             },
             series: 10,
             certificate: None,
