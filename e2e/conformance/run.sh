@@ -37,7 +37,7 @@ fi
 passed=$(sed -n 's/^SUCCESS! -- \([0-9]*\) Passed.*/\1/p' "$log")
 case "$*" in
 *-ginkgo.focus*) least=1 ;;
-*) least=100 ;;
+*) least=135 ;;
 esac
 [ "${passed:-0}" -ge $least ] || { echo "conformance: ${passed:-none} passed, fewer than $least" >&2; exit 1; }
 echo "conformance: $passed passed ($log)"
