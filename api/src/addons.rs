@@ -18,6 +18,11 @@ pub struct AddonsSpec {
     /// until that starts again.
     #[serde(default)]
     pub kube_proxy: AddonSpec,
+    /// What workers and Pods use, for `kubectl top` and horizontal autoscaling: Deployment `metrics-server`. Off unless it is
+    /// turned on, for the API `metrics.k8s.io` answers only where a worker runs it, and while an API does not answer, no namespace
+    /// can be deleted. Needs `spec.konnectivity`.
+    #[serde(default)]
+    pub metrics_server: OptionalAddonSpec,
 }
 
 /// One add-on.
@@ -26,6 +31,14 @@ pub struct AddonsSpec {
 pub struct AddonSpec {
     /// Whether the cluster has it.
     #[serde(default = "default_enabled")]
+    pub enabled: bool,
+}
+
+/// One add-on that a cluster has not, unless it is asked for.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OptionalAddonSpec {
+    /// Whether the cluster has it.
+    #[serde(default)]
     pub enabled: bool,
 }
 

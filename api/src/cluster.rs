@@ -42,7 +42,9 @@ use crate::names::ClusterId;
 #[x_kube(
     validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed"),
     validation = Rule::new("!has(oldSelf.version) || has(self.version)").message("version cannot be removed once it is set"),
-    validation = Rule::new("self.network == oldSelf.network").message("network cannot be changed after creation")
+    validation = Rule::new("self.network == oldSelf.network").message("network cannot be changed after creation"),
+    validation = Rule::new("!self.addons.metricsServer.enabled || self.konnectivity == 'Enabled'")
+        .message("addons.metricsServer needs konnectivity: Enabled; the API server reaches it in no other way")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSpec {

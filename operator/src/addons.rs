@@ -12,6 +12,7 @@ mod core_dns;
 mod images;
 mod kube_proxy;
 mod kube_system;
+mod metrics_server;
 
 use std::collections::BTreeMap;
 
@@ -38,6 +39,8 @@ pub enum Addon {
     CoreDns,
     /// Addresses of Services.
     KubeProxy,
+    /// What workers and Pods use.
+    MetricsServer,
     /// The way from the control plane to the workers.
     Konnectivity,
 }
@@ -53,6 +56,8 @@ pub struct Facts<'a> {
     pub version: KubernetesVersion,
     /// What the host offers of that.
     pub catalogue: &'a VersionEntry,
+    /// Who signs the serving certificates of its kubelets, PEM.
+    pub kubelet_ca: &'a str,
     /// The host's configuration.
     pub config: &'a Config,
 }
@@ -88,13 +93,14 @@ pub enum Owner {
 
 impl Addon {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::CoreDns, Self::KubeProxy, Self::Konnectivity];
+    pub const ALL: [Self; 4] = [Self::CoreDns, Self::KubeProxy, Self::MetricsServer, Self::Konnectivity];
 
     /// The value of its label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::CoreDns => "coredns",
             Self::KubeProxy => "kube-proxy",
+            Self::MetricsServer => "metrics-server",
             Self::Konnectivity => "konnectivity-agent",
         }
     }
@@ -104,6 +110,7 @@ impl Addon {
         match self {
             Self::CoreDns => spec.addons.core_dns.enabled,
             Self::KubeProxy => spec.addons.kube_proxy.enabled,
+            Self::MetricsServer => spec.addons.metrics_server.enabled,
             Self::Konnectivity => spec.konnectivity.is_enabled(),
         }
     }
@@ -113,6 +120,7 @@ impl Addon {
         match self {
             Self::CoreDns => core_dns::build(facts, &mut parts),
             Self::KubeProxy => kube_proxy::build(facts, &mut parts),
+            Self::MetricsServer => metrics_server::build(facts, &mut parts),
             Self::Konnectivity => {
                 let agent = build_agent(facts.public_name, facts.config);
                 parts.add(&agent.account);

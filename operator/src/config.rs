@@ -210,6 +210,9 @@ pub struct VersionImages {
     /// CoreDNS, which workers pull; by default the one that belongs to the minor version.
     #[serde(default, rename = "coreDNS")]
     pub core_dns: Option<String>,
+    /// metrics-server, which workers pull.
+    #[serde(default)]
+    pub metrics_server: Option<String>,
 }
 
 /// One class of control planes.

@@ -10,11 +10,16 @@ pub(crate) fn build_binding(name: &str, subject: Subject, role: &str) -> Cluster
             name: Some(name.into()),
             ..ObjectMeta::default()
         },
-        role_ref: RoleRef {
-            api_group: "rbac.authorization.k8s.io".into(),
-            kind: "ClusterRole".into(),
-            name: role.into(),
-        },
+        role_ref: build_role_ref("ClusterRole", role),
         subjects: Some(vec![subject]),
+    }
+}
+
+/// What a binding gives: a ClusterRole, or a Role beside it.
+pub(crate) fn build_role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef {
+        api_group: "rbac.authorization.k8s.io".into(),
+        kind: kind.into(),
+        name: name.into(),
     }
 }

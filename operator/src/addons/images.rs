@@ -7,6 +7,9 @@ use super::Facts;
 /// Releases of CoreDNS by the minor version of Kubernetes from which on they are used: those that kubeadm installs with it.
 const CORE_DNS: [(u16, &str); 3] = [(33, "v1.12.0"), (34, "v1.12.1"), (35, "v1.13.1")];
 
+/// Of metrics-server, which goes with every version from 1.31 on.
+const METRICS_SERVER: &str = "v0.9.0";
+
 pub(super) fn to_kube_proxy(facts: &Facts<'_>) -> String {
     let named = facts.catalogue.images.kube_proxy.clone();
     named.unwrap_or_else(|| format!("{}/kube-proxy:{}", facts.config.addons.registry, facts.version))
@@ -17,6 +20,14 @@ pub(super) fn to_core_dns(facts: &Facts<'_>) -> String {
     named.unwrap_or_else(|| {
         let release = find_core_dns(facts.version);
         format!("{}/coredns/coredns:{release}", facts.config.addons.registry)
+    })
+}
+
+pub(super) fn to_metrics_server(facts: &Facts<'_>) -> String {
+    let named = facts.catalogue.images.metrics_server.clone();
+    named.unwrap_or_else(|| {
+        let registry = &facts.config.addons.registry;
+        format!("{registry}/metrics-server/metrics-server:{METRICS_SERVER}")
     })
 }
 

@@ -57,13 +57,16 @@ pub(super) fn build_files(name: &str, files: BTreeMap<String, String>) -> Config
 
 /// Gives a ClusterRole to a ServiceAccount.
 pub(super) fn build_account_binding(name: &str, role: &str, account: &str) -> ClusterRoleBinding {
-    let subject = Subject {
+    build_binding(name, build_subject(account), role)
+}
+
+pub(super) fn build_subject(account: &str) -> Subject {
+    Subject {
         kind: "ServiceAccount".into(),
         name: account.into(),
         namespace: Some(NAMESPACE.into()),
         ..Subject::default()
-    };
-    build_binding(name, subject, role)
+    }
 }
 
 pub(super) fn build_mount(volume: &str, path: &str) -> VolumeMount {

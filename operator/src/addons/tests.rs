@@ -1,8 +1,9 @@
 use std::path::Path;
 
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use yoke_api::cluster::Konnectivity;
@@ -23,12 +24,16 @@ fn plan_with(config: &Config, version: &str, change: impl FnOnce(&mut ClusterSpe
         public_name: &id.public_name("demo", "yoke.test"),
         version: version.parse().unwrap(),
         catalogue: &config.versions[0],
+        kubelet_ca: "kubelets",
         config,
     })
 }
 
 fn all(version: &str) -> Plan {
-    plan_with(&config(), version, |spec| spec.konnectivity = Konnectivity::Enabled)
+    plan_with(&config(), version, |spec| {
+        spec.konnectivity = Konnectivity::Enabled;
+        spec.addons.metrics_server.enabled = true;
+    })
 }
 
 fn names(parts: &[Part]) -> Vec<String> {
@@ -80,6 +85,9 @@ fn objects_are_of_their_kinds() {
                 "Service" => round_trip::<Service>(&value),
                 "ClusterRole" => round_trip::<ClusterRole>(&value),
                 "ClusterRoleBinding" => round_trip::<ClusterRoleBinding>(&value),
+                "RoleBinding" => round_trip::<RoleBinding>(&value),
+                "APIService" => round_trip::<APIService>(&value),
+                "Deployment" => round_trip::<Deployment>(&value),
                 "DaemonSet" => round_trip::<DaemonSet>(&value),
                 other => panic!("{other}"),
             };
@@ -108,19 +116,34 @@ fn each_is_turned_off_alone() {
         "ConfigMap kube-system/kube-proxy",
         "DaemonSet kube-system/kube-proxy",
     ];
+    let metrics_server = [
+        "ServiceAccount kube-system/metrics-server",
+        "ClusterRole system:aggregated-metrics-reader",
+        "ClusterRole system:metrics-server",
+        "ClusterRoleBinding system:metrics-server",
+        "ClusterRoleBinding metrics-server:system:auth-delegator",
+        "RoleBinding kube-system/metrics-server-auth-reader",
+        "ConfigMap kube-system/metrics-server",
+        "Service kube-system/metrics-server",
+        "Deployment kube-system/metrics-server",
+        "APIService v1beta1.metrics.k8s.io",
+    ];
     let konnectivity = [
         "ServiceAccount kube-system/konnectivity-agent",
         "ClusterRoleBinding yoke:konnectivity-server",
         "DaemonSet kube-system/konnectivity-agent",
     ];
+    let others = [&metrics_server[..], &konnectivity].concat();
     assert_eq!(names(&default.wanted), [&core_dns[..], &kube_proxy].concat());
-    assert_eq!(names(&default.unwanted), konnectivity);
+    assert_eq!(names(&default.unwanted), others);
+    let all = [&core_dns[..], &kube_proxy, &others].concat();
+    assert_eq!(names(&self::all("v1.35.4").wanted), all);
     let plan = plan_with(&config(), "v1.35.4", |spec| spec.addons.core_dns.enabled = false);
     assert_eq!(names(&plan.wanted), kube_proxy);
-    assert_eq!(names(&plan.unwanted), [&core_dns[..], &konnectivity].concat());
+    assert_eq!(names(&plan.unwanted), [&core_dns[..], &others].concat());
     let plan = plan_with(&config(), "v1.35.4", |spec| spec.addons.kube_proxy.enabled = false);
     assert_eq!(names(&plan.wanted), core_dns);
-    assert_eq!(names(&plan.unwanted), [&kube_proxy[..], &konnectivity].concat());
+    assert_eq!(names(&plan.unwanted), [&kube_proxy[..], &others].concat());
 }
 
 #[test]
@@ -137,6 +160,11 @@ fn images_follow_the_version_and_what_the_host_says() {
     let plan = plan_with(&config, "v1.35.4", |_| {});
     assert_eq!(image(&plan, PROXY), "registry.example:5000/k8s/kube-proxy:v1.35.4");
     assert_eq!(image(&plan, DNS), "registry.example:5000/k8s/coredns/coredns:v1.13.1");
+    let metrics = "Deployment kube-system/metrics-server";
+    assert_eq!(
+        image(&all("v1.35.4"), metrics),
+        "registry.k8s.io/metrics-server/metrics-server:v0.9.0"
+    );
     config.versions[0].images.core_dns = Some("registry.example/dns@sha256:00".into());
     let plan = plan_with(&config, "v1.35.4", |_| {});
     assert_eq!(image(&plan, DNS), "registry.example/dns@sha256:00");
@@ -232,4 +260,14 @@ fn agents_of_operators_without_add_ons_are_the_operators() {
         };
         assert_eq!(part.owner(&found), unmarked, "{name}: of no app");
     }
+}
+
+/// The API server says that an API is not there as long as what answers for it is not.
+#[test]
+fn the_api_of_metrics_is_made_last() {
+    let last = all("v1.35.4")
+        .wanted
+        .into_iter()
+        .rfind(|part| part.addon == Addon::MetricsServer);
+    assert_eq!(last.unwrap().resource.kind, "APIService");
 }

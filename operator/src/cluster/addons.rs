@@ -27,6 +27,7 @@ pub(super) async fn ensure(
     context: &Context,
     blueprint: &Blueprint<'_>,
     generation: Option<i64>,
+    kubelet_ca: &str,
     applied: &Applied,
 ) -> Option<State> {
     let identity = blueprint.identity;
@@ -55,6 +56,7 @@ pub(super) async fn ensure(
         public_name: &identity.public_name,
         version: blueprint.accepted.version,
         catalogue: blueprint.accepted.catalogue,
+        kubelet_ca,
         config: &context.config,
     });
     let result = tokio::time::timeout(LIMIT, api.apply_addons(&plan, context.clusters.params())).await;

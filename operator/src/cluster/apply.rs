@@ -106,8 +106,11 @@ pub(super) async fn apply(
     };
     apply_control_plane(context, blueprint, observed, materials.as_ref(), &mut applied).await?;
     // The API was asked just now.
-    if materials.is_some() && blueprint.spec.state != DesiredState::Asleep {
-        applied.addons = addons::ensure(context, blueprint, cluster.metadata.generation, &applied).await;
+    if let Some(materials) = materials
+        && blueprint.spec.state != DesiredState::Asleep
+    {
+        let generation = cluster.metadata.generation;
+        applied.addons = addons::ensure(context, blueprint, generation, &materials.kubelet_ca, &applied).await;
     }
     Ok(applied)
 }

@@ -138,6 +138,7 @@ impl Config {
             for (name, image) in [
                 ("kubeProxy", &entry.images.kube_proxy),
                 ("coreDNS", &entry.images.core_dns),
+                ("metricsServer", &entry.images.metrics_server),
             ] {
                 if let Some(image) = image {
                     check_filled(&format!("versions[{index}].images.{name}"), image)?;

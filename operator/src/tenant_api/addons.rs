@@ -82,7 +82,8 @@ impl TenantApi {
         if own.is_empty() || !foreign.is_empty() {
             return Ok(if own.is_empty() { Vec::new() } else { foreign });
         }
-        for (part, found) in own {
+        // What was made last goes first: an API, before what answers for it.
+        for (part, found) in own.into_iter().rev() {
             if found.metadata.deletion_timestamp.is_some() {
                 continue;
             }

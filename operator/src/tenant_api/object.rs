@@ -18,11 +18,12 @@ use super::{TenantApiError, limited};
 const ANSWER_MAX: AnswerMax = AnswerMax(256 << 10);
 
 /// Fields of which another value can only be had in another object, by kind.
-const FIXED: [(&str, &str); 6] = [
+const FIXED: [(&str, &str); 7] = [
     ("ClusterRoleBinding", "/roleRef"),
     ("EndpointSlice", "/addressType"),
     ("DaemonSet", "/spec/selector"),
     ("Deployment", "/spec/selector"),
+    ("RoleBinding", "/roleRef"),
     ("Secret", "/type"),
     ("Service", "/spec/clusterIP"),
 ];

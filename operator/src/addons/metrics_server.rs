@@ -1,0 +1,249 @@
+//! metrics-server, in the form of its own release: what `kubectl top` and horizontal autoscaling ask.
+//!
+//! kube-apiserver asks it as an aggregated API, by konnectivity; it asks kubelets itself, and knows them by the cluster's CA of
+//! kubelets, which nobody else in the cluster has.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec, Volume, VolumeMount,
+};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, RoleBinding};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec, ServiceReference};
+use kube::api::ObjectMeta;
+use yoke_api::labels;
+
+use super::kube_system::{
+    NAMESPACE, build_account, build_account_binding, build_files, build_metadata, build_mount, build_subject,
+    build_volume, to_labels, to_map, to_selector,
+};
+use super::{Facts, Parts, digest, images};
+use crate::rbac::build_role_ref;
+use crate::security::build_security;
+
+const NAME: &str = "metrics-server";
+const ROLE: &str = "system:metrics-server";
+const FILES: &str = "/etc/metrics-server";
+const KUBELET_CA: &str = "kubelet-ca.crt";
+const GROUP: &str = "metrics.k8s.io";
+const VERSION: &str = "v1beta1";
+const PORT: i32 = 10250;
+/// Where it writes the certificate that it makes for itself.
+const SCRATCH: &str = "/tmp";
+
+pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
+    let files = BTreeMap::from([(KUBELET_CA.to_owned(), facts.kubelet_ca.to_owned())]);
+    let files_digest = digest(&files);
+    parts.add(&build_account(NAME));
+    parts.add(&build_reader());
+    parts.add(&build_role());
+    parts.add(&build_account_binding(ROLE, ROLE, NAME));
+    parts.add(&build_account_binding(
+        "metrics-server:system:auth-delegator",
+        "system:auth-delegator",
+        NAME,
+    ));
+    parts.add(&build_authentication());
+    parts.add(&build_files(NAME, files));
+    parts.add(&build_service());
+    parts.add(&build_deployment(facts, files_digest));
+    // The API server asks it from then on.
+    parts.add(&build_api());
+}
+
+/// What those may read who may view, edit or administer a namespace.
+fn build_reader() -> ClusterRole {
+    let aggregated = ["admin", "edit", "view"].map(|role| {
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
+        (label, "true".to_owned())
+    });
+    ClusterRole {
+        metadata: ObjectMeta {
+            name: Some("system:aggregated-metrics-reader".into()),
+            labels: Some(aggregated.into()),
+            ..ObjectMeta::default()
+        },
+        rules: Some(vec![build_rule(GROUP, &["pods", "nodes"], &["get", "list", "watch"])]),
+        ..ClusterRole::default()
+    }
+}
+
+fn build_role() -> ClusterRole {
+    ClusterRole {
+        metadata: ObjectMeta {
+            name: Some(ROLE.into()),
+            ..ObjectMeta::default()
+        },
+        rules: Some(vec![
+            build_rule("", &["nodes/metrics"], &["get"]),
+            build_rule("", &["pods", "nodes"], &["get", "list", "watch"]),
+        ]),
+        ..ClusterRole::default()
+    }
+}
+
+fn build_rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
+    let to_owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    PolicyRule {
+        api_groups: Some(vec![group.into()]),
+        resources: Some(to_owned(resources)),
+        verbs: to_owned(verbs),
+        ..PolicyRule::default()
+    }
+}
+
+/// By which it learns how the API server says for whom it asks.
+fn build_authentication() -> RoleBinding {
+    RoleBinding {
+        metadata: build_metadata("metrics-server-auth-reader", BTreeMap::new()),
+        role_ref: build_role_ref("Role", "extension-apiserver-authentication-reader"),
+        subjects: Some(vec![build_subject(NAME)]),
+    }
+}
+
+fn build_service() -> Service {
+    Service {
+        metadata: build_metadata(NAME, to_labels(NAME)),
+        spec: Some(ServiceSpec {
+            ports: Some(vec![ServicePort {
+                name: Some("https".into()),
+                app_protocol: Some("https".into()),
+                port: 443,
+                target_port: Some(IntOrString::Int(PORT)),
+                protocol: Some("TCP".into()),
+                ..ServicePort::default()
+            }]),
+            selector: Some(to_labels(NAME)),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn build_deployment(facts: &Facts<'_>, files_digest: String) -> Deployment {
+    Deployment {
+        metadata: build_metadata(NAME, to_labels(NAME)),
+        spec: Some(DeploymentSpec {
+            selector: to_selector(NAME),
+            strategy: Some(DeploymentStrategy {
+                type_: Some("RollingUpdate".into()),
+                rolling_update: Some(RollingUpdateDeployment {
+                    max_unavailable: Some(IntOrString::Int(0)),
+                    ..RollingUpdateDeployment::default()
+                }),
+            }),
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(to_labels(NAME)),
+                    // It reads the CA once.
+                    annotations: Some([(labels::CONFIG_DIGEST.to_owned(), files_digest)].into()),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(PodSpec {
+                    service_account_name: Some(NAME.into()),
+                    priority_class_name: Some("system-cluster-critical".into()),
+                    node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
+                    containers: vec![build_container(
+                        images::to_metrics_server(facts),
+                        &facts.config.image_pull_policy,
+                    )],
+                    volumes: Some(vec![
+                        build_volume(NAME, None),
+                        Volume {
+                            name: "scratch".into(),
+                            empty_dir: Some(EmptyDirVolumeSource::default()),
+                            ..Volume::default()
+                        },
+                    ]),
+                    ..PodSpec::default()
+                }),
+            },
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn build_container(image: String, pull_policy: &str) -> Container {
+    let probe = |path: &str| Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.into()),
+            port: IntOrString::Int(PORT),
+            scheme: Some("HTTPS".into()),
+            ..HTTPGetAction::default()
+        }),
+        ..Probe::default()
+    };
+    let quantities = [("cpu", "100m"), ("memory", "200Mi")].map(|(name, value)| (name.into(), Quantity(value.into())));
+    Container {
+        name: NAME.into(),
+        image: Some(image),
+        image_pull_policy: Some(pull_policy.into()),
+        args: Some(vec![
+            format!("--cert-dir={SCRATCH}"),
+            format!("--secure-port={PORT}"),
+            "--kubelet-preferred-address-types=InternalIP".into(),
+            "--kubelet-use-node-status-port".into(),
+            format!("--kubelet-certificate-authority={FILES}/{KUBELET_CA}"),
+            "--metric-resolution=15s".into(),
+        ]),
+        ports: Some(vec![ContainerPort {
+            name: Some("https".into()),
+            container_port: PORT,
+            protocol: Some("TCP".into()),
+            ..ContainerPort::default()
+        }]),
+        resources: Some(ResourceRequirements {
+            requests: Some(quantities.into()),
+            ..ResourceRequirements::default()
+        }),
+        liveness_probe: Some(probe("/livez")),
+        readiness_probe: Some(probe("/readyz")),
+        security_context: Some(SecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(1000),
+            seccomp_profile: Some(SeccompProfile {
+                type_: "RuntimeDefault".into(),
+                localhost_profile: None,
+            }),
+            ..build_security()
+        }),
+        volume_mounts: Some(vec![
+            build_mount(NAME, FILES),
+            VolumeMount {
+                name: "scratch".into(),
+                mount_path: SCRATCH.into(),
+                ..VolumeMount::default()
+            },
+        ]),
+        ..Container::default()
+    }
+}
+
+fn build_api() -> APIService {
+    APIService {
+        metadata: ObjectMeta {
+            name: Some(format!("{VERSION}.{GROUP}")),
+            ..ObjectMeta::default()
+        },
+        spec: Some(APIServiceSpec {
+            group: Some(GROUP.into()),
+            version: Some(VERSION.into()),
+            service: Some(ServiceReference {
+                name: Some(NAME.into()),
+                namespace: Some(NAMESPACE.into()),
+                ..ServiceReference::default()
+            }),
+            // Its certificate is its own. The API server shows it one, and asks for nothing that is not the workers' to know.
+            insecure_skip_tls_verify: Some(true),
+            group_priority_minimum: 100,
+            version_priority: 100,
+            ..APIServiceSpec::default()
+        }),
+        status: None,
+    }
+}
