@@ -20,7 +20,8 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
-  3  the wait ran out; what was asked for goes on";
+  3  the wait ran out; what was asked for goes on
+  130, 143  join was ended by Ctrl-C or SIGTERM; its JoinToken is deleted";
 
 const COMPLETION: &str =
     "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kube::config::{InferConfigError, KubeconfigError};
 use kube::core::Status;
+use tokio::signal::unix::SignalKind;
 
 use crate::merge::MergeError;
 
@@ -150,6 +151,12 @@ pub enum Error {
     /// Standard input failed.
     #[error("cannot read the answer from standard input")]
     Input(#[source] std::io::Error),
+    /// Signals cannot be heard.
+    #[error("cannot listen to signals")]
+    Signals(#[source] std::io::Error),
+    /// Somebody ended it.
+    #[error("interrupted")]
+    Interrupted(SignalKind),
 }
 
 impl Error {
@@ -165,6 +172,8 @@ impl Error {
         }
         match self {
             Self::WaitTimeout { .. } => ExitCode::from(3),
+            // As a shell says it of who is ended by a signal.
+            Self::Interrupted(signal) => ExitCode::from(u8::try_from(128 + signal.as_raw_value()).unwrap_or(1)),
             _ => ExitCode::FAILURE,
         }
     }
@@ -222,7 +231,9 @@ impl Error {
             | Self::Json(_)
             | Self::Yaml(_)
             | Self::Output(_)
-            | Self::Input(_) => None,
+            | Self::Input(_)
+            | Self::Signals(_)
+            | Self::Interrupted(_) => None,
         }
     }
 }

@@ -1,10 +1,12 @@
 //! `join`: makes a JoinToken and prints the line by which a worker joins.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 use yoke_api::JoinToken;
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
@@ -19,23 +21,27 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
-/// it cannot tell it deletes.
+/// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
-    let token = build_token(options);
-    let parameters = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
+    let mut signals = Signals::listen()?;
+    let (name, signal) = make(session, options, &mut signals).await?;
+    let found = async {
+        match signal {
+            Some(signal) => Err(Error::Interrupted(signal)),
+            None => find_line(session, &name, options).await,
+        }
     };
-    let api = session.api::<JoinToken>();
-    let doing = format!("making a JoinToken for Cluster {}", options.name);
-    let name = session.ask(&doing, api.create(&parameters, &token)).await?.name_any();
-    let line = match find_line(session, &name, options).await {
+    let line = tokio::select! {
+        line = found => line,
+        signal = signals.next() => Err(Error::Interrupted(signal)),
+    };
+    let line = match line {
         Ok(line) => line,
         Err(error) => {
             // Nobody was told of it.
-            let doing = format!("deleting JoinToken {name}");
-            if let Err(error) = session.ask(&doing, api.delete(&name, &DeleteParams::default())).await {
-                output::say(&error.with_causes());
+            tokio::select! {
+                () = delete(session, &name) => {}
+                _ = signals.next() => output::say(&format!("JoinToken {name} stays until it ends")),
             }
             return Err(error);
         }
@@ -45,6 +51,45 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
         session.namespace
     ));
     output::put(&format!("{line}\n"))
+}
+
+/// Makes a JoinToken: its name, and the signal that came meanwhile.
+async fn make(
+    session: &Session,
+    options: &JoinOptions,
+    signals: &mut Signals,
+) -> Result<(String, Option<SignalKind>), Error> {
+    let token = build_token(options);
+    let parameters = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let api = session.api::<JoinToken>();
+    let doing = format!("making a JoinToken for Cluster {}", options.name);
+    let mut made = pin!(session.ask(&doing, api.create(&parameters, &token)));
+    let signal = tokio::select! {
+        made = &mut made => return Ok((made?.name_any(), None)),
+        signal = signals.next() => signal,
+    };
+    // Its name, by which it can be deleted, comes with the answer.
+    output::say("interrupted; waiting for the host's answer");
+    tokio::select! {
+        made = made => Ok((made?.name_any(), Some(signal))),
+        _ = signals.next() => {
+            output::say("a JoinToken may have been made that nobody was told of: see `kubectl get jointokens`");
+            Err(Error::Interrupted(signal))
+        }
+    }
+}
+
+async fn delete(session: &Session, name: &str) {
+    let (doing, parameters) = (format!("deleting JoinToken {name}"), DeleteParams::default());
+    if let Err(error) = session
+        .ask(&doing, session.api::<JoinToken>().delete(name, &parameters))
+        .await
+    {
+        output::say(&error.with_causes());
+    }
 }
 
 /// The line by which a worker joins, as soon as there is one.
@@ -78,4 +123,27 @@ fn build_token(options: &JoinOptions) -> JoinToken {
         ..ObjectMeta::default()
     };
     token
+}
+
+/// The signals by which people and programs end it.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Error> {
+        let listen = |kind| signal(kind).map_err(Error::Signals);
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) -> SignalKind {
+        tokio::select! {
+            _ = self.interrupt.recv() => SignalKind::interrupt(),
+            _ = self.terminate.recv() => SignalKind::terminate(),
+        }
+    }
 }

@@ -73,9 +73,29 @@ impl Host {
         &self.url
     }
 
-    /// Gives no answer any more to requests whose line has this in it.
+    /// Gives no answer to requests whose line has this in it.
     pub(crate) fn stall(&self, part: &str) {
         *self.stalled.lock().unwrap() = Some(part.to_owned());
+    }
+
+    fn is_stalled(&self, line: &str) -> bool {
+        let stalled = self.stalled.lock().unwrap();
+        stalled.as_ref().is_some_and(|part| line.contains(part))
+    }
+
+    /// Answers everything again.
+    pub(crate) fn resume(&self) {
+        *self.stalled.lock().unwrap() = None;
+    }
+
+    /// Waits until it was asked for this: part of a request's line.
+    pub(crate) async fn until_asked(&self, part: &str) {
+        let asked = async {
+            while !self.requests().iter().any(|line| line.contains(part)) {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, asked).await.expect("the plugin asks");
     }
 
     /// Keeps what is deleted, as finalizers do.
@@ -173,21 +193,15 @@ async fn answer(
 ) -> Response {
     let line = format!("{method} {uri}");
     host.requests.lock().unwrap().push((line.clone(), headers));
-    let stalled = host
-        .stalled
-        .lock()
-        .unwrap()
-        .as_ref()
-        .is_some_and(|part| line.contains(part));
-    if stalled {
-        return std::future::pending().await;
+    while host.is_stalled(&line) {
+        tokio::time::sleep(PAUSE).await;
     }
     let path = uri.path().to_owned();
     if path == "/version" {
         return Json(version()).into_response();
     }
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
-    let known = ["clusters", "tenants", "secrets", "events"];
+    let known = ["clusters", "jointokens", "tenants", "secrets", "events"];
     let Some(position) = parts.iter().rposition(|part| known.contains(part)) else {
         return refuse(StatusCode::NOT_FOUND, "NotFound", "404 page not found", ("", ""));
     };
@@ -202,7 +216,9 @@ async fn answer(
         (Method::POST, None) if path.contains("/namespaces/absent/") => missing("namespaces", "absent"),
         (Method::POST, None) => {
             let mut object: Value = serde_json::from_str(&body).unwrap();
-            let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+            let given = object["metadata"]["name"].as_str().map(ToOwned::to_owned);
+            let name = given.unwrap_or_else(|| format!("{}x", object["metadata"]["generateName"].as_str().unwrap()));
+            object["metadata"]["name"] = name.clone().into();
             let path = format!("{path}/{name}");
             if host.object(&path).is_some() {
                 let message = format!("{} \"{name}\" already exists", parts[position]);

@@ -9,6 +9,7 @@ mod delete;
 mod fixtures;
 mod get;
 mod host;
+mod join;
 mod kubeconfig;
 mod running;
 mod status;

@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
@@ -58,6 +59,12 @@ impl Running {
     /// What it has said on standard output so far.
     pub(crate) fn said(&self) -> String {
         self.out.said()
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        kill_process(pid.expect("it runs"), signal).unwrap();
     }
 
     /// Waits until it ends.

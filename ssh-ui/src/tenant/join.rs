@@ -7,6 +7,7 @@ use futures::TryStreamExt as _;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use yoke_api::join_token::{JoinLine, secret_name};
 use yoke_api::{JoinToken, JoinTokenSpec, Lenient};
@@ -15,18 +16,62 @@ use yoke_view::verdict::{Verdict, judge_join_token};
 use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
 use crate::Error;
 
+/// Its name, and what a worker joins by.
+type Joined = Result<(String, JoinLine), Error>;
+
 /// How long it may take until workers can join.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks whether the Tenant may read it.
 const PAUSE: Duration = Duration::from_millis(250);
 
 impl TenantHost {
-    /// Makes a JoinToken, and waits until it is ready: its name, and what a worker joins by. Deletes it if that is not to be had.
-    pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Result<(String, JoinLine), Error> {
+    /// Makes a JoinToken, and waits until it is ready: its name, and what a worker joins by. Deletes it if that is not to be had,
+    /// or if nobody waits for it any more.
+    pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Joined {
         let cluster = spec.cluster_name.clone();
+        let (tell, told) = oneshot::channel();
+        let (host, progress) = (self.clone(), progress.clone());
+        // Whoever waits may be gone between any two steps, and with the connection all that waits for them. So it is a task of
+        // its own; it ends by itself, since each step has a limit.
+        tokio::spawn(async move { host.tell_line(spec, &progress, tell).await });
+        // It panicked.
+        told.await.unwrap_or_else(|_| Err(Error::Left(cluster)))
+    }
+
+    async fn tell_line(&self, spec: JoinTokenSpec, progress: &Progress, tell: oneshot::Sender<Joined>) {
+        let doing = format!("making a JoinToken for Cluster {}", spec.cluster_name);
+        let cluster = spec.cluster_name.clone();
+        let name = match self.make_token(spec, &doing).await {
+            Ok(name) => name,
+            Err(error) => {
+                // Whoever has gone need not know.
+                let _ = tell.send(Err(error));
+                return;
+            }
+        };
+        let joined = tokio::select! {
+            biased;
+            () = progress.closed() => Err(Error::Left(cluster)),
+            joined = self.find_line(&name, &doing, progress) => joined,
+        };
+        match joined {
+            Ok(line) => {
+                if tell.send(Ok((name.clone(), line))).is_err() {
+                    self.delete_token(&name).await;
+                }
+            }
+            Err(error) => {
+                self.delete_token(&name).await;
+                let _ = tell.send(Err(error));
+            }
+        }
+    }
+
+    async fn make_token(&self, spec: JoinTokenSpec, doing: &str) -> Result<String, Error> {
+        let generate_name = Some(format!("{}-", spec.cluster_name));
         let mut token = JoinToken::new("", spec);
         token.metadata = ObjectMeta {
-            generate_name: Some(format!("{cluster}-")),
+            generate_name,
             ..ObjectMeta::default()
         };
         let parameters = PostParams {
@@ -34,20 +79,17 @@ impl TenantHost {
             ..PostParams::default()
         };
         let token = Lenient(Ok(token));
-        let doing = format!("making a JoinToken for Cluster {cluster}");
-        let name = ask(&doing, self.join_tokens.create(&parameters, &token))
-            .await?
-            .name_any();
-        let joined = self.find_line(&name, &doing, progress).await;
-        if joined.is_err() {
-            // Nobody was told of it.
-            let parameters = DeleteParams::default();
-            let deleted = self.join_tokens.delete(&name, &parameters);
-            if let Err(error) = ask("deleting a JoinToken", deleted).await {
-                tracing::warn!(name, error = %error, "a JoinToken that nobody was told of stays until it ends");
-            }
+        let made = ask(doing, self.join_tokens.create(&parameters, &token)).await?;
+        Ok(made.name_any())
+    }
+
+    /// Deletes one of which nobody was told.
+    async fn delete_token(&self, name: &str) {
+        let parameters = DeleteParams::default();
+        let deleted = self.join_tokens.delete(name, &parameters);
+        if let Err(error) = ask("deleting a JoinToken", deleted).await {
+            tracing::warn!(name, error = %error, "a JoinToken that nobody was told of stays until it ends");
         }
-        joined.map(|line| (name, line))
     }
 
     /// What a worker joins by, as soon as there is something.
@@ -80,7 +122,6 @@ impl TenantHost {
                         last,
                     });
                 }
-                () = progress.closed() => return Err(Error::Left(name.to_owned())),
             };
             // A watch that fails begins anew by itself, within the limit.
             let Ok(Some(Some(Lenient(Ok(token))))) = change else {
@@ -120,9 +161,11 @@ mod tests {
 
     use super::*;
 
-    /// A host whose JoinToken is ready at once, and which refuses its Secret for a number of times. Returns what came of a
-    /// join, and the methods by which JoinTokens were asked for.
-    async fn join(refusals: usize) -> (Result<(String, JoinLine), Error>, Vec<Method>) {
+    /// How often it refuses the Secret yet, and the methods by which JoinTokens were asked for.
+    type Seen = Arc<Mutex<(usize, Vec<Method>)>>;
+
+    /// A host whose JoinToken is ready at once, and which refuses its Secret for a number of times.
+    fn start(refusals: usize) -> (TenantHost, Seen) {
         let asked = Arc::new(Mutex::new((refusals, Vec::new())));
         let seen = Arc::clone(&asked);
         let service = service_fn(move |request: Request<Body>| {
@@ -137,10 +180,14 @@ mod tests {
                 Ok::<_, kube::Error>(Response::builder().status(status).body(body).unwrap())
             }
         });
-        let host = TenantHost::of(&Client::new(service, "t"), "t").unwrap();
+        (TenantHost::of(&Client::new(service, "t"), "t").unwrap(), asked)
+    }
+
+    async fn join(refusals: usize) -> (Joined, Vec<Method>) {
+        let (host, seen) = start(refusals);
         let (progress, _lines) = mpsc::channel(16);
         let joined = host.join(JoinTokenSpec::default(), &progress).await;
-        let methods = std::mem::take(&mut asked.lock().unwrap().1);
+        let methods = std::mem::take(&mut seen.lock().unwrap().1);
         (joined, methods)
     }
 
@@ -185,5 +232,27 @@ mod tests {
         let (joined, methods) = join(usize::MAX).await;
         assert!(matches!(joined, Err(Error::Refused { status, .. }) if status.code == 403));
         assert_eq!(methods.last(), Some(&Method::DELETE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_goes_with_whoever_waited_for_it() {
+        for (rule, refusals, hears) in [
+            ("the channel is closed", usize::MAX, false),
+            ("the line has come, and the connection is gone", 8, true),
+        ] {
+            let (host, seen) = start(refusals);
+            let (progress, lines) = mpsc::channel(16);
+            let joining = host.join(JoinTokenSpec::default(), &progress);
+            let ended = tokio::time::timeout(Duration::from_secs(1), joining).await;
+            assert!(ended.is_err(), "{rule}");
+            let _lines = hears.then_some(lines);
+            let deleted = async {
+                while seen.lock().unwrap().1.last() != Some(&Method::DELETE) {
+                    tokio::time::sleep(PAUSE).await;
+                }
+            };
+            let deleted = tokio::time::timeout(PATIENCE / 2, deleted).await;
+            assert!(deleted.is_ok(), "{rule}");
+        }
     }
 }

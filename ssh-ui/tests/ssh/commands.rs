@@ -1,6 +1,10 @@
 //! Commands and what they answer.
 
+use std::process::Stdio;
+
+use kube::Api;
 use serde_json::json;
+use yoke_api::JoinToken;
 
 use crate::person::run;
 use crate::world::World;
@@ -85,6 +89,19 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
     for name in ["slow", "never"] {
         alice.ssh(&format!("delete {name} --yes")).await.ok();
     }
+}
+
+pub(crate) async fn a_join_that_is_broken_off_leaves_nothing(world: &World) {
+    let alice = &world.alice;
+    alice.ssh("create left").await.ok();
+    let mut client = alice.begin(&[], "join left");
+    let mut client = client.stdin(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+    let tokens = Api::<JoinToken>::namespaced(world.admin.clone(), "a");
+    let count = async || tokens.list(&Default::default()).await.unwrap().items.len();
+    world.until("the JoinToken is made", async || count().await == 1).await;
+    client.kill().await.unwrap();
+    world.until("the JoinToken is gone", async || count().await == 0).await;
+    alice.ssh("delete left --yes").await.ok();
 }
 
 pub(crate) async fn wrong_lines_say_what_would_be_right(world: &World) {

@@ -23,6 +23,7 @@ async fn tenants_are_served_over_ssh() {
     let world = World::start().await;
     commands::clusters_are_made_shown_and_deleted(&world).await;
     commands::waiting_tells_what_for_and_ends(&world).await;
+    commands::a_join_that_is_broken_off_leaves_nothing(&world).await;
     commands::wrong_lines_say_what_would_be_right(&world).await;
     files::kubeconfigs_are_copied_and_nothing_is_written(&world).await;
     isolation::another_tenants_objects_are_as_if_they_were_not(&world).await;

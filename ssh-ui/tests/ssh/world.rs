@@ -338,7 +338,7 @@ fn role_of(tenant: &str, clusters: &[&str]) -> Value {
         "deletecollection",
     ];
     let mut rules = vec![
-        json!({"apiGroups": ["yoke.drzzl.io"], "resources": ["clusters"], "verbs": verbs}),
+        json!({"apiGroups": ["yoke.drzzl.io"], "resources": ["clusters", "jointokens"], "verbs": verbs}),
         json!({"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["get", "list", "watch"]}),
     ];
     if !clusters.is_empty() {
