@@ -67,10 +67,10 @@ up: yoke-dev ## Build what is missing and start the development stack, with a de
 # A stack is stopped and asked by what started it: that needs no compiler, and a workspace that does not compile is no
 # reason to be left with a running stack.
 ifneq ($(wildcard .dev/bin/yoke-dev),)
-down status: STARTED := .dev/bin/yoke-dev
+down status worker: STARTED := .dev/bin/yoke-dev
 else
-down status: STARTED := $(DEV)
-down status: yoke-dev
+down status worker: STARTED := $(DEV)
+down status worker: yoke-dev
 endif
 
 .PHONY: down
@@ -80,6 +80,10 @@ down: ## Stop the development stack and remove all of it but the build cache
 .PHONY: status
 status: ## Show how every component is
 	@$(STARTED) status
+
+.PHONY: worker
+worker: ## Add a worker to the demo cluster
+	@$(STARTED) worker
 
 # Programs that the stack and the tests of single crates need: nats-server, Envoy, helm and the others.
 .PHONY: tools

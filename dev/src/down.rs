@@ -15,6 +15,7 @@ use crate::leftovers::{self, entries, is_dead_socket};
 use crate::network::Network;
 use crate::steps::say;
 use crate::supervisor::{Request, client};
+use crate::workers;
 
 /// Mounts lie over one another; each round takes the uppermost ones.
 const UNMOUNT_ROUNDS: usize = 10;
@@ -36,10 +37,12 @@ pub async fn down(layout: &Layout) -> Result<()> {
     // The shims and what runs in the pods outlive containerd.
     let killed = cgroups.kill_all().await;
     report("pods", &format!("{killed} processes ended"));
+    let killed = workers::kill_all(layout).await?;
+    report("workers", &format!("{killed} ended"));
     let unmounted = unmount_below(&layout.dev())?;
     report("mounts", &format!("{unmounted} removed"));
     Network::remove(layout).await?;
-    report("network", "namespace and link removed");
+    report("network", "namespaces and link removed");
     cgroups.remove().await?;
     report("control groups", "removed");
     let strays = remove_strays(layout);

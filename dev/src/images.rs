@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
@@ -48,6 +49,9 @@ const RELEASED: &[(&str, &str)] = &[
     (ECHO, "echo"),
     (ENVOY, "envoy"),
 ];
+
+/// Binaries of the images that workers of tenants run.
+const OF_WORKERS: &[&str] = &["pause", "coredns", "proxy-agent", "echo", KUBE_PROXY];
 
 /// What a program runs, which is of this machine.
 const RUNS: &[(&str, &str)] = &[(KUBE_PROXY, "nft")];
@@ -182,6 +186,47 @@ pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// An image that is not built yet.
+pub struct Plan {
+    /// The binary that it is of.
+    pub binary: &'static str,
+    name: String,
+    contents: Contents,
+}
+
+impl Plan {
+    /// What it is built of.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.contents.paths()
+    }
+
+    /// Writes it to a file, for `ctr images import`.
+    pub async fn write(&self, file: &Path) -> Result<()> {
+        let image = build(self.binary, &self.contents).await?;
+        let archive = image
+            .to_archive(slice::from_ref(&self.name))
+            .with_context(|| format!("packing the image of {}", self.binary))?;
+        fs::write(file, archive).with_context(|| format!("writing {}", file.display()))
+    }
+}
+
+/// The images for workers of tenants, which reach no registry.
+pub async fn plan_for_workers(layout: &Layout) -> Result<Vec<Plan>> {
+    let mut plans = Vec::new();
+    for binary in OF_WORKERS {
+        let released = RELEASED.iter().find(|(_, of)| of == binary);
+        plans.push(Plan {
+            binary,
+            name: released.map_or_else(
+                || releases::to_image(KUBE_PROXY, KUBERNETES_VERSION),
+                |(name, _)| (*name).to_owned(),
+            ),
+            contents: Contents::find(binary, layout.binary(binary)).await?,
+        });
+    }
+    Ok(plans)
+}
+
 /// What is in an image: programs by their names there, the first one its own, and the shared libraries of them all.
 struct Contents {
     programs: Vec<(String, PathBuf)>,
@@ -309,7 +354,8 @@ fn parse_ldd(text: &str) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-fn stamp<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
+/// Changes with the files.
+pub(crate) fn stamp<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut hash = Sha256::new();
     for file in files {
         let meta = fs::metadata(file).with_context(|| format!("looking at {}", file.display()))?;

@@ -115,6 +115,16 @@ impl Layout {
         self.dev().join("containerd")
     }
 
+    /// `.dev/bundle`: what a worker is made of.
+    pub fn bundle(&self) -> PathBuf {
+        self.dev().join("bundle")
+    }
+
+    /// `.dev/workers`: a folder for each worker.
+    pub fn workers(&self) -> PathBuf {
+        self.dev().join("workers")
+    }
+
     /// containerd's socket.
     pub fn containerd_socket(&self) -> PathBuf {
         self.run().join("containerd.sock")

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   make up ─▶ steps ─▶ recipes (what is built) ─▶ network, credentials ─▶ supervisor ─▶ host cluster ─▶ images ─▶ Yoke
+//!   make worker ─▶ workers ─▶ a tenant's cluster has one more
 //! ```
 //!
 //! Everything that it makes is below `.dev/` (see [`layout`]) and is found again, or removed, after it was killed.
@@ -36,6 +37,7 @@ pub mod status;
 pub mod steps;
 pub mod supervisor;
 pub mod up;
+pub mod workers;
 pub mod yoke;
 
 /// Yoke's development stack.
@@ -73,6 +75,13 @@ enum Verb {
         /// How they are built.
         #[arg(long, env = "YOKE_PROFILE", default_value = "release")]
         profile: Profile,
+    },
+    /// Add a worker to the demo cluster.
+    Worker(workers::Options),
+    /// Drain a worker, and remove all of it.
+    RemoveWorker {
+        /// The name of its Node.
+        name: String,
     },
     /// Show how every component is; exit 1 when one does not work.
     Status,
@@ -145,6 +154,11 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Verb::Worker(options) => {
+            let added = workers::add(&layout, &options).await?;
+            Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::RemoveWorker { name } => workers::remove(&layout, &name).await.map(|()| ExitCode::SUCCESS),
         Verb::Status => {
             let well = status::status(&layout).await?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -7,11 +7,12 @@
 //! ```
 //!
 //! Everything of the host node listens inside, so the ports of two clones never meet; only the link's four addresses and
-//! the pods' route are seen outside, and those are derived from the clone's name.
+//! the pods' route are seen outside, and those are derived from the clone's name. Workers of tenants are in [`lan`].
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -20,10 +21,13 @@ use crate::command::Command;
 use crate::layout::Layout;
 use crate::network::plan::{NetworkPlan, Subnet};
 
+pub mod lan;
 pub mod plan;
 
 /// How often a taken subnet is given up for the next one.
 const ATTEMPTS: u32 = 64;
+/// Where `ip netns` keeps the names of namespaces.
+const NAMESPACES: &str = "/run/netns";
 /// Used where the root namespace has no default route to take the MTU from.
 const ETHERNET_MTU: u32 = 1500;
 
@@ -81,15 +85,14 @@ impl Network {
             plan,
             namespace: layout.stack_name(),
         };
-        std::fs::create_dir_all(layout.dev()).context("creating .dev")?;
-        std::fs::write(Self::file(layout), serde_json::to_vec_pretty(&network)?)
-            .context("writing the chosen network")?;
+        fs::create_dir_all(layout.dev()).context("creating .dev")?;
+        fs::write(Self::file(layout), serde_json::to_vec_pretty(&network)?).context("writing the chosen network")?;
         Ok(network)
     }
 
     /// The network that was chosen for a clone, if one was.
     pub fn read(layout: &Layout) -> Result<Option<Self>> {
-        match std::fs::read(Self::file(layout)) {
+        match fs::read(Self::file(layout)) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).context("reading the chosen network"),
@@ -105,17 +108,9 @@ impl Network {
         self.plan.node_ip
     }
 
-    /// The file that names the namespace, for `nsenter --net=`.
-    pub fn namespace_file(&self) -> PathBuf {
-        PathBuf::from("/run/netns").join(&self.namespace)
-    }
-
-    /// `program` inside the namespace. Not `ip netns exec`, which mounts /sys anew and hides the cgroup v1 hierarchy.
+    /// `program` inside the namespace.
     pub fn enter(&self, program: &str) -> Command {
-        Command::new("nsenter")
-            .arg(format!("--net={}", self.namespace_file().display()))
-            .arg("--")
-            .arg(program)
+        enter(&self.namespace, program)
     }
 
     /// Makes the namespace and the link, or what is missing of them.
@@ -172,17 +167,34 @@ impl Network {
         Ok(())
     }
 
-    /// Removes the namespace and the link of a clone, whatever of them is left.
+    /// Removes the namespaces and the link of a clone, whatever of them is left.
     pub async fn remove(layout: &Layout) -> Result<()> {
-        let namespace = layout.stack_name();
+        let own = layout.stack_name();
         let _ = ip(&["link", "delete", &plan::host_link(layout.id())]).await;
-        if PathBuf::from("/run/netns").join(&namespace).exists() {
-            ip(&["netns", "delete", &namespace])
+        // Those of workers begin with the name of the node's.
+        for namespace in namespaces().iter().filter(|name| name.starts_with(&own)) {
+            ip(&["netns", "delete", namespace])
                 .await
-                .context("removing the network namespace")?;
+                .context("removing a network namespace")?;
         }
         Ok(())
     }
+}
+
+/// `program` inside a namespace. Not `ip netns exec`, which mounts /sys anew and hides the cgroup v1 hierarchy.
+fn enter(namespace: &str, program: &str) -> Command {
+    Command::new("nsenter")
+        .arg(format!("--net={}", Path::new(NAMESPACES).join(namespace).display()))
+        .arg("--")
+        .arg(program)
+}
+
+/// The namespaces that have names.
+fn namespaces() -> Vec<String> {
+    let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
 }
 
 async fn ip(args: &[&str]) -> Result<()> {

@@ -1,7 +1,8 @@
 //! SSH: the demo tenant's key, and what its clients know of the server.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use data_encoding::BASE64;
@@ -14,6 +15,8 @@ use crate::yoke::NAMESPACE;
 
 /// The port of the SSH server, at the node's address.
 pub const PORT: u16 = 22;
+/// A join line is there when the tenant's cluster knows of it.
+const LIMIT: Duration = Duration::from_secs(120);
 /// The Secret with the host key, as the chart calls it.
 const HOST_KEY_SECRET: &str = "yoke-ssh-host-key";
 
@@ -44,6 +47,25 @@ pub async fn make_demo_key(layout: &Layout) -> Result<String> {
     }
     let line = fs::read_to_string(&public).with_context(|| format!("reading {}", public.display()))?;
     Ok(line.trim().to_owned())
+}
+
+/// OpenSSH's client, with words for the server from whoever has this key.
+pub fn command(layout: &Layout, network: &Network, key: &Path, words: &[&str]) -> Command {
+    let known_hosts = format!("UserKnownHostsFile={}", known_hosts(layout).display());
+    let own = [
+        "StrictHostKeyChecking=yes",
+        "IdentitiesOnly=yes",
+        "IdentityAgent=none",
+        &known_hosts,
+    ];
+    Command::new("ssh")
+        // What people have configured for themselves is nothing for the stack.
+        .args(["-F", "none", "-i"])
+        .arg(key)
+        .args(own.iter().flat_map(|option| ["-o", option]))
+        .arg(format!("ssh://{}:{PORT}", network.node_ip()))
+        .args(words)
+        .limit(LIMIT)
 }
 
 /// Notes the server's key, once the server has drawn it.

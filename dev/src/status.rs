@@ -7,6 +7,7 @@ use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::steps::say;
 use crate::supervisor::client;
+use crate::workers;
 
 /// What is said of a Cluster that is asleep.
 const ASLEEP: &str = "asleep";
@@ -84,6 +85,12 @@ pub async fn status(layout: &Layout) -> Result<bool> {
     if layout.demo_kubeconfig().exists() && !asleep {
         lines.push(ingress(layout).await);
     }
+    let workers = workers::status(layout).await;
+    lines.extend(workers.into_iter().map(|(name, problem)| Line {
+        name,
+        problem,
+        detail: String::new(),
+    }));
     let width = lines.iter().map(|line| line.name.len()).max().unwrap_or_default();
     for line in &lines {
         let (mark, problem) = match &line.problem {

@@ -1,10 +1,19 @@
-//! The steps of `make up`, and showing them.
+//! The steps of `make up`, and showing steps.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// What a step does, as it is shown, and what to try when it fails.
+#[derive(Debug, Clone, Copy)]
+pub struct Label {
+    /// What it does.
+    pub title: &'static str,
+    /// What to try.
+    pub advice: &'static str,
+}
 
 /// A step of `make up`. Each does nothing when it was done already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -68,8 +77,15 @@ pub const ORDER: [Step; 17] = [
 ];
 
 impl Step {
-    /// What the step does, as it is shown.
-    pub fn title(self) -> &'static str {
+    /// How it is shown.
+    pub fn label(self) -> Label {
+        Label {
+            title: self.title(),
+            advice: self.advice(),
+        }
+    }
+
+    fn title(self) -> &'static str {
         match self {
             Self::Prerequisites => "check what must be there",
             Self::Packages => "install Debian packages",
@@ -91,8 +107,7 @@ impl Step {
         }
     }
 
-    /// What to try when the step fails.
-    pub fn advice(self) -> &'static str {
+    fn advice(self) -> &'static str {
         match self {
             Self::Prerequisites => "mend what is said above, then run `make up` again",
             Self::Packages => "check that Debian's mirror is reachable (`apt-get update`), then run `make up` again",
@@ -157,7 +172,7 @@ impl Reporter {
     }
 
     /// Shows that a step begins.
-    pub fn begin(&mut self, step: Step) -> Progress {
+    pub fn begin(&mut self, step: Label) -> Progress {
         self.done += 1;
         if !self.terminal {
             say(&format!(
@@ -165,31 +180,31 @@ impl Reporter {
                 self.done,
                 self.total,
                 self.elapsed(),
-                step.title()
+                step.title
             ));
             return Progress {
                 bar: None,
-                title: step.title(),
+                title: step.title,
             };
         }
         let style = ProgressStyle::with_template("{spinner:.cyan} {prefix} {elapsed:>4} {msg}");
         let bar = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
         bar.set_prefix(format!("[{:>2}/{}]", self.done, self.total));
-        bar.set_message(step.title());
+        bar.set_message(step.title);
         bar.enable_steady_tick(Duration::from_millis(100));
         Progress {
             bar: Some(bar),
-            title: step.title(),
+            title: step.title,
         }
     }
 
     /// Shows that a step ended well, and what it did.
-    pub fn end(&self, step: Step, progress: Progress, took: Duration, note: &str) {
+    pub fn end(&self, step: Label, progress: Progress, took: Duration, note: &str) {
         let took = to_seconds(took);
         match progress.bar {
             Some(bar) => {
                 bar.finish_and_clear();
-                let title = step.title();
+                let title = step.title;
                 say(&format!(
                     "✓ [{:>2}/{}] {took:>6} {title}{}",
                     self.done,
@@ -202,7 +217,7 @@ impl Reporter {
     }
 
     /// Shows that a step failed: which, why, and what to try.
-    pub fn fail(&self, step: Step, progress: Progress, error: &Error) {
+    pub fn fail(&self, step: Label, progress: Progress, error: &Error) {
         if let Some(bar) = progress.bar {
             bar.finish_and_clear();
         }
@@ -231,7 +246,7 @@ pub fn complain(text: &str) {
 }
 
 /// Runs one step with its output shown.
-pub async fn show<F>(reporter: &mut Reporter, step: Step, work: impl FnOnce(Progress) -> F) -> Result<()>
+pub async fn show<F>(reporter: &mut Reporter, step: Label, work: impl FnOnce(Progress) -> F) -> Result<()>
 where
     F: Future<Output = Result<String>>,
 {
@@ -250,12 +265,12 @@ where
 }
 
 /// Which step failed, why, and what to try.
-fn describe_failure(step: Step, place: &str, elapsed: &str, error: &Error) -> String {
+fn describe_failure(step: Label, place: &str, elapsed: &str, error: &Error) -> String {
     format!(
         "✗ step {place} failed after {elapsed}: {}\n{}\n  try: {}",
-        step.title(),
+        step.title,
         describe(error),
-        step.advice()
+        step.advice
     )
 }
 
@@ -302,7 +317,7 @@ mod tests {
     #[test]
     fn a_failure_says_which_step_its_causes_and_what_to_try() {
         let error = anyhow::anyhow!("inner\n  | last line").context("outer");
-        let text = describe_failure(Step::Nats, "8 of 17", "3.1s", &error);
+        let text = describe_failure(Step::Nats.label(), "8 of 17", "3.1s", &error);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],

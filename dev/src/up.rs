@@ -56,7 +56,7 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
         namespaces: None,
     };
     for step in plan {
-        steps::show(&mut reporter, step, |progress| stack.perform(step, progress)).await?;
+        steps::show(&mut reporter, step.label(), |progress| stack.perform(step, progress)).await?;
     }
     steps::say(&format!("\nup in {}", reporter.elapsed()));
     if let Some(namespaces) = &stack.namespaces {

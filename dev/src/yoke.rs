@@ -136,7 +136,8 @@ pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
         "apiVersion": "yoke.drzzl.io/v1alpha1",
         "kind": "Cluster",
         "metadata": {"name": DEMO, "namespace": DEMO},
-        "spec": {},
+        // Workers may join it (`make worker`), and are behind NAT.
+        "spec": {"konnectivity": "Enabled"},
     });
     kubectl
         .apply(cluster.to_string())

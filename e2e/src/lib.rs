@@ -15,10 +15,12 @@ pub mod logs;
 pub mod network;
 pub mod process;
 pub mod readme;
+pub mod ssh;
 pub mod stack;
 pub mod tenant;
 pub mod wait;
 pub mod worker;
+pub mod workload;
 
 pub use command::{Output, run};
 pub use logs::Expected;
@@ -26,3 +28,4 @@ pub use stack::Stack;
 pub use tenant::TenantFixture;
 pub use wait::{wait_for, wait_until, watch_for};
 pub use worker::Worker;
+pub use workload::Workload;

@@ -1,109 +1,122 @@
-//! A worker of a tenant's cluster: a real kubelet behind NAT, made by `worker.sh` on this machine. There is one at a time.
+//! Workers of tenants' clusters: real kubelets behind NAT on this machine, made as `make worker` makes them.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use tokio::process::{Child, Command};
+use anyhow::{Context as _, Result, ensure};
+use tokio::process::Command;
 
-use crate::command::run;
+use crate::command::{Output, run};
+use crate::ssh::ssh;
 use crate::stack::Stack;
+use crate::wait::wait_until;
 
-/// Name of its Node.
-pub const NAME: &str = "worker";
-/// Its address, to which nobody outside has a way.
-pub const ADDRESS: &str = "10.200.0.2";
 /// An image whose program serves on port 8080, and is a client with the arguments `get URL`.
 pub const ECHO: &str = "docker.io/yoke/echo:dev";
 
-const PAUSE: &str = "registry.k8s.io/pause:3.10";
-/// The script ends its processes and removes its networks.
-const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// The SSH server hears of Tenants by a watch.
+const KEY_LIMIT: Duration = Duration::from_secs(20);
+/// Its programs are packed, it joins, and it is Ready.
+const JOIN_LIMIT: Duration = Duration::from_secs(300);
+/// Its Pods are drained.
+const REMOVE_LIMIT: Duration = Duration::from_secs(200);
+/// One that a test which was broken off has left ends by itself.
+const TTL: &str = "30m";
 
-/// What a kubelet needs.
-#[derive(Debug)]
-pub struct Credentials<'a> {
-    /// With which it asks the API.
-    pub kubeconfig: &'a Path,
-    /// By which it recognises who asks it.
-    pub client_ca: &'a str,
-    /// Its serving certificate for [`ADDRESS`], PEM.
-    pub certificate: &'a str,
-    /// The key of that.
-    pub key: &'a str,
-}
-
-/// A running worker. It begins to end when it is dropped.
-#[derive(Debug)]
+/// A running worker. It begins to leave when it is dropped.
 pub struct Worker {
-    script: Child,
-    folder: PathBuf,
+    /// Of its Node.
+    pub name: String,
+    stack: Stack,
+    left: bool,
 }
 
 impl Worker {
-    /// Starts a worker that has these images beside those that every worker needs. Its Node comes later.
-    pub fn start(stack: &Stack, credentials: &Credentials<'_>, images: &[&str]) -> Result<Self> {
-        let folder = stack.dir.join("e2e-worker");
-        // Of one that was killed.
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
-        }
-        std::fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
-        std::fs::copy(credentials.kubeconfig, folder.join("kubeconfig")).context("copying the kubeconfig")?;
-        for (name, text) in [
-            ("client-ca.crt", credentials.client_ca),
-            ("kubelet.crt", credentials.certificate),
-            ("kubelet.key", credentials.key),
-        ] {
-            std::fs::write(folder.join(name), text).with_context(|| format!("writing {name}"))?;
-        }
-        let mut command = Command::new("bash");
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("worker.sh"));
-        command.arg(&folder).args([PAUSE, ECHO]).args(images);
-        for name in ["YOKE_NETNS", "YOKE_BIN", "CONTAINERD_ADDRESS"] {
-            command.env(name, stack.var(name)?);
-        }
-        let log = std::fs::File::create(folder.join("script.log")).context("making a log")?;
-        let script = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().context("sharing a log")?)
-            .stderr(log)
-            .spawn()
-            .context("starting worker.sh")?;
-        Ok(Self { script, folder })
+    /// Adds one to a cluster of the Tenant that has this SSH key; it is Ready then.
+    pub async fn join(stack: &Stack, key: &Path, cluster: &str) -> Result<Self> {
+        wait_until("the key to be known", KEY_LIMIT, async || {
+            Ok(ssh(stack, key, "clusters").await?.success())
+        })
+        .await?;
+        let said = try_to_join(stack, key, cluster, None).await?;
+        Self::find(stack, &said.ok()?)
     }
 
-    /// Ends it, and waits until what it made is gone.
-    pub async fn stop(mut self) -> Result<()> {
-        if let Some(pid) = self.script.id() {
-            let mut kill = Command::new("kill");
-            kill.arg(pid.to_string());
-            run(kill, STOP_LIMIT).await?.ok()?;
-        }
-        let ended = tokio::time::timeout(STOP_LIMIT, self.script.wait()).await;
-        ended
-            .context("the worker does not end")?
-            .context("waiting for the worker")?;
+    /// The one that `make worker` says it has added.
+    pub fn find(stack: &Stack, said: &str) -> Result<Self> {
+        let name = said
+            .lines()
+            .find_map(|line| line.split_once(" is Ready after "))
+            .with_context(|| format!("no worker is Ready: {said}"))?;
+        Ok(Self {
+            name: name.0.to_owned(),
+            stack: stack.clone(),
+            left: false,
+        })
+    }
+
+    /// Where the stack keeps what it knows of it.
+    pub fn folder(&self) -> PathBuf {
+        let number = self.name.rsplit('-').next().unwrap_or_default();
+        self.stack.dir.join("workers").join(number)
+    }
+
+    /// Kills all of it at once, as if its machine had lost power.
+    pub async fn kill(&self) -> Result<()> {
+        let pid = std::fs::read_to_string(self.folder().join("pid")).context("reading the worker's pid")?;
+        // The box first, which takes all others along; it would leave in order if the one that keeps it were killed first.
+        let script = r#"boxed=$(cat /proc/$0/task/$0/children) && [ -n "$boxed" ] && kill -9 $boxed $0"#;
+        let mut kill = Command::new("sh");
+        kill.args(["-c", script, pid.trim()]);
+        run(kill, Duration::from_secs(10)).await?.ok().map(drop)
+    }
+
+    /// Drains it, and waits until nothing of it is left.
+    pub async fn remove(mut self) -> Result<()> {
+        self.left = true;
+        let mut command = self.stack.program("yoke-dev");
+        command.args(["remove-worker", &self.name]);
+        run(command, REMOVE_LIMIT).await?.ok()?;
+        ensure!(!self.folder().exists(), "the folder of {} is left", self.name);
         Ok(())
     }
 
-    /// What its script and its kubelet said last.
+    /// What it, and its parts, said last.
     pub fn last_words(&self) -> String {
-        let tail = |name: &str| {
-            let text = std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        let root = self.folder().join("root/logs");
+        let logs = [
+            self.stack.dir.join(format!("log/{}.log", self.name)),
+            root.join("kubelet.log"),
+            root.join("containerd.log"),
+        ];
+        let tail = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
             let lines: Vec<_> = text.lines().rev().take(20).collect();
             lines.into_iter().rev().collect::<Vec<_>>().join("\n")
         };
-        format!("{}\n{}", tail("script.log"), tail("node.log"))
+        logs.iter().map(tail).collect::<Vec<_>>().join("\n")
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if let Some(pid) = self.script.id() {
-            // KILL, the one signal that tokio sends, would leave all that the script has to take along. Nobody waits: it ends.
-            let _ = std::process::Command::new("kill").arg(pid.to_string()).status();
+        if !self.left {
+            // Nobody waits: it ends.
+            let mut command = self.stack.program("yoke-dev");
+            command.args(["remove-worker", &self.name]);
+            let _ = command.into_std().spawn();
         }
     }
+}
+
+/// What comes of a worker that joins by a token of its own choice, or by one that the SSH server gives.
+pub async fn try_to_join(stack: &Stack, key: &Path, cluster: &str, token: Option<&Path>) -> Result<Output> {
+    let mut command = stack.program("yoke-dev");
+    command
+        .args(["worker", "--cluster", cluster, "--ttl", TTL, "--key"])
+        .arg(key);
+    if let Some(token) = token {
+        command.arg("--token-file").arg(token);
+    }
+    run(command, JOIN_LIMIT).await
 }

@@ -16,6 +16,7 @@ pub const BINARIES: &[(&str, &str)] = &[
     ("yoke-ssh-ui", "yoke-ssh-ui"),
     ("yoke-kine-nats", "kine-nats"),
     ("yoke-cli", "kubectl-yoke"),
+    ("yoke-worker", "yoke-worker"),
 ];
 
 /// How this workspace is built.

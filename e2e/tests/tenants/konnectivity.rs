@@ -6,21 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::Api;
-use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
+use rcgen::{CertificateParams, KeyPair, SanType};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use yoke_api::cluster::Konnectivity;
 use yoke_api::{Cluster, ClusterSpec, ConditionType};
+use yoke_e2e::ssh::Key;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
-use yoke_e2e::worker::{ADDRESS, Credentials, ECHO, NAME};
-use yoke_e2e::{Stack, TenantFixture, Worker, network, process, run, wait_for, wait_until};
+use yoke_e2e::worker::ECHO;
+use yoke_e2e::workload::POD_LIMIT;
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, network, process, run, wait_for, wait_until};
 
-/// A kubelet starts, its agent connects.
-const WORKER_LIMIT: Duration = Duration::from_secs(180);
-const POD_LIMIT: Duration = Duration::from_secs(60);
 /// An agent that is let in is so at once; one that is not tries again each second.
 const AGENT_LIMIT: Duration = Duration::from_secs(20);
 const AGENT: [&str; 2] = ["--namespace=kube-system", "konnectivity-agent"];
@@ -41,120 +37,28 @@ async fn ready(tenant: &TenantFixture, name: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A text of a Secret of the host.
-async fn secret(stack: &Stack, namespace: &str, name: &str, key: &str) -> Result<String> {
-    let secrets: Api<Secret> = Api::namespaced(stack.host.clone(), namespace);
-    let found = secrets
-        .get(name)
-        .await
-        .with_context(|| format!("reading Secret {name}"))?;
-    let value = found.data.unwrap_or_default().remove(key);
-    Ok(String::from_utf8(value.with_context(|| format!("no {key}"))?.0)?)
-}
-
-/// A certificate for a kubelet, by the cluster's own CA for these.
-async fn issue_kubelet(stack: &Stack, cluster: &Cluster) -> Result<(String, String)> {
-    let name = format!("{}-kubelet-ca-g1", cluster.id().context("no identity")?);
-    let authority = secret(stack, "yoke-pki", &name, "tls.crt").await?;
-    let key = KeyPair::from_pem(&secret(stack, "yoke-pki", &name, "tls.key").await?)?;
-    let issuer = Issuer::from_ca_cert_pem(&authority, key)?;
-    let mut parameters = CertificateParams::default();
-    parameters.subject_alt_names = vec![SanType::IpAddress(ADDRESS.parse()?)];
-    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let key = KeyPair::generate()?;
-    Ok((parameters.signed_by(&key, &issuer)?.pem(), key.serialize_pem()))
-}
-
-/// Runs a program in a Pod on the worker.
-async fn run_pod(stack: &Stack, kubeconfig: &Path, name: &str, arguments: &[&str]) -> Result<()> {
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-        "spec": {
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": false,
-            "containers": [{"name": "echo", "image": ECHO, "imagePullPolicy": "IfNotPresent", "args": arguments}],
-        },
-    });
-    let file = kubeconfig.with_extension(format!("{name}.json"));
-    std::fs::write(&file, pod.to_string())?;
-    let file = file.to_str().context("a path that is not UTF-8")?;
-    stack.kubectl(kubeconfig, &["apply", "-f", file]).await?.ok()?;
-    Ok(())
-}
-
-async fn wait_phase(stack: &Stack, kubeconfig: &Path, pod: &str, phase: &str) -> Result<()> {
-    wait_until(&format!("Pod {pod} to be {phase}"), POD_LIMIT, async || {
-        let found = ["get", "pod", pod, "-o", "jsonpath={.status.phase}"];
-        Ok(stack.kubectl(kubeconfig, &found).await?.ok()? == phase)
-    })
-    .await
-}
-
-/// What a Pod's port answers through `kubectl port-forward`.
-async fn ask_forwarded(stack: &Stack, kubeconfig: &Path, pod: &str) -> Result<String> {
-    let mut command = stack.program("kubectl");
-    command.arg("--kubeconfig").arg(kubeconfig);
-    command.args(["port-forward", &format!("pod/{pod}"), ":8080"]);
-    let mut forward = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
-    let mut lines = BufReader::new(forward.stdout.take().context("no output")?).lines();
-    let line = tokio::time::timeout(POD_LIMIT, lines.next_line()).await??;
-    // Forwarding from 127.0.0.1:41234 -> 8080
-    let line = line.context("kubectl port-forward said nothing")?;
-    let port = line.split_whitespace().nth(2).context("no address")?;
-    let mut curl = Command::new("curl");
-    curl.args([
-        "--silent",
-        "--show-error",
-        "--max-time",
-        "10",
-        &format!("http://{port}/"),
-    ]);
-    run(curl, POD_LIMIT).await?.ok()
-}
-
 /// A Pod finds another one by the name of its Service, which is where cluster DNS and kube-proxy say.
-async fn use_service(stack: &Stack, kubeconfig: &Path) -> Result<()> {
-    for name in ["kube-dns", "kube-proxy"] {
-        let ready = "jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}";
-        let find = [
-            "get",
-            "pod",
-            "-n",
-            "kube-system",
-            "-l",
-            &format!("k8s-app={name}"),
-            "-o",
-            ready,
-        ];
-        wait_until(&format!("{name} to be ready"), POD_LIMIT, async || {
-            Ok(stack.kubectl(kubeconfig, &find).await?.ok()? == "True")
-        })
-        .await?;
+async fn use_service(inside: Workload<'_>) -> Result<()> {
+    for name in ["coredns", "kube-proxy"] {
+        inside.wait_addon(name, 1).await?;
     }
     let expose = ["expose", "pod", "serves", "--port=80", "--target-port=8080"];
     let label = ["label", "pod", "serves", "app=serves"];
     for arguments in [&label[..], &expose] {
-        stack.kubectl(kubeconfig, arguments).await?.ok()?;
+        inside.kubectl(arguments).await?;
     }
     let url = "http://serves.default.svc.cluster.local/";
-    run_pod(stack, kubeconfig, "asks", &[]).await?;
-    wait_phase(stack, kubeconfig, "asks", "Running").await?;
+    inside.run_pod("asks", &[], None).await?;
+    inside.wait_phase("asks", "Running").await?;
     wait_until("a Service to answer by its name", POD_LIMIT, async || {
-        let heard = stack
-            .kubectl(kubeconfig, &["exec", "asks", "--", "echo", "get", url])
-            .await?;
-        Ok(heard.stdout.trim() == "serves")
+        Ok(inside.ask_from("asks", url).await?.stdout.trim() == "serves")
     })
     .await
 }
 
 /// A Pod on the worker, behind a Service, says no to every ConfigMap. (kube-apiserver sends nothing through agents that is for
 /// the `url` of a webhook.)
-async fn refuse_by_webhook(stack: &Stack, kubeconfig: &Path) -> Result<()> {
+async fn refuse_by_webhook(inside: Workload<'_>) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::default();
     parameters.subject_alt_names = vec![SanType::DnsName("far.default.svc".try_into()?)];
@@ -190,21 +94,14 @@ async fn refuse_by_webhook(stack: &Stack, kubeconfig: &Path) -> Result<()> {
             }],
         }),
     ];
-    let file = kubeconfig.with_extension("webhook.json");
-    std::fs::write(
-        &file,
-        json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string(),
-    )?;
-    let file = file.to_str().context("a path that is not UTF-8")?;
-    stack.kubectl(kubeconfig, &["apply", "-f", file]).await?.ok()?;
-    wait_phase(stack, kubeconfig, "far", "Running").await?;
+    inside.apply(&objects).await?;
+    inside.wait_phase("far", "Running").await?;
     let create = ["create", "configmap", "refused"];
     // The API server learns of a webhook a moment later, and the Pod may not listen yet.
     wait_until("the webhook to be asked", POD_LIMIT, async || {
-        let answer = stack.kubectl(kubeconfig, &create).await?;
+        let answer = inside.stack.kubectl(inside.kubeconfig, &create).await?;
         if answer.success() {
-            let delete = ["delete", "configmap", "refused"];
-            stack.kubectl(kubeconfig, &delete).await?.ok()?;
+            inside.kubectl(&["delete", "configmap", "refused"]).await?;
         }
         Ok(answer.stderr.contains("the worker says no"))
     })
@@ -218,69 +115,59 @@ fn to_base64(text: &str) -> Result<serde_json::Value> {
 #[tokio::test]
 async fn a_worker_behind_nat_is_reached() -> Result<()> {
     let stack = Stack::connect().await?;
-    let tenant = TenantFixture::create(&stack, "agents").await?;
+    let key = Key::draw().await?;
+    let tenant = TenantFixture::create_with(&stack, "agents", key.to_spec()).await?;
     tenant.create_cluster("a", with_agents()).await?;
     let cluster = ready(&tenant, "a").await?;
     let kubeconfig = tenant.kubeconfig("a").await?;
-    let kubectl = async |args: &[&str]| stack.kubectl(&kubeconfig, args).await;
-    let images = "jsonpath={.items[*].spec.template.spec.containers[*].image}";
-    let images = kubectl(&["get", "daemonset,deployment", "-n", "kube-system", "-o", images])
-        .await?
-        .ok()?;
-    let images: Vec<_> = images.split_whitespace().collect();
-
-    let (certificate, key) = issue_kubelet(&stack, &cluster).await?;
-    let hosted = hosted_namespace(&cluster)?;
-    let credentials = Credentials {
+    let inside = Workload {
+        stack: &stack,
         kubeconfig: &kubeconfig,
-        client_ca: &secret(&stack, &hosted, "kube-apiserver", "client-ca.crt").await?,
-        certificate: &certificate,
-        key: &key,
     };
-    let worker = Worker::start(&stack, &credentials, &images)?;
-    let agents = ["get", "daemonset", "-o", "jsonpath={.status.numberReady}"];
-    let connected = wait_until("an agent to be ready", WORKER_LIMIT, async || {
-        Ok(kubectl(&[&agents[..], &AGENT].concat()).await?.ok()? == "1")
-    });
-    connected.await.with_context(|| worker.last_words())?;
+    let worker = Worker::join(&stack, &key.path, "a").await?;
+    let connected = inside.wait_addon(AGENT[1], 1).await;
+    connected.with_context(|| worker.last_words())?;
 
+    let hosted = hosted_namespace(&cluster)?;
     let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
     let pid = network::container_pid(&stack, &pod, "kube-apiserver").await?;
-    let direct = network::knock(&network::From::Process(pid), ADDRESS, 10250).await;
+    let address = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
+    let address = inside.kubectl(&["get", "node", &worker.name, "-o", address]).await?;
+    let direct = network::knock(&network::From::Process(pid), &address, 10250).await;
     ensure!(
         !matches!(direct, Ok(network::Door::Open)),
         "the control plane needs no agent to reach the worker"
     );
 
-    run_pod(&stack, &kubeconfig, "said", &["nonsense"]).await?;
-    run_pod(&stack, &kubeconfig, "serves", &[]).await?;
-    wait_phase(&stack, &kubeconfig, "said", "Failed").await?;
-    wait_phase(&stack, &kubeconfig, "serves", "Running").await?;
+    inside.run_pod("said", &["nonsense"], None).await?;
+    inside.run_pod("serves", &[], None).await?;
+    inside.wait_phase("said", "Failed").await?;
+    inside.wait_phase("serves", "Running").await?;
     let said = wait_for("the log of a Pod", AGENT_LIMIT, async || {
-        kubectl(&["logs", "said"]).await?.ok().map(Some)
+        inside.kubectl(&["logs", "said"]).await.map(Some)
     })
     .await?;
-    ensure!(said.contains("usage: echo [get URL | deny FOLDER]"), "logs: {said}");
-    let exec = ["exec", "serves", "--", "echo", "get", "http://127.0.0.1:8080/"];
-    let heard = kubectl(&exec).await?.ok()?;
+    ensure!(said.contains("usage: echo"), "logs: {said}");
+    let heard = inside.ask_from("serves", "http://127.0.0.1:8080/").await?.ok()?;
     ensure!(heard.trim() == "serves", "exec: {heard}");
-    let heard = ask_forwarded(&stack, &kubeconfig, "serves").await?;
+    let heard = inside.ask_forwarded("serves").await?;
     ensure!(heard.trim() == "serves", "port-forward: {heard}");
-    let proxied = kubectl(&["get", "--raw", "/api/v1/namespaces/default/pods/serves:8080/proxy/"]).await?;
-    ensure!(proxied.clone().ok()?.trim() == "serves", "proxy: {proxied:?}");
+    let proxied = ["get", "--raw", "/api/v1/namespaces/default/pods/serves:8080/proxy/"];
+    let proxied = inside.kubectl(&proxied).await?;
+    ensure!(proxied.trim() == "serves", "proxy: {proxied}");
 
-    let metrics = ["get", "--raw", &format!("/api/v1/nodes/{NAME}/proxy/healthz")];
-    let healthy = kubectl(&metrics).await?.ok()?;
+    let health = format!("/api/v1/nodes/{}/proxy/healthz", worker.name);
+    let healthy = inside.kubectl(&["get", "--raw", &health]).await?;
     ensure!(healthy.trim() == "ok", "the kubelet itself: {healthy}");
 
-    use_service(&stack, &kubeconfig).await?;
-    refuse_by_webhook(&stack, &kubeconfig).await?;
+    use_service(inside).await?;
+    refuse_by_webhook(inside).await?;
 
     // What it costs while somebody uses it.
     let server = network::container_pid(&stack, &pod, "konnectivity-server").await?;
     let memory = process::anonymous_memory(server)? >> 20;
     println!("konnectivity-server has {memory} MiB of anonymous memory");
-    worker.stop().await?;
+    worker.remove().await?;
     tenant.remove().await
 }
 

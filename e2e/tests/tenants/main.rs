@@ -14,3 +14,4 @@ mod refusals;
 mod rights;
 mod ssh;
 mod tenant_api;
+mod workers;

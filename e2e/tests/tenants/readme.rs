@@ -1,7 +1,7 @@
 //! Every command of the README is run, in its order, as a newcomer would.
 //!
-//! Blocks marked `console` are run here in one shell, those about Helm by `install.rs`, those of `console make` by the
-//! tests of the machine.
+//! Blocks marked `console` are run here in one shell, those about Helm by `install.rs`, those about workers by `workers.rs`,
+//! those of `console make` by the tests of the machine.
 
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use yoke_e2e::logs::Journal;
 use yoke_e2e::readme::{commands, inline, kinds, root, type_in};
 use yoke_e2e::{Stack, run};
 
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 9] = [
     "text",
     "console",
     "console make",
+    "console worker",
     "console root",
     "console images",
     "console install",

@@ -1,46 +1,12 @@
 //! A Tenant's Clusters over SSH, with OpenSSH's own clients.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kube::api::{Api, ListParams, LogParams};
 use serde_json::{Value, json};
-use tokio::process::Command;
-use yoke_api::TenantSpec;
-use yoke_api::tenant::SshKey;
-use yoke_e2e::tenant::READY_LIMIT;
-use yoke_e2e::{Output, Stack, TenantFixture, run, wait_until};
-
-/// OpenSSH's options for somebody with this key.
-fn options(stack: &Stack, key: &Path) -> Vec<String> {
-    let known_hosts = stack.dir.join("ssh/known_hosts");
-    let options = [
-        format!("UserKnownHostsFile={}", known_hosts.display()),
-        "StrictHostKeyChecking=yes".into(),
-        "IdentitiesOnly=yes".into(),
-        "IdentityAgent=none".into(),
-        format!("IdentityFile={}", key.display()),
-    ];
-    let none = ["-F".to_owned(), "none".to_owned()];
-    none.into_iter()
-        .chain(options.into_iter().flat_map(|option| ["-o".to_owned(), option]))
-        .collect()
-}
-
-async fn ssh(stack: &Stack, key: &Path, line: &str) -> Result<Output> {
-    let mut command = Command::new("ssh");
-    command.args(options(stack, key));
-    command.arg(format!("ssh://{}", stack.var("YOKE_SSH")?)).arg(line);
-    run(command, READY_LIMIT + Duration::from_secs(30)).await
-}
-
-async fn scp(stack: &Stack, key: &Path, file: &str, to: &Path) -> Result<Output> {
-    let mut command = Command::new("scp");
-    command.args(options(stack, key));
-    command.arg(format!("scp://{}/{file}", stack.var("YOKE_SSH")?)).arg(to);
-    run(command, Duration::from_secs(60)).await
-}
+use yoke_e2e::ssh::{Key, scp, ssh};
+use yoke_e2e::{Output, Stack, TenantFixture, wait_until};
 
 fn json_of(output: Output) -> Result<Value> {
     let text = output.ok()?;
@@ -51,49 +17,39 @@ fn json_of(output: Output) -> Result<Value> {
 async fn key_is_all_that_a_tenant_needs() -> Result<()> {
     let stack = Stack::connect().await?;
     let files = tempfile::tempdir()?;
-    let key = files.path().join("key");
-    let mut keygen = Command::new("ssh-keygen");
-    keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key);
-    run(keygen, Duration::from_secs(10)).await?.ok()?;
-    let refused = ssh(&stack, &key, "clusters").await?.refused()?;
+    let drawn = Key::draw().await?;
+    let key = &drawn.path;
+    let refused = ssh(&stack, key, "clusters").await?.refused()?;
     ensure!(refused.contains("spec.sshKeys"), "{refused}");
 
-    let public = std::fs::read_to_string(key.with_extension("pub"))?;
-    let spec = TenantSpec {
-        ssh_keys: vec![SshKey {
-            name: "test".into(),
-            public_key: public.trim().into(),
-        }],
-        ..TenantSpec::default()
-    };
-    let tenant = TenantFixture::create_with(&stack, "ssh", spec).await?;
+    let tenant = TenantFixture::create_with(&stack, "ssh", drawn.to_spec()).await?;
     wait_until("the key to be known", Duration::from_secs(20), || async {
-        Ok(ssh(&stack, &key, "clusters").await?.success())
+        Ok(ssh(&stack, key, "clusters").await?.success())
     })
     .await?;
-    let whoami = json_of(ssh(&stack, &key, "whoami --json").await?)?;
+    let whoami = json_of(ssh(&stack, key, "whoami --json").await?)?;
     ensure!(
         whoami["tenant"] == json!("e2e-ssh") && whoami["key"] == json!("test"),
         "{whoami}"
     );
 
-    let created = json_of(ssh(&stack, &key, "create a --wait --timeout 3m --json").await?)?;
+    let created = json_of(ssh(&stack, key, "create a --wait --timeout 3m --json").await?)?;
     ensure!(created["ready"] == json!(true), "{created}");
     let kubeconfig = files.path().join("a.kubeconfig");
-    scp(&stack, &key, "a.kubeconfig", &kubeconfig).await?.ok()?;
+    scp(&stack, key, "a.kubeconfig", &kubeconfig).await?.ok()?;
     let namespaces = stack
         .kubectl(&kubeconfig, &["get", "namespaces", "-o", "name"])
         .await?
         .ok()?;
     ensure!(namespaces.contains("namespace/kube-system"), "{namespaces}");
-    let printed = ssh(&stack, &key, "kubeconfig a").await?.ok()?;
+    let printed = ssh(&stack, key, "kubeconfig a").await?.ok()?;
     ensure!(
         printed == std::fs::read_to_string(&kubeconfig)?,
         "the two kubeconfigs differ"
     );
 
     // Another Tenant's Cluster is as if it were not; it is there for its own.
-    let stolen = ssh(&stack, &key, "kubeconfig demo").await?.refused()?;
+    let stolen = ssh(&stack, key, "kubeconfig demo").await?.refused()?;
     ensure!(stolen.contains("not found"), "{stolen}");
     let demo = stack.dir.join("ssh/demo");
     let clusters = json_of(ssh(&stack, &demo, "clusters --json").await?)?;
@@ -105,7 +61,7 @@ async fn key_is_all_that_a_tenant_needs() -> Result<()> {
         .collect();
     ensure!(names == [&json!("demo")], "{clusters}");
 
-    ssh(&stack, &key, "delete a --yes --wait").await?.ok()?;
+    ssh(&stack, key, "delete a --yes --wait").await?.ok()?;
     let logged = audit_lines(&stack).await?;
     for (command, result) in [
         ("create a --wait --timeout 3m --json", "ok"),

@@ -1,15 +1,19 @@
 // Command echo is what tests put behind Services and NetworkPolicies: `echo` serves the pod's name on port 8080, and
-// `echo get URL` asks another, exits 0 when it answered 200, and prints what it said. `echo deny FOLDER` is an admission
-// webhook on port 8443 that says no; its tls.crt and tls.key are in the folder.
+// `echo get URL` asks another, exits 0 when it answered 200, and prints what it said; it asks https as the pod's service
+// account. `echo poll URL` asks ten times a second, each time by a connection of its own, and prints a line for each answer.
+// `echo deny FOLDER` is an admission webhook on port 8443 that says no; its tls.crt and tls.key are in the folder.
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -18,6 +22,8 @@ const (
 	listen    = ":8080"
 	listenTLS = ":8443"
 	timeout   = 3 * time.Second
+	pause     = 100 * time.Millisecond
+	account   = "/var/run/secrets/kubernetes.io/serviceaccount/"
 )
 
 func main() {
@@ -32,11 +38,15 @@ func run(args []string) error {
 	case len(args) == 0:
 		return serve()
 	case len(args) == 2 && args[0] == "get":
-		return get(args[1])
+		answer, err := get(args[1])
+		fmt.Print(answer)
+		return err
+	case len(args) == 2 && args[0] == "poll":
+		return poll(args[1])
 	case len(args) == 2 && args[0] == "deny":
 		return deny(args[1])
 	default:
-		return fmt.Errorf("usage: echo [get URL | deny FOLDER]")
+		return fmt.Errorf("usage: echo [get URL | poll URL | deny FOLDER]")
 	}
 }
 
@@ -92,18 +102,57 @@ func deny(folder string) error {
 	return server.ListenAndServeTLS(folder+"/tls.crt", folder+"/tls.key")
 }
 
-func get(url string) error {
-	client := &http.Client{Timeout: timeout}
-	reply, err := client.Get(url)
+func poll(url string) error {
+	endWithSignal()
+	for {
+		answer, err := get(url)
+		if err != nil {
+			answer = fmt.Sprintf("error: %v", err)
+		}
+		fmt.Println(strings.TrimSpace(answer))
+		time.Sleep(pause)
+	}
+}
+
+func get(url string) (string, error) {
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	if request.URL.Scheme == "https" {
+		if err := asAccount(request, transport); err != nil {
+			return "", err
+		}
+	}
+	client := &http.Client{Timeout: timeout, Transport: transport}
+	reply, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer reply.Body.Close()
+	answer, err := io.ReadAll(reply.Body)
+	if err != nil {
+		return "", err
+	}
+	if reply.StatusCode != http.StatusOK {
+		return string(answer), fmt.Errorf("%s answered %s", url, reply.Status)
+	}
+	return string(answer), nil
+}
+
+func asAccount(request *http.Request, transport *http.Transport) error {
+	token, err := os.ReadFile(account + "token")
 	if err != nil {
 		return err
 	}
-	defer reply.Body.Close()
-	if _, err := io.Copy(os.Stdout, reply.Body); err != nil {
+	authority, err := os.ReadFile(account + "ca.crt")
+	if err != nil {
 		return err
 	}
-	if reply.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answered %s", url, reply.Status)
-	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(authority)
+	transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+	request.Header.Set("Authorization", "Bearer "+string(token))
 	return nil
 }

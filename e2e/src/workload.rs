@@ -1,0 +1,105 @@
+//! Pods of a tenant's cluster that has workers.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+
+use crate::command::{Output, run};
+use crate::stack::Stack;
+use crate::wait::wait_until;
+use crate::worker::ECHO;
+
+/// An image is there; a Pod that is not up by then never is.
+pub const POD_LIMIT: Duration = Duration::from_secs(60);
+
+/// A cluster, and who uses it.
+#[derive(Clone, Copy)]
+pub struct Workload<'a> {
+    /// The stack that it is on.
+    pub stack: &'a Stack,
+    /// With which it is asked.
+    pub kubeconfig: &'a Path,
+}
+
+impl Workload<'_> {
+    /// What kubectl says, which must succeed.
+    pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.stack.kubectl(self.kubeconfig, arguments).await?.ok()
+    }
+
+    /// Applies objects.
+    pub async fn apply(&self, objects: &[Value]) -> Result<()> {
+        let file = tempfile::NamedTempFile::new().context("making a file for a manifest")?;
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        std::fs::write(file.path(), list.to_string()).context("writing a manifest")?;
+        let path = file.path().to_str().context("a path that is not UTF-8")?;
+        self.kubectl(&["apply", "-f", path]).await.map(drop)
+    }
+
+    /// Runs [`ECHO`] with arguments in a Pod, on one of the workers or on any.
+    pub async fn run_pod(&self, name: &str, arguments: &[&str], node: Option<&str>) -> Result<()> {
+        let selector = node.map(|node| json!({"kubernetes.io/hostname": node}));
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never",
+                "nodeSelector": selector,
+                "containers": [{"name": "echo", "image": ECHO, "imagePullPolicy": "IfNotPresent", "args": arguments}],
+            },
+        });
+        self.apply(&[pod]).await
+    }
+
+    /// Waits until a Pod has a phase.
+    pub async fn wait_phase(&self, pod: &str, phase: &str) -> Result<()> {
+        wait_until(&format!("Pod {pod} to be {phase}"), POD_LIMIT, async || {
+            let found = ["get", "pod", pod, "-o", "jsonpath={.status.phase}"];
+            Ok(self.kubectl(&found).await? == phase)
+        })
+        .await
+    }
+
+    /// Waits until the add-on's Pods are ready on every worker.
+    pub async fn wait_addon(&self, daemon_set: &str, workers: usize) -> Result<()> {
+        let ready = "jsonpath={.status.updatedNumberScheduled} {.status.numberReady}";
+        let find = ["get", "daemonset", daemon_set, "-n", "kube-system", "-o", ready];
+        wait_until(
+            &format!("{daemon_set} on {workers} workers"),
+            POD_LIMIT * 2,
+            async || Ok(self.kubectl(&find).await? == format!("{workers} {workers}")),
+        )
+        .await
+    }
+
+    /// What a URL answers to a Pod.
+    pub async fn ask_from(&self, pod: &str, url: &str) -> Result<Output> {
+        let exec = ["exec", pod, "--", "echo", "get", url];
+        self.stack.kubectl(self.kubeconfig, &exec).await
+    }
+
+    /// What a Pod's port answers through `kubectl port-forward`.
+    pub async fn ask_forwarded(&self, pod: &str) -> Result<String> {
+        let mut command = self.stack.program("kubectl");
+        command.arg("--kubeconfig").arg(self.kubeconfig);
+        command.args(["port-forward", &format!("pod/{pod}"), ":8080"]);
+        let mut forward = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let mut lines = BufReader::new(forward.stdout.take().context("no output")?).lines();
+        let line = tokio::time::timeout(POD_LIMIT, lines.next_line()).await??;
+        // Forwarding from 127.0.0.1:41234 -> 8080
+        let line = line.context("kubectl port-forward said nothing")?;
+        let port = line.split_whitespace().nth(2).context("no address")?;
+        let mut curl = Command::new("curl");
+        let url = format!("http://{port}/");
+        curl.args(["--silent", "--show-error", "--max-time", "10", &url]);
+        run(curl, POD_LIMIT).await?.ok()
+    }
+}
