@@ -7,15 +7,14 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AddonsSpec {
-    /// DNS of the cluster: DaemonSet `coredns`, one on each worker, because Pods of one worker do not reach those of another; and
+    /// DNS of the cluster: DaemonSet `coredns`, one on each worker, because two workers behind NATs do not reach each other; and
     /// Service `kube-dns` at the tenth address of `spec.network.serviceCIDR`, which leads to the one on the same worker. Of the
     /// ConfigMap `coredns-custom`, if there is one, `*.override` become part of its configuration for all names, and `*.server`
     /// servers of their own.
     #[serde(default, rename = "coreDNS")]
     pub core_dns: AddonSpec,
-    /// Addresses of Services on the workers: DaemonSet `kube-proxy`. Those of Pods on other workers lead nowhere until there is a
-    /// network between workers. From Kubernetes 1.33 on a worker needs Linux 5.13 for it. Rules that it has made stay on a worker
-    /// until that starts again.
+    /// Addresses of Services on the workers: DaemonSet `kube-proxy`. From Kubernetes 1.33 on a worker needs Linux 5.13 for it.
+    /// Rules that it has made stay on a worker until that starts again.
     #[serde(default)]
     pub kube_proxy: AddonSpec,
     /// What workers and Pods use, for `kubectl top` and horizontal autoscaling: Deployment `metrics-server`. Off unless it is

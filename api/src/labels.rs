@@ -28,6 +28,11 @@ pub const OWNER_UID: &str = "yoke.drzzl.io/owner-uid";
 /// Annotation on a hosted namespace: `namespace/name` of the Cluster that owns it.
 pub const OWNER: &str = "yoke.drzzl.io/owner";
 
+/// Annotation on a Node, by its worker: the public key of its end of the network of Pods, in base64.
+pub const WIREGUARD_PUBLIC_KEY: &str = "yoke.drzzl.io/wireguard-public-key";
+/// Annotation on a Node, by its worker: address and port where others reach that end.
+pub const WIREGUARD_ENDPOINT: &str = "yoke.drzzl.io/wireguard-endpoint";
+
 /// Annotation on a hosted namespace: what becomes of the stored data if the Cluster goes without the operator.
 pub const DELETION_POLICY: &str = "yoke.drzzl.io/deletion-policy";
 /// The value of [`DELETION_POLICY`] by which the data goes too.

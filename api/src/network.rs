@@ -20,6 +20,24 @@ pub struct Cidr {
 }
 
 impl Cidr {
+    /// The network's own address.
+    pub fn address(self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits all its addresses share.
+    pub fn prefix(self) -> u8 {
+        self.prefix
+    }
+
+    /// The range of one address.
+    pub fn of(address: IpAddr) -> Self {
+        Self {
+            address,
+            prefix: width(address),
+        }
+    }
+
     /// The first address after the network's own: that of the Service `default/kubernetes` if this is a Service range.
     pub fn first_host(self) -> IpAddr {
         match self.address {

@@ -15,6 +15,8 @@ const BUNDLE: &str = "/usr/lib/yoke-worker";
 /// What a Cluster has unless its spec says otherwise.
 const CLUSTER_DNS: &str = "10.96.0.10";
 const CLUSTER_DOMAIN: &str = "cluster.local";
+/// WireGuard's own.
+pub(crate) const WIREGUARD_PORT: u16 = 51820;
 /// Nobody counts in more than a year.
 pub(crate) const LONGEST: Duration = Duration::from_hours(8760);
 
@@ -109,6 +111,9 @@ pub(crate) struct WorkerOptions {
     /// Address of the Node, if it is not that of the default route
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) node_ip: Option<IpAddr>,
+    /// Address where other workers reach this one, if it is not that of the Node
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) public_address: Option<IpAddr>,
     /// Address of the cluster's DNS Service
     #[arg(long, value_name = "ADDRESS", default_value = CLUSTER_DNS)]
     pub(crate) cluster_dns: IpAddr,
@@ -147,6 +152,9 @@ pub(crate) struct MachineOptions {
     /// Accept control groups of version 1, which Kubernetes gives up
     #[arg(long)]
     pub(crate) allow_cgroup_v1: bool,
+    /// Port of UDP at which other workers reach this one
+    #[arg(long, value_name = "PORT", default_value_t = WIREGUARD_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) wireguard_port: u16,
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {

@@ -35,10 +35,12 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
         }
     }
     unmount_all(layout.root())?;
-    remove_link(&worker.id.bridge()).await;
+    for link in [worker.id.bridge(), worker.id.tunnel()] {
+        remove_link(&link).await;
+    }
     // One that was never let in has none, and may be in a network that is somebody else's as well.
     if layout.kubeconfig().exists() {
-        rules::remove_all(&worker.id.network()).await;
+        rules::remove_all(&worker.id).await;
     }
     let left = cgroups.remove().await;
     if !left.is_empty() {
@@ -104,10 +106,10 @@ fn unescape(text: &[u8]) -> PathBuf {
     OsString::from_vec(plain).into()
 }
 
-/// The bridge. In a network namespace that goes away it goes by itself.
-async fn remove_link(bridge: &str) {
+/// The bridge, or the device of a worker that still ends. In a network namespace that goes away they go by themselves.
+async fn remove_link(link: &str) {
     let mut command = Command::new("ip");
-    command.args(["link", "delete", bridge]).env_clear().env("PATH", PATH);
+    command.args(["link", "delete", link]).env_clear().env("PATH", PATH);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

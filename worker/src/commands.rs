@@ -1,13 +1,12 @@
 //! `run` and `leave`: which parts of a worker are called, and in which order.
 
-use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use tokio::process::Command;
 
 use yoke_api::join_token::JoinLine;
 
-use crate::arguments::{FolderOptions, NodeOptions, RunOptions, WorkerOptions};
+use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
 use crate::boxed::{self, Signals};
 use crate::layout::Layout;
 use crate::output::say;
@@ -123,7 +122,7 @@ async fn check(options: &WorkerOptions, line: &JoinLine) -> Result<(), Error> {
     if options.no_preflight {
         return Ok(());
     }
-    let rows = observe(&options.machine.root, options.machine.allow_cgroup_v1, Some(line)).await;
+    let rows = observe(&options.machine, Some(line)).await;
     if !preflight::is_fit(&rows) {
         let bad: Vec<_> = rows
             .into_iter()
@@ -136,8 +135,8 @@ async fn check(options: &WorkerOptions, line: &JoinLine) -> Result<(), Error> {
 }
 
 /// A row for each thing that a worker needs.
-pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool, line: Option<&JoinLine>) -> Vec<preflight::Row> {
-    let mut facts = machine::observe(root, allow_cgroup_v1).await;
+pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>) -> Vec<preflight::Row> {
+    let mut facts = machine::observe(options).await;
     if let Some(line) = line {
         facts.skew = Some(clock::observe_skew(line).await);
     }

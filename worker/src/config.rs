@@ -73,7 +73,7 @@ temp = "{dir}/tmp"
 }
 
 /// The network of Pods, once it is known which addresses the node may give.
-pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr) -> String {
+pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr, mtu: u32) -> String {
     let config = json!({
         "cniVersion": "1.0.0",
         "name": id.network(),
@@ -82,7 +82,7 @@ pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr) -> String {
                 "type": "bridge",
                 "bridge": id.bridge(),
                 "isGateway": true,
-                "ipMasq": true,
+                "mtu": mtu,
                 "hairpinMode": true,
                 "ipam": {
                     "type": "host-local",

@@ -108,6 +108,9 @@ pub enum Error {
         /// What is said about it.
         why: String,
     },
+    /// Pods cannot be connected.
+    #[error("cannot make the network of Pods: {0}")]
+    Network(String),
     /// Something cannot be removed.
     #[error("cannot remove {}", list(.0))]
     Left(Vec<PathBuf>),

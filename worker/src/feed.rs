@@ -2,9 +2,16 @@
 
 use std::io;
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
+
+use crate::machine::PATH;
+
+const LIMIT: Duration = Duration::from_secs(10);
+/// Of what a program says that failed.
+const SAID_MAX: usize = 300;
 
 /// Runs a program with an input, to its end. It is killed if nobody waits any more.
 pub(crate) async fn feed(mut command: Command, input: &str) -> io::Result<Output> {
@@ -18,4 +25,20 @@ pub(crate) async fn feed(mut command: Command, input: &str) -> io::Result<Output
         let _ = pipe.write_all(input.as_bytes()).await;
     }
     child.wait_with_output().await
+}
+
+/// What a program of the machine says, or why it failed.
+pub(crate) async fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear().env("PATH", PATH);
+    match tokio::time::timeout(LIMIT, feed(command, input)).await {
+        Err(_) => Err(format!("{program}: no end within {LIMIT:?}")),
+        Ok(Err(error)) => Err(format!("{program}: {error}")),
+        Ok(Ok(output)) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Ok(Ok(output)) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said: String = said.trim().chars().take(SAID_MAX).collect();
+            Err(format!("{program}: {said}"))
+        }
+    }
 }

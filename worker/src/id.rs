@@ -40,7 +40,12 @@ impl Id {
         format!("yoke{}", self.0)
     }
 
-    /// The network's name, which CNI keeps its notes under.
+    /// The device by which its Pods reach those of other workers.
+    pub(crate) fn tunnel(&self) -> String {
+        format!("ykwg{}", self.0)
+    }
+
+    /// The network's name, which CNI keeps its notes under, and that of its table of the packet filter.
     pub(crate) fn network(&self) -> String {
         format!("yoke-worker-{}", self.0)
     }
@@ -91,9 +96,12 @@ mod tests {
         ] {
             assert_ne!(one.cgroup(), other.cgroup(), "{rule}");
             assert_ne!(one.bridge(), other.bridge(), "{rule}");
+            assert_ne!(one.tunnel(), other.tunnel(), "{rule}");
             assert_ne!(one.network(), other.network(), "{rule}");
         }
-        assert!(one.bridge().len() <= 15, "{}", one.bridge());
+        for link in [one.bridge(), one.tunnel()] {
+            assert!(link.len() <= 15, "{link}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!    sysctls.json     what settings of the kernel were before
 //!    bin/ images/     copies of the bundle
 //!    config/          files of containerd, CNI and the kubelet, written anew at each start
-//!    pki/             the CAs, and the kubelet's certificates
+//!    pki/             the CAs, the kubelet's certificates, and the key of the network of Pods
 //!    containerd/ kubelet/ cni/ logs/    what these keep
 //! ```
 
@@ -89,6 +89,11 @@ impl Layout {
         self.root.join("config/cni")
     }
 
+    /// What Pods are connected by, as soon as it is there.
+    pub(crate) fn network_config(&self) -> PathBuf {
+        self.cni_config().join("10-yoke-worker.conflist")
+    }
+
     pub(crate) fn bootstrap_kubeconfig(&self) -> PathBuf {
         self.root.join("config/bootstrap.kubeconfig")
     }
@@ -108,6 +113,11 @@ impl Layout {
 
     pub(crate) fn client_authority(&self) -> PathBuf {
         self.pki().join("client-ca.crt")
+    }
+
+    /// The key of the network of Pods.
+    pub(crate) fn wireguard_key(&self) -> PathBuf {
+        self.pki().join("wireguard.key")
     }
 
     pub(crate) fn containerd(&self) -> PathBuf {

@@ -27,6 +27,7 @@ mod id;
 mod layout;
 mod live;
 mod machine;
+mod network;
 mod node;
 mod output;
 mod place;
@@ -74,7 +75,7 @@ async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
 
 async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
     let line = read_token(options.token.as_deref(), options.token_file.as_deref())?;
-    let rows = commands::observe(&options.machine.root, options.machine.allow_cgroup_v1, line.as_ref()).await;
+    let rows = commands::observe(&options.machine, line.as_ref()).await;
     let text = if options.json {
         preflight::report::to_json(&rows)
     } else {

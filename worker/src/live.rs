@@ -22,10 +22,11 @@ use crate::clock::to_line;
 use crate::config::{self, Machine};
 use crate::drain::Target;
 use crate::layout::Layout;
-use crate::machine::{PATH, has_sys_resource};
+use crate::machine::{PATH, has_sys_resource, resolv_conf};
+use crate::network::Network;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cgroups, cni, drain, files, node, sysctls};
+use crate::{Error, cgroups, cni, drain, files, network, node, sysctls};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -44,14 +45,14 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
     .saturating_add(cgroups::KILL_LIMIT)
     .saturating_add(drain::REMOVE_LIMIT);
 
-/// What systemd-resolved writes for those who cannot ask the stub that `/etc/resolv.conf` names.
-const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-const RESOLV_CONF: &str = "/etc/resolv.conf";
-
 /// Runs the worker until `end` comes.
 pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
+    if !network::has_table(&worker.id).await {
+        // The machine was booted: no Pod is connected before there is one again.
+        files::remove(&layout.network_config())?;
+    }
     let containerd = start_containerd(layout, &worker)?;
     tokio::pin!(end);
     let kubelet = tokio::select! {
@@ -68,15 +69,19 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
             return Err(error);
         }
     };
+    let mut network = None;
     let connected = tokio::select! {
         connected = connect_pods(layout, &mut worker) => Some(connected),
         () = &mut end => None,
     };
     let result = match connected {
-        Some(Ok(())) => {
-            end.await;
-            Ok(())
-        }
+        Some(Ok(mut kept)) => tokio::select! {
+            () = &mut end => {
+                network = Some(kept);
+                Ok(())
+            }
+            error = kept.failed() => Err(error),
+        },
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
@@ -85,6 +90,10 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
     } else {
         kubelet.stop().await;
         containerd.stop().await;
+    }
+    // Pods that end in order may have something to say to others.
+    if let Some(network) = network {
+        network.stop().await;
     }
     result
 }
@@ -201,11 +210,7 @@ fn observe_machine(cgroups: &Cgroups) -> Machine {
         pods_cgroup: cgroups.pods_root(),
         cgroup_v1: cgroups.is_v1(),
         may_raise_oom_score: has_sys_resource(),
-        resolv_conf: if Path::new(RESOLVED).exists() {
-            RESOLVED
-        } else {
-            RESOLV_CONF
-        },
+        resolv_conf: resolv_conf(),
     }
 }
 
@@ -295,17 +300,18 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
     }
 }
 
-/// Waits for the Node's addresses and writes the network that gives them. The bootstrap token has done its work then.
-async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
+/// Waits for the Node's addresses and makes the network that gives them. The bootstrap token has done its work then.
+async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<Network, Error> {
     let pods = node::wait_joined(layout, worker).await?;
-    let path = layout.cni_config().join("10-yoke-worker.conflist");
-    files::write(&path, &config::build_cni(layout, &worker.id, pods), files::PUBLIC)?;
+    let network = Network::start(layout, worker, pods).await?;
+    let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
+    files::write(&layout.network_config(), &cni, files::PUBLIC)?;
     files::remove(&layout.bootstrap_kubeconfig())?;
     say(&format!(
         "this machine is Node {} of {}; its Pods have {pods}",
         worker.name, worker.server
     ));
-    Ok(())
+    Ok(network)
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
 
+use crate::arguments::MachineOptions;
 use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
 
 /// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
@@ -17,13 +18,18 @@ pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 
 /// Bits of `CapEff`, as in `linux/capability.h`.
 const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_SYS_RESOURCE", 24)];
+/// What makes devices of a process's own; the kernel loads what it takes when it is opened.
+const TUN: &str = "/dev/net/tun";
+/// What systemd-resolved writes for those who cannot ask the stub that `/etc/resolv.conf` names.
+const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// A packet filter lists its rules at once, or hangs.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
 /// Of what a program says that failed.
 const SAID_MAX: usize = 200;
 
-/// Reads everything but the clock of the API. `root` is the folder of the worker, which need not be there.
-pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool) -> Facts {
+/// Reads everything but the clock of the API. The folder of the worker need not be there.
+pub(crate) async fn observe(options: &MachineOptions) -> Facts {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let effective = parse_capabilities(&read("/proc/self/status"));
     let release = read("/proc/sys/kernel/osrelease");
@@ -36,17 +42,18 @@ pub(crate) async fn observe(root: &Path, allow_cgroup_v1: bool) -> Facts {
             .collect(),
         host_name: host_name(),
         cgroups: observe_cgroups(&read("/proc/self/mountinfo"), &read("/proc/cgroups")),
-        allow_cgroup_v1,
+        allow_cgroup_v1: options.allow_cgroup_v1,
         kernel: parse_release(&release),
         nf_tables: nft == Filter::Works || has_module(release.trim(), "nf_tables"),
         overlay: has_overlay(&read("/proc/filesystems")) || has_module(release.trim(), "overlay"),
         ip_forward: parse_flag("/proc/sys/net/ipv4/ip_forward"),
         bridge_filter: parse_flag("/proc/sys/net/bridge/bridge-nf-call-iptables"),
         nft,
-        iptables: observe_filter("iptables", &["-w", "5", "-t", "nat", "-S"]).await,
+        tun: fs::OpenOptions::new().read(true).write(true).open(TUN).is_ok(),
+        wireguard: (options.wireguard_port, is_taken_by_udp(options.wireguard_port)),
         swap: parse_swaps(&read("/proc/swaps")),
         ports: PORTS.iter().map(|(port, _)| (*port, is_taken(*port))).collect(),
-        space: observe_space(root),
+        space: observe_space(&options.root),
         memory: parse_memory(&read("/proc/meminfo")),
         programs: PROGRAMS
             .iter()
@@ -62,6 +69,15 @@ pub(crate) fn host_name() -> String {
         .unwrap_or_default()
         .trim()
         .to_owned()
+}
+
+/// The machine's own resolver configuration, of which none leads to a stub on loopback.
+pub(crate) fn resolv_conf() -> &'static str {
+    if Path::new(RESOLVED).exists() {
+        RESOLVED
+    } else {
+        RESOLV_CONF
+    }
 }
 
 /// The path of an installed program.
@@ -192,6 +208,11 @@ fn is_taken(port: u16) -> bool {
     bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
 }
 
+fn is_taken_by_udp(port: u16) -> bool {
+    let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
+    bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+}
+
 /// The space of the volume where the folder is, or will be.
 fn observe_space(folder: &Path) -> Option<Space> {
     let path = folder.ancestors().find(|path| path.is_dir())?;
@@ -253,6 +274,8 @@ hugetlb\t4\t1\t0
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(is_taken(port));
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(is_taken_by_udp(socket.local_addr().unwrap().port()));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(crate) const PORTS: &[(u16, &str)] = &[(10250, "the kubelet's API"), (10248,
 pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
     ("mount", "the kubelet mounts volumes with it", "mount"),
     ("umount", "the kubelet unmounts volumes with it", "mount"),
-    ("ip", "bridges are removed with it", "iproute2"),
+    ("ip", "Pods of other workers are routed with it", "iproute2"),
     (
         "setpriv",
         "the kubelet and containerd are started with it",
@@ -93,7 +93,10 @@ pub(crate) struct Facts {
     /// Whether bridged packets pass the packet filter; `None` where the kernel does not have it (loaded).
     pub(crate) bridge_filter: Option<bool>,
     pub(crate) nft: Filter,
-    pub(crate) iptables: Filter,
+    /// Whether a process can have a network device.
+    pub(crate) tun: bool,
+    /// The port of the network of Pods, and whether somebody has it.
+    pub(crate) wireguard: (u16, bool),
     /// Devices and files that are swapped to.
     pub(crate) swap: Vec<String>,
     /// Whether somebody listens on a port, for each of [`PORTS`].
@@ -168,9 +171,11 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.push(kernel::inspect_overlay(facts.overlay));
     rows.push(kernel::inspect_forward(facts.ip_forward));
     rows.push(kernel::inspect_bridge(facts.bridge_filter));
-    rows.push(kernel::inspect_filter(facts));
+    rows.push(kernel::inspect_filter(&facts.nft));
+    rows.push(kernel::inspect_tun(facts.tun));
     rows.push(inspect_swap(&facts.swap));
     rows.extend(PORTS.iter().map(|(port, use_)| inspect_port(facts, *port, use_)));
+    rows.push(inspect_wireguard(facts.wireguard));
     rows.push(inspect_space(facts.space.as_ref()));
     rows.push(inspect_memory(facts.memory));
     let programs = PROGRAMS.iter();
@@ -266,6 +271,19 @@ fn inspect_port(facts: &Facts, port: u16, use_: &str) -> Row {
     if facts.ports.get(&port).copied().unwrap_or(false) {
         let to_do =
             format!("end who listens there (`ss -ltnp sport = :{port}`), perhaps another kubelet: it is for {use_}");
+        Row::failed(&check, "taken", to_do)
+    } else {
+        Row::ok(&check, "free")
+    }
+}
+
+fn inspect_wireguard((port, taken): (u16, bool)) -> Row {
+    let check = format!("port {port}/udp");
+    if taken {
+        let to_do = format!(
+            "end who listens there (`ss -lnup sport = :{port}`), or choose another one with --wireguard-port: Pods of \
+             other workers are reached by it"
+        );
         Row::failed(&check, "taken", to_do)
     } else {
         Row::ok(&check, "free")

@@ -1,96 +1,127 @@
-//! Removes rules of packet filters that their makers leave: kube-proxy all of its own when it ends, and the bridge plugin those
-//! of a Pod whose network namespace it is not told, or has gone.
+//! Rules of others' in the packet filter that a worker has to change, and tables that it removes: its own, and those that
+//! kube-proxy leaves when it ends.
 
-use std::io::ErrorKind;
-use std::time::Duration;
+use std::fmt::Write as _;
 
-use tokio::process::Command;
-
-use crate::feed::feed;
-use crate::machine::PATH;
+use crate::feed::call;
+use crate::id::Id;
+use crate::machine::find_program;
 use crate::output::say;
 
-const LIMIT: Duration = Duration::from_secs(10);
-/// Of what a program says that failed.
-const SAID_MAX: usize = 300;
+const LIST: [&str; 4] = ["-w", "5", "-S", "FORWARD"];
+const RESTORE: [&str; 3] = ["-w", "5", "--noflush"];
 
-/// Removes those of a network of Pods, and of kube-proxy.
-pub(crate) async fn remove_all(network: &str) {
-    if let Err(why) = remove_of_pods(network).await {
+/// Has what is forwarded from and to Pods accepted where nothing is that is not named, as Docker has it: no table of one's own
+/// takes that back.
+pub(crate) async fn accept_forwarding(id: &Id) -> Result<(), String> {
+    // Without the program, or its part of the kernel, there is no such policy.
+    let rules = call("iptables", &LIST, "").await.unwrap_or_default();
+    match build_acceptance(&rules, id) {
+        none if none.is_empty() => Ok(()),
+        script => call("iptables-restore", &RESTORE, &script).await.map(drop),
+    }
+}
+
+/// Removes the table of a network of Pods, what is accepted for it, and kube-proxy's tables.
+pub(crate) async fn remove_all(id: &Id) {
+    // Without the program, or its part of the kernel, nobody has made any.
+    let rules = call("iptables", &LIST, "").await.unwrap_or_default();
+    let script = build_removal(&rules, id);
+    if !script.is_empty()
+        && let Err(why) = call("iptables-restore", &RESTORE, &script).await
+    {
         say(&format!("cannot remove the rules of Pods: {why}"));
     }
-    for family in ["ip", "ip6"] {
-        match call("nft", &["delete", "table", family, "kube-proxy"], "").await {
+    if find_program("nft").is_none() {
+        return;
+    }
+    let network = id.network();
+    for (family, table) in [("inet", network.as_str()), ("ip", "kube-proxy"), ("ip6", "kube-proxy")] {
+        match call("nft", &["delete", "table", family, table], "").await {
             Err(why) if !why.contains("No such file or directory") => {
-                say(&format!("cannot remove kube-proxy's table of {family}: {why}"));
+                say(&format!("cannot remove the table {family} {table}: {why}"));
             }
             _ => {}
         }
     }
 }
 
-async fn remove_of_pods(network: &str) -> Result<(), String> {
-    let rules = call("iptables", &["-w", "5", "-t", "nat", "-S", "POSTROUTING"], "").await?;
-    let removal = build_removal(&rules, network);
-    if !removal.is_empty() {
-        call("iptables-restore", &["-w", "5", "--noflush"], &removal).await?;
-    }
-    Ok(())
+fn to_comment(id: &Id) -> String {
+    format!("-m comment --comment {}", id.network())
 }
 
-/// What `iptables-restore` removes a network's rules and chains by, all or none; nothing if there are none. The plugin writes
-/// whose they are in a comment. Pure.
-fn build_removal(rules: &str, network: &str) -> String {
-    let comment = format!(r#"--comment "name: \"{network}\" id: "#);
-    let own = rules.lines().filter(|rule| rule.contains(&comment)).filter_map(|rule| {
-        let (rule, chain) = rule.strip_prefix("-A ")?.rsplit_once(" -j ")?;
-        let plain = chain.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        (plain && chain.starts_with("CNI-")).then(|| format!("-D {rule} -j {chain}\n-F {chain}\n-X {chain}\n"))
-    });
-    match own.collect::<String>() {
-        none if none.is_empty() => none,
-        lines => format!("*nat\n{lines}COMMIT\n"),
+/// What `iptables-restore` adds what is missing by; nothing if all is well. Pure.
+fn build_acceptance(rules: &str, id: &Id) -> String {
+    if !rules.lines().any(|rule| rule == "-P FORWARD DROP") {
+        return String::new();
     }
+    let bridge = id.bridge();
+    let wanted = ["-i", "-o"].map(|side| format!("FORWARD {side} {bridge} {} -j ACCEPT", to_comment(id)));
+    let is_there = |wanted: &&String| {
+        rules
+            .lines()
+            .any(|rule| rule.strip_prefix("-A ") == Some(wanted.as_str()))
+    };
+    let missing = wanted.iter().filter(|wanted| !is_there(wanted));
+    to_script(missing.map(|rule| format!("-I {rule}")))
 }
 
-/// What a program says; nothing if it is not installed: then nobody has made anything with it.
-async fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
-    let mut command = Command::new(program);
-    command.args(arguments).env_clear().env("PATH", PATH);
-    match tokio::time::timeout(LIMIT, feed(command, input)).await {
-        Err(_) => Err(format!("{program}: no end within {LIMIT:?}")),
-        Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
-        Ok(Err(error)) => Err(format!("{program}: {error}")),
-        Ok(Ok(output)) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        Ok(Ok(output)) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(format!(
-                "{program}: {}",
-                said.trim().chars().take(SAID_MAX).collect::<String>()
-            ))
-        }
+/// What `iptables-restore` removes it by. Pure.
+fn build_removal(rules: &str, id: &Id) -> String {
+    let comment = format!(" {} ", to_comment(id));
+    let own = rules.lines().filter(|rule| rule.contains(&comment));
+    to_script(own.filter_map(|rule| Some(format!("-D {}", rule.strip_prefix("-A ")?))))
+}
+
+fn to_script(lines: impl Iterator<Item = String>) -> String {
+    let mut script = String::new();
+    for line in lines {
+        let _ = writeln!(script, "{line}");
     }
+    if script.is_empty() {
+        return script;
+    }
+    format!("*filter\n{script}COMMIT\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const IN: &str = "FORWARD -i yoke00c0ffee -m comment --comment yoke-worker-00c0ffee -j ACCEPT";
+    const OUT: &str = "FORWARD -o yoke00c0ffee -m comment --comment yoke-worker-00c0ffee -j ACCEPT";
+
+    fn id() -> Id {
+        "00c0ffee".to_owned().try_into().unwrap()
+    }
+
+    #[test]
+    fn what_is_dropped_is_accepted_once() {
+        let both = format!("*filter\n-I {IN}\n-I {OUT}\nCOMMIT\n");
+        let one = format!("*filter\n-I {OUT}\nCOMMIT\n");
+        for (rule, rules, expected) in [
+            (
+                "nothing is dropped",
+                "-P FORWARD ACCEPT\n-A FORWARD -j DOCKER-USER\n".to_owned(),
+                "",
+            ),
+            (
+                "all is dropped",
+                "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n".to_owned(),
+                &both,
+            ),
+            ("one was removed", format!("-P FORWARD DROP\n-A {IN}\n"), &one),
+            ("all is well", format!("-P FORWARD DROP\n-A {OUT}\n-A {IN}\n"), ""),
+        ] {
+            assert_eq!(build_acceptance(&rules, &id()), expected, "{rule}");
+        }
+    }
+
     #[test]
     fn rules_of_one_network_are_removed() {
-        const RULES: &str = r#"-P POSTROUTING ACCEPT
--A POSTROUTING -s 10.1.2.3/32 -m comment --comment "name: \"yoke-worker-00c0ffee\" id: \"a1\"" -j CNI-0a1
--A POSTROUTING -s 10.1.2.3/32 -m comment --comment "name: \"yoke-worker-00c0ffee-b\" id: \"a2\"" -j CNI-0a2
--A POSTROUTING -m comment --comment "name: \"yoke-worker-00c0ffee\" id: \"a3\"" -j MASQUERADE
--A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
-"#;
-        let expected = r#"*nat
--D POSTROUTING -s 10.1.2.3/32 -m comment --comment "name: \"yoke-worker-00c0ffee\" id: \"a1\"" -j CNI-0a1
--F CNI-0a1
--X CNI-0a1
-COMMIT
-"#;
-        assert_eq!(build_removal(RULES, "yoke-worker-00c0ffee"), expected);
-        assert_eq!(build_removal(RULES, "yoke-worker-00000000"), "");
+        let other = IN.replace("00c0ffee", "00c0ffed");
+        let rules = format!("-P FORWARD DROP\n-A {IN}\n-A {other}\n-A FORWARD -j DOCKER-USER\n");
+        assert_eq!(build_removal(&rules, &id()), format!("*filter\n-D {IN}\nCOMMIT\n"));
+        assert_eq!(build_removal("-P FORWARD DROP\n", &id()), "");
     }
 }

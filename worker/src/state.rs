@@ -14,7 +14,7 @@ use yoke_api::join_token::line::is_server;
 use yoke_api::names::{is_domain, is_label};
 
 use crate::Error;
-use crate::arguments::LONGEST;
+use crate::arguments::{LONGEST, WIREGUARD_PORT};
 use crate::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
@@ -37,6 +37,12 @@ pub(crate) struct Worker {
     /// The address that it is known by, if it is not to find it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node_ip: Option<IpAddr>,
+    /// Where other workers reach it, if not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) public_address: Option<IpAddr>,
+    /// The port of UDP that they reach it at.
+    #[serde(default = "default_port")]
+    pub(crate) wireguard_port: u16,
     /// What its parts on the machine are called by.
     pub(crate) id: Id,
     /// UID of its Node, once it has one: another machine may be given its name later.
@@ -73,6 +79,7 @@ impl Worker {
             ("UID", worker.node_uid.as_deref().is_none_or(is_label)),
             ("domain", is_domain(&worker.cluster_domain)),
             ("time to drain", worker.drain <= LONGEST),
+            ("port", worker.wireguard_port != 0),
         ] {
             if !good {
                 return Err(serde_json::Error::custom(format!("it has no usable {part}")));
@@ -99,6 +106,10 @@ impl Worker {
         files::write(&layout.state(), &format!("{text}\n"), files::PUBLIC)?;
         Ok(())
     }
+}
+
+fn default_port() -> u16 {
+    WIREGUARD_PORT
 }
 
 /// The right to do something with the worker's folder, until it is dropped.
@@ -151,6 +162,8 @@ impl Worker {
             cluster_dns: "10.96.0.10".parse().unwrap(),
             cluster_domain: "cluster.local".into(),
             node_ip: None,
+            public_address: None,
+            wireguard_port: WIREGUARD_PORT,
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
             place: None,
@@ -186,6 +199,7 @@ mod tests {
             ("clusterDomain", "a\nb".into()),
             ("clusterDns", "x".into()),
             ("nodeUid", "a b".into()),
+            ("wireguardPort", 0.into()),
             ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
         ] {
             let mut other = whole.clone();

@@ -19,6 +19,7 @@ pub(super) const SERVICE: &str = "kubernetes";
 /// Who kubelets are.
 const NODES_GROUP: &str = "system:nodes";
 const LEAVING_ROLE: &str = "yoke:leaving-nodes";
+const NETWORK_ROLE: &str = "yoke:worker-network";
 
 /// What every tenant cluster must have.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +35,13 @@ pub struct BaseObjects {
 /// Builds [`BaseObjects`] for clusters behind an ingress.
 pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
     BaseObjects {
-        roles: vec![build_leaving_role()],
+        roles: vec![
+            // A worker that leaves deletes its Node: nobody could join by that name otherwise. The admission plugin
+            // NodeRestriction keeps each to its own.
+            build_node_role(LEAVING_ROLE, &["delete"]),
+            // Each worker has a tunnel to each other one; Kubernetes' own rules show a kubelet its own Node.
+            build_node_role(NETWORK_ROLE, &["get", "list", "watch"]),
+        ],
         bindings: vec![
             build_binding("yoke:cluster-admins", to_group(ADMIN_GROUP), "cluster-admin"),
             build_binding(
@@ -58,6 +65,7 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
                 "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
             ),
             build_binding("yoke:leaving-nodes", to_group(NODES_GROUP), LEAVING_ROLE),
+            build_binding("yoke:worker-network", to_group(NODES_GROUP), NETWORK_ROLE),
         ],
         endpoints: ingress_address
             .parse()
@@ -67,18 +75,16 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
     }
 }
 
-/// A worker that leaves deletes its Node: nobody could join by that name otherwise. The admission plugin NodeRestriction keeps
-/// each to its own.
-fn build_leaving_role() -> ClusterRole {
+fn build_node_role(name: &str, verbs: &[&str]) -> ClusterRole {
     ClusterRole {
         metadata: ObjectMeta {
-            name: Some(LEAVING_ROLE.into()),
+            name: Some(name.into()),
             ..ObjectMeta::default()
         },
         rules: Some(vec![PolicyRule {
             api_groups: Some(vec![String::new()]),
             resources: Some(vec!["nodes".into()]),
-            verbs: vec!["delete".into()],
+            verbs: verbs.iter().map(ToString::to_string).collect(),
             ..PolicyRule::default()
         }]),
         ..ClusterRole::default()

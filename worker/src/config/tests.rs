@@ -67,12 +67,14 @@ fn containerd_keeps_to_the_workers_folder() {
 
 #[test]
 fn pods_get_the_nodes_addresses() {
-    let config: Value = serde_json::from_str(&build_cni(&layout(), &id(), "10.244.3.0/24".parse().unwrap())).unwrap();
+    let config = build_cni(&layout(), &id(), "10.244.3.0/24".parse().unwrap(), 1380);
+    let config: Value = serde_json::from_str(&config).unwrap();
     let ipam = &config["plugins"][0]["ipam"];
     assert_eq!(ipam["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
     assert_eq!(ipam["dataDir"], "/w/cni");
     assert_eq!(config["plugins"][1]["snat"], false);
     assert_eq!(config["plugins"][0]["bridge"], "yoke00c0ffee");
+    assert_eq!(config["plugins"][0]["mtu"], 1380);
     assert_eq!(config["name"], "yoke-worker-00c0ffee");
 }
 

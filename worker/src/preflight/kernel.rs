@@ -62,18 +62,22 @@ pub(super) fn inspect_bridge(filter: Option<bool>) -> Row {
     }
 }
 
-pub(super) fn inspect_filter(facts: &Facts) -> Row {
+pub(super) fn inspect_filter(nft: &Filter) -> Row {
     const CHECK: &str = "packet filter";
-    match (&facts.nft, &facts.iptables) {
-        (Filter::Works, _) => Row::ok(CHECK, "nftables"),
-        (_, Filter::Works) => Row::ok(CHECK, "iptables"),
-        (Filter::Missing, Filter::Missing) => Row::failed(
-            CHECK,
-            "neither nft nor iptables is installed",
-            "install the package nftables or iptables",
-        ),
-        (Filter::Refused(why), _) | (Filter::Missing, Filter::Refused(why)) => {
-            Row::failed(CHECK, why.clone(), "modprobe nf_tables, or boot a kernel that has it")
-        }
+    match nft {
+        Filter::Works => Row::ok(CHECK, "nftables"),
+        Filter::Missing => Row::failed(CHECK, "nft is not installed", "install the package nftables"),
+        Filter::Refused(why) => Row::failed(CHECK, why.clone(), "modprobe nf_tables, or boot a kernel that has it"),
+    }
+}
+
+pub(super) fn inspect_tun(tun: bool) -> Row {
+    const CHECK: &str = "tun";
+    if tun {
+        Row::ok(CHECK, "there")
+    } else {
+        let to_do = "modprobe tun, and write `tun` to /etc/modules-load.d/yoke-worker.conf; a container needs the device \
+                     /dev/net/tun: Pods of other workers are reached by it";
+        Row::failed(CHECK, "/dev/net/tun cannot be opened", to_do)
     }
 }

@@ -20,7 +20,8 @@ fn facts() -> Facts {
         ip_forward: Some(true),
         bridge_filter: Some(true),
         nft: Filter::Works,
-        iptables: Filter::Missing,
+        tun: true,
+        wireguard: (51820, false),
         swap: Vec::new(),
         ports: PORTS.iter().map(|(port, _)| (*port, false)).collect(),
         space: Some(Space {
@@ -175,7 +176,7 @@ fn what_is_missing_is_named() {
             "packet filter",
             with(|facts| facts.nft = Filter::Missing),
             Failed,
-            "neither nft nor iptables is installed",
+            "nft is not installed",
         ),
         (
             "packet filter",
@@ -194,6 +195,18 @@ fn what_is_missing_is_named() {
             with(|facts| {
                 facts.ports.insert(10250, true);
             }),
+            Failed,
+            "taken",
+        ),
+        (
+            "tun",
+            with(|facts| facts.tun = false),
+            Failed,
+            "/dev/net/tun cannot be opened",
+        ),
+        (
+            "port 51820/udp",
+            with(|facts| facts.wireguard = (51820, true)),
             Failed,
             "taken",
         ),
@@ -254,15 +267,6 @@ fn what_is_missing_is_named() {
         assert!(row.to_do.is_some(), "{check}: {found}: something can be done");
         assert_eq!(is_fit(&inspect(&facts)), verdict == Warning, "{check}: {found}");
     }
-}
-
-#[test]
-fn one_packet_filter_is_enough() {
-    let facts = with(|facts| {
-        facts.nft = Filter::Refused("no".into());
-        facts.iptables = Filter::Works;
-    });
-    assert_eq!(find(&facts, "packet filter"), Row::ok("packet filter", "iptables"));
 }
 
 #[test]

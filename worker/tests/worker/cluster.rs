@@ -1,13 +1,7 @@
-//! A real API on a network of a test's own, with a second network for a worker that leads nowhere else.
-//!
-//! ```text
-//!  this machine: kube-apiserver at 10.231.N.1 ══ veth ══ 10.231.N.2: the worker's network namespace
-//! ```
+//! A real API on a network of a test's own.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use kube::Client;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
@@ -23,87 +17,6 @@ use crate::signer::Authority;
 const NAME: &str = "api.worker.test";
 const BOOTSTRAP: (&str, &str) = ("abcdef", "0123456789abcdef");
 
-/// Two ends of one wire. Dropped, both go.
-pub(crate) struct Network {
-    pub(crate) namespace: String,
-    pub(crate) host: String,
-    pub(crate) worker: String,
-    link: String,
-}
-
-impl Network {
-    pub(crate) fn make() -> Self {
-        // Tests run side by side, and so do their programs: whoever makes the link has the number.
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let id = format!("{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-        let namespace = format!("yoke-worker-{id}");
-        ip(&["netns", "add", &namespace]);
-        let number = (0..250)
-            .find(|number| add_link(&format!("ywk{number}"), &namespace))
-            .expect("a number is left");
-        let network = Self {
-            namespace,
-            host: format!("10.231.{number}.1"),
-            worker: format!("10.231.{number}.2"),
-            link: format!("ywk{number}"),
-        };
-        let (namespace, link) = (network.namespace.as_str(), network.link.as_str());
-        ip(&["address", "add", &format!("{}/30", network.host), "dev", link]);
-        ip(&["link", "set", link, "up"]);
-        ip(&[
-            "-n",
-            namespace,
-            "address",
-            "add",
-            &format!("{}/30", network.worker),
-            "dev",
-            "eth0",
-        ]);
-        for device in ["lo", "eth0"] {
-            ip(&["-n", namespace, "link", "set", device, "up"]);
-        }
-        ip(&["-n", namespace, "route", "add", "default", "via", &network.host]);
-        network
-    }
-
-    /// What a program says in the worker's network.
-    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> String {
-        let net = format!("--net=/run/netns/{}", self.namespace);
-        let output = Command::new("nsenter")
-            .arg(net)
-            .arg(program)
-            .args(arguments)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for arguments in [["link", "delete", &self.link], ["netns", "delete", &self.namespace]] {
-            let _ = Command::new("ip").args(arguments).status();
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) {
-    let output = Command::new("ip").args(arguments).output().unwrap();
-    assert!(output.status.success(), "ip {arguments:?}: {output:?}");
-}
-
-/// Whether there was none of this name.
-fn add_link(link: &str, namespace: &str) -> bool {
-    let arguments = [
-        "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
-    ];
-    let output = Command::new("ip").args(arguments).output().unwrap();
-    let taken = String::from_utf8_lossy(&output.stderr).contains("File exists");
-    assert!(output.status.success() || taken, "ip {arguments:?}: {output:?}");
-    !taken
-}
-
 /// A running API.
 pub(crate) struct Cluster {
     pub(crate) client: Client,
@@ -116,7 +29,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// With what is signed by `clients`, and kubelets known by `kubelets`.
-    pub(crate) async fn start(dir: &Path, network: &Network, clients: &Authority, kubelets: &Authority) -> Self {
+    pub(crate) async fn start(dir: &Path, host: &str, clients: &Authority, kubelets: &Authority) -> Self {
         let servers = Authority::new("servers");
         let serving = servers.issue(&[NAME], &[], ExtendedKeyUsagePurpose::ServerAuth);
         let owner = [
@@ -135,7 +48,7 @@ impl Cluster {
             std::fs::write(dir.join(name), text).unwrap();
         }
         let (store, store_url) = start_etcd(dir);
-        let address: SocketAddr = format!("{}:{}", network.host, free_port()).parse().unwrap();
+        let address: SocketAddr = format!("{host}:{}", free_port()).parse().unwrap();
         let file = |flag: &str, name: &str| format!("--{flag}={}", path(&dir.join(name)));
         let arguments = [
             file("tls-cert-file", "serving.crt"),

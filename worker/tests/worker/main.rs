@@ -5,6 +5,9 @@
 mod bundle;
 mod cluster;
 mod command;
+mod machine;
+mod network;
 mod node;
+mod pair;
 mod program;
 mod signer;

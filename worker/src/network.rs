@@ -1,0 +1,256 @@
+//! The network of Pods between workers: each has a tunnel to each other one, and the packet filter keeps to them.
+//!
+//! ```text
+//!  API ──watch──▶ nodes.rs ──Seen──▶ plan.rs (pure) ──Peer──▶ tunnel.rs: WireGuard over a TUN device, and routes
+//!   ▲                                  ▲   └─ranges─▶ table.rs (pure) ──▶ nft
+//!   └── own Node: key, endpoint        └── host.rs: what the machine reaches otherwise
+//! ```
+//!
+//! The table stays when the worker's process ends for a while, for Pods run on; the device does not.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use gotatun::x25519::StaticSecret;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use yoke_api::Cidr;
+
+use crate::feed::call;
+use crate::id::Id;
+use crate::layout::Layout;
+use crate::output::say;
+use crate::state::Worker;
+use crate::{Error, rules};
+
+mod host;
+mod key;
+mod nodes;
+mod plan;
+mod table;
+mod tunnel;
+
+use host::Host;
+use key::Key;
+use nodes::Nodes;
+use plan::{Own, Plan};
+use table::{Table, build_table};
+use tunnel::{Parts, Tunnel};
+
+/// How often all is put right, whether anything has changed or not: others flush rules and routes, and peers are asked again.
+const RESYNC: Duration = Duration::from_secs(60);
+/// After an error, and between two changes.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// The API's addresses are asked for in passing.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(2);
+const ADDRESSES_MAX: usize = 64;
+
+/// A network that is kept. Dropped, it is asked to end, and nobody waits for it.
+#[derive(Debug)]
+pub(crate) struct Network {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+    /// How long a packet of a Pod may be.
+    pub(crate) mtu: u32,
+}
+
+impl Network {
+    /// Makes what Pods need, and keeps it right from then on. The tunnels may come later.
+    pub(crate) async fn start(layout: &Layout, worker: &Worker, range: Cidr) -> Result<Self, Error> {
+        if !range.address().is_ipv4() {
+            let why = format!("Pods cannot have addresses of {range}: only those of IPv4 are routed");
+            return Err(Error::Network(why));
+        }
+        let secret = key::keep(&layout.wireguard_key())?;
+        let mut upkeep = Upkeep {
+            layout: layout.clone(),
+            worker: worker.clone(),
+            range,
+            key: Key::from(&secret),
+            secret,
+            tunnel: None,
+            plan: Plan::default(),
+            api: Vec::new(),
+            said: String::new(),
+        };
+        // One that is there already knows the peers.
+        if !has_table(&worker.id).await {
+            upkeep.put_table().await.map_err(Error::Network)?;
+        }
+        let host = upkeep.observe().await.map_err(Error::Network)?;
+        upkeep.settle(&None).await;
+        let (stop, asked) = oneshot::channel();
+        Ok(Self {
+            stop,
+            task: tokio::spawn(upkeep.keep(asked)),
+            mtu: host.mtu,
+        })
+    }
+
+    /// Comes if nobody keeps it any more, though it was not asked to end.
+    pub(crate) async fn failed(&mut self) -> Error {
+        let ended = (&mut self.task).await;
+        let why = ended.err().map_or_else(String::new, |error| error.to_string());
+        Error::Network(format!("nobody keeps it any more {why}"))
+    }
+
+    /// Takes the device away. The table stays.
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(());
+        let _ = self.task.await;
+    }
+}
+
+/// Whether the worker's table is there. It does not outlive the boot.
+pub(crate) async fn has_table(id: &Id) -> bool {
+    call("nft", &["list", "table", "inet", &id.network()], "").await.is_ok()
+}
+
+struct Upkeep {
+    layout: Layout,
+    worker: Worker,
+    range: Cidr,
+    key: Key,
+    secret: StaticSecret,
+    tunnel: Option<Tunnel>,
+    plan: Plan,
+    /// Where the API was found last.
+    api: Vec<Cidr>,
+    said: String,
+}
+
+impl Upkeep {
+    async fn keep(mut self, asked: oneshot::Receiver<()>) {
+        let (known, heard) = watch::channel(None);
+        let layout = self.layout.clone();
+        tokio::select! {
+            () = nodes::follow(&layout, &known) => {}
+            () = self.follow(heard) => {}
+            _ = asked => {}
+        }
+        if let Some(tunnel) = self.tunnel.take() {
+            tunnel.close().await;
+        }
+    }
+
+    async fn follow(&mut self, mut heard: watch::Receiver<Nodes>) {
+        let mut pause = PAUSE_MIN;
+        loop {
+            tokio::select! {
+                changed = heard.changed() => if changed.is_err() { return },
+                () = failed(&mut self.tunnel) => {
+                    self.tunnel = None;
+                    say("the tunnels to other workers have ended; they are made again");
+                    sleep(PAUSE_MIN).await;
+                }
+                () = sleep(pause) => {}
+            }
+            let nodes = heard.borrow_and_update().clone();
+            pause = if self.settle(&nodes).await {
+                RESYNC
+            } else {
+                (pause * 2).min(RESYNC)
+            };
+            // Whoever writes on a Node again and again is heard once a second.
+            sleep(PAUSE_MIN).await;
+        }
+    }
+
+    /// Makes all as it should be, and says what cannot be, once.
+    async fn settle(&mut self, nodes: &Nodes) -> bool {
+        let why = self.try_settle(nodes).await.err().unwrap_or_default();
+        if !why.is_empty() && why != self.said {
+            say(&format!("the network of Pods is not as it should be: {why}"));
+        }
+        self.said = why;
+        self.said.is_empty()
+    }
+
+    async fn try_settle(&mut self, nodes: &Nodes) -> Result<(), String> {
+        let host = self.observe().await?;
+        if let Some(nodes) = nodes {
+            let own = Own {
+                name: self.worker.name.clone(),
+                key: self.key,
+                range: self.range,
+                reserved: host.reserved,
+            };
+            let plan = plan::plan(&own, nodes);
+            for (name, fault) in &plan.left_out {
+                if self.plan.left_out.get(name) != Some(fault) {
+                    say(&format!("Pods of Node {name} are not reached: {fault}"));
+                }
+            }
+            self.plan = plan;
+            self.put_table().await?;
+        }
+        let tunnel = match &mut self.tunnel {
+            Some(tunnel) => tunnel,
+            None => {
+                let parts = Parts {
+                    name: &self.worker.id.tunnel(),
+                    secret: &self.secret,
+                    port: self.worker.wireguard_port,
+                    address: self.range.address(),
+                    mtu: host.mtu,
+                };
+                self.tunnel.insert(Tunnel::open(&parts).await?)
+            }
+        };
+        tunnel.set_peers(&self.plan.peers).await?;
+        tunnel.wake().await;
+        self.publish(nodes).await
+    }
+
+    /// Says where this worker is, if its Node says something else.
+    async fn publish(&self, nodes: &Nodes) -> Result<(), String> {
+        let Some(seen) = nodes.as_ref().and_then(|nodes| nodes.get(&self.worker.name)) else {
+            return Ok(());
+        };
+        let own = seen.address.as_deref().and_then(|address| address.parse().ok());
+        let Some(address) = self.worker.public_address.or(own) else {
+            return Err("this Node has no address yet".to_owned());
+        };
+        let (key, endpoint) = (
+            self.key.to_string(),
+            SocketAddr::new(address, self.worker.wireguard_port).to_string(),
+        );
+        if seen.key.as_ref() == Some(&key) && seen.endpoint.as_ref() == Some(&endpoint) {
+            return Ok(());
+        }
+        nodes::publish(&self.layout, &self.worker.name, &seen.uid, &key, &endpoint).await
+    }
+
+    async fn observe(&mut self) -> Result<Host, String> {
+        let lookup = tokio::net::lookup_host(self.worker.server.clone());
+        if let Ok(Ok(found)) = tokio::time::timeout(LOOKUP_LIMIT, lookup).await {
+            let addresses = found.map(|address| address.ip().to_canonical());
+            self.api = addresses.take(ADDRESSES_MAX).map(Cidr::of).collect();
+        }
+        let own = [self.worker.id.bridge(), self.worker.id.tunnel()];
+        let mut host = host::observe(&own).await?;
+        host.reserved.extend(&self.api);
+        Ok(host)
+    }
+
+    async fn put_table(&self) -> Result<(), String> {
+        let peers: Vec<_> = self.plan.peers.iter().map(|peer| peer.range).collect();
+        let text = build_table(&Table {
+            name: &self.worker.id.network(),
+            bridge: &self.worker.id.bridge(),
+            tunnel: &self.worker.id.tunnel(),
+            own: self.range,
+            peers: &peers,
+        });
+        call("nft", &["-f", "-"], &text).await?;
+        rules::accept_forwarding(&self.worker.id).await
+    }
+}
+
+async fn failed(tunnel: &mut Option<Tunnel>) {
+    match tunnel {
+        Some(tunnel) => tunnel.failed().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,153 @@
+//! What the machine reaches without the network of Pods, and how long its packets may be.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use yoke_api::Cidr;
+
+use super::plan::is_private;
+use crate::feed::call;
+use crate::machine::resolv_conf;
+
+/// What WireGuard adds to a packet over IPv6; over IPv4 it is 20 less.
+const OVERHEAD: u32 = 80;
+const MTU_MAX: u32 = 1500 - OVERHEAD;
+/// IPv6 does not work with less.
+const MTU_MIN: u32 = 1280;
+
+/// As `ip -json address` has it. One without an address of the kind that is asked for may have no field at all.
+#[derive(Deserialize)]
+struct Link {
+    ifname: Option<String>,
+    mtu: Option<u32>,
+    #[serde(default)]
+    addr_info: Vec<Address>,
+}
+
+#[derive(Deserialize)]
+struct Address {
+    local: Option<IpAddr>,
+}
+
+/// As `ip -json route` has it.
+#[derive(Deserialize)]
+struct Route {
+    dst: String,
+    dev: Option<String>,
+    gateway: Option<IpAddr>,
+}
+
+/// What was seen of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    pub(super) reserved: Vec<Cidr>,
+    pub(super) mtu: u32,
+}
+
+/// Asks the machine, but for interfaces of the worker's own.
+pub(super) async fn observe(own: &[String]) -> Result<Host, String> {
+    let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
+    let routes = call("ip", &["-json", "-4", "route", "show"], "").await?;
+    let mut host = build_host(&links, &routes, own).map_err(|error| format!("ip: {error}"))?;
+    let resolvers = std::fs::read_to_string(resolv_conf()).unwrap_or_default();
+    host.reserved.extend(parse_resolvers(&resolvers));
+    Ok(host)
+}
+
+/// Of the machine's DNS. Pure.
+fn parse_resolvers(text: &str) -> impl Iterator<Item = Cidr> {
+    let addresses = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    addresses.filter_map(|address| address.trim().parse().ok().map(Cidr::of))
+}
+
+/// Pure.
+fn build_host(links: &str, routes: &str, own: &[String]) -> Result<Host, serde_json::Error> {
+    let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
+    let foreign = |name: &Option<String>| name.as_ref().is_none_or(|name| !own.contains(name));
+    let mut reserved = Vec::new();
+    for link in links.iter().filter(|link| foreign(&link.ifname)) {
+        let addresses = link.addr_info.iter().filter_map(|address| address.local);
+        reserved.extend(addresses.map(Cidr::of));
+    }
+    for route in routes.iter().filter(|route| foreign(&route.dev)) {
+        reserved.extend(route.gateway.map(Cidr::of));
+        // A wider one, such as a VPN's for all private addresses, is what Pods have theirs from.
+        reserved.extend(parse_destination(&route.dst).filter(|range| is_private(*range)));
+    }
+    let uplink = routes.iter().find(|route| route.dst == "default");
+    let uplink = uplink.and_then(|route| links.iter().find(|link| link.ifname == route.dev));
+    let mtu = uplink.and_then(|link| link.mtu).unwrap_or(MTU_MAX + OVERHEAD);
+    Ok(Host {
+        reserved,
+        mtu: mtu.saturating_sub(OVERHEAD).clamp(MTU_MIN, MTU_MAX),
+    })
+}
+
+/// `ip` says nothing at all of nothing.
+fn parse<T: DeserializeOwned>(json: &str) -> Result<Vec<T>, serde_json::Error> {
+    match json.trim() {
+        "" => Ok(Vec::new()),
+        json => serde_json::from_str(json),
+    }
+}
+
+/// A range, or an address.
+fn parse_destination(text: &str) -> Option<Cidr> {
+    let address = || text.parse().ok().map(Cidr::of);
+    text.parse().ok().or_else(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINKS: &str = r#"[
+        {"ifname": "lo", "mtu": 65536, "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
+        {},
+        {"ifname": "eth0", "mtu": 1460, "addr_info": [{"local": "192.168.1.2", "prefixlen": 24}]},
+        {"ifname": "yoke0", "mtu": 1380, "addr_info": [{"local": "10.1.2.1", "prefixlen": 24}]}
+    ]"#;
+    const ROUTES: &str = r#"[
+        {"dst": "default", "gateway": "172.31.1.1", "dev": "eth0", "flags": []},
+        {"dst": "10.1.2.0/24", "dev": "yoke0"},
+        {"dst": "10.0.0.0/8", "dev": "vpn0"},
+        {"dst": "10.7.0.0/16", "dev": "vpn0"},
+        {"dst": "10.8.0.1", "dev": "vpn0"},
+        {"dst": "192.168.1.0/24", "dev": "eth0"},
+        {"type": "unreachable", "dst": "10.9.0.0/16", "metric": 1}
+    ]"#;
+
+    #[test]
+    fn what_the_machine_reaches_is_reserved() {
+        let host = build_host(LINKS, ROUTES, &["yoke0".to_owned()]).unwrap();
+        let expected = [
+            "127.0.0.1/32",
+            "192.168.1.2/32",
+            "172.31.1.1/32",
+            "10.7.0.0/16",
+            "10.8.0.1/32",
+            "192.168.1.0/24",
+            "10.9.0.0/16",
+        ];
+        assert_eq!(host.reserved, expected.map(|range| range.parse().unwrap()));
+        assert!(build_host("x", ROUTES, &[]).is_err());
+    }
+
+    #[test]
+    fn resolvers_are_reserved() {
+        let text = "# by hand\nsearch example\nnameserver 10.0.0.2\n nameserver\tfd00::53\nnameserver x\n";
+        let found: Vec<_> = parse_resolvers(text).map(|range| range.to_string()).collect();
+        assert_eq!(found, ["10.0.0.2/32", "fd00::53/128"]);
+    }
+
+    #[test]
+    fn packets_fit_into_those_of_the_uplink() {
+        for (uplink, expected) in [(9000, 1420), (1500, 1420), (1460, 1380), (1280, 1280)] {
+            let links = format!(r#"[{{"ifname": "eth0", "mtu": {uplink}}}]"#);
+            let host = build_host(&links, ROUTES, &[]).unwrap();
+            assert_eq!(host.mtu, expected, "{uplink}");
+        }
+        assert_eq!(build_host("", "", &[]).unwrap().mtu, 1420, "there is none");
+    }
+}

@@ -1,0 +1,208 @@
+//! The cluster's Nodes, as far as the network is concerned, and what this worker writes on its own.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::watch;
+use yoke_api::labels;
+
+use super::plan::Seen;
+use crate::clock::to_line;
+use crate::layout::Layout;
+use crate::node::{self, limited};
+use crate::output::say;
+
+/// After a watch that ended early.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Nodes are many kilobytes each, which go as they come.
+const PAGE: u32 = 50;
+/// Of what somebody else has written: longer than any key or endpoint is.
+const TEXT_MAX: usize = 100;
+const RANGES_MAX: usize = 2;
+/// The kubelet writes its Node's status every five minutes, so that a connection on which nothing comes is none.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// Nodes by name; nothing before they are known.
+pub(super) type Nodes = Option<BTreeMap<String, Seen>>;
+
+/// Keeps the Nodes known, with the newest certificate of the kubelet, for as long as it is asked to. While the API is away they
+/// stay as they were.
+pub(super) async fn follow(layout: &Layout, known: &watch::Sender<Nodes>) {
+    let mut pause = PAUSE_MIN;
+    let mut said = String::new();
+    loop {
+        if let Some(client) = node::connect(layout).await {
+            let config = watcher::Config::default().page_size(PAGE);
+            let events = watcher(Api::<Node>::all(client), config);
+            let (well, why) = hear(events, known).await;
+            if well {
+                pause = PAUSE_MIN;
+                said.clear();
+            }
+            if !why.is_empty() && why != said {
+                say(&format!(
+                    "cannot watch the Nodes: {why}; Pods of new workers are not reached"
+                ));
+                said = why;
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Until an error: whether there was a whole list before, and what was said.
+async fn hear(
+    events: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
+    known: &watch::Sender<Nodes>,
+) -> (bool, String) {
+    let mut events = pin!(events);
+    let mut listed = BTreeMap::new();
+    let mut well = false;
+    loop {
+        let event = match tokio::time::timeout(SILENCE, events.next()).await {
+            Ok(Some(Ok(event))) => event,
+            Ok(Some(Err(error))) => return (well, to_line(&error)),
+            Ok(None) | Err(_) => return (well, String::new()),
+        };
+        match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(node) => drop(listed.insert(node.name_any(), extract(node))),
+            Event::InitDone => {
+                well = true;
+                let whole = Some(std::mem::take(&mut listed));
+                known.send_if_modified(|nodes| {
+                    let differs = *nodes != whole;
+                    *nodes = whole;
+                    differs
+                });
+            }
+            Event::Apply(node) => {
+                let (name, seen) = (node.name_any(), extract(node));
+                known.send_if_modified(|nodes| {
+                    let before = nodes.get_or_insert_default().insert(name, seen.clone());
+                    before != Some(seen)
+                });
+            }
+            Event::Delete(node) => {
+                let name = node.name_any();
+                known.send_if_modified(|nodes| nodes.get_or_insert_default().remove(&name).is_some());
+            }
+        }
+    }
+}
+
+/// What matters of a Node. What is too long is as good as nothing.
+fn extract(node: Node) -> Seen {
+    let short = |text: &String| text.len() <= TEXT_MAX;
+    let annotation = |name: &str| {
+        let text = node.annotations().get(name)?;
+        Some(if short(text) { text.clone() } else { String::new() })
+    };
+    let (key, endpoint) = (
+        annotation(labels::WIREGUARD_PUBLIC_KEY),
+        annotation(labels::WIREGUARD_ENDPOINT),
+    );
+    let spec = node.spec.unwrap_or_default();
+    let ranges = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
+    let addresses = node.status.and_then(|status| status.addresses).unwrap_or_default();
+    let internal = addresses.into_iter().find(|address| address.type_ == "InternalIP");
+    Seen {
+        uid: node.metadata.uid.unwrap_or_default(),
+        created: node.metadata.creation_timestamp.map(|time| time.0),
+        ranges: ranges.into_iter().filter(short).take(RANGES_MAX).collect(),
+        address: internal.map(|address| address.address).filter(short),
+        key,
+        endpoint,
+    }
+}
+
+/// Writes on a Node, if it is the one that is meant, where this worker is reached.
+pub(super) async fn publish(layout: &Layout, name: &str, uid: &str, key: &str, endpoint: &str) -> Result<(), String> {
+    let Some(client) = node::connect(layout).await else {
+        return Err("the kubelet has no certificate".to_owned());
+    };
+    let patch = json!({"metadata": {"uid": uid, "annotations": {
+        labels::WIREGUARD_PUBLIC_KEY: key,
+        labels::WIREGUARD_ENDPOINT: endpoint,
+    }}});
+    let nodes = Api::<Node>::all(client);
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let request = nodes.patch_metadata(name, &params, &patch);
+    limited(request).await.map(drop).map_err(|error| to_line(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(value: serde_json::Value) -> Node {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn what_matters_of_a_node_is_kept() {
+        let whole = node(json!({
+            "metadata": {
+                "name": "a", "uid": "u1", "creationTimestamp": "2026-11-23T00:00:00Z",
+                "annotations": {labels::WIREGUARD_PUBLIC_KEY: "k", labels::WIREGUARD_ENDPOINT: "x".repeat(101)},
+            },
+            "spec": {"podCIDR": "10.1.2.0/24", "podCIDRs": ["10.1.2.0/24", "fd00::/64", "10.9.0.0/24"]},
+            "status": {"addresses": [
+                {"type": "Hostname", "address": "a"},
+                {"type": "InternalIP", "address": "192.0.2.1"},
+            ]},
+        }));
+        let expected = Seen {
+            uid: "u1".into(),
+            created: Some("2026-11-23T00:00:00Z".parse().unwrap()),
+            ranges: vec!["10.1.2.0/24".into(), "fd00::/64".into()],
+            address: Some("192.0.2.1".into()),
+            key: Some("k".into()),
+            endpoint: Some(String::new()),
+        };
+        assert_eq!(extract(whole), expected);
+        let alone = node(json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.2.0/24"}}));
+        assert_eq!(extract(alone).ranges, ["10.1.2.0/24"]);
+    }
+
+    #[tokio::test]
+    async fn nodes_stay_known_until_there_is_another_list() {
+        let named = |name: &str| node(json!({"metadata": {"name": name}}));
+        let (known, mut heard) = watch::channel(None);
+        let names = |nodes: &Nodes| nodes.as_ref().map(|nodes| nodes.keys().cloned().collect::<Vec<_>>());
+        let lost = || Err(watcher::Error::NoResourceVersion);
+        let first = [
+            Ok(Event::Init),
+            Ok(Event::InitApply(named("a"))),
+            Ok(Event::InitApply(named("b"))),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(named("c"))),
+            Ok(Event::Delete(named("a"))),
+            lost(),
+        ];
+        let (well, why) = hear(futures::stream::iter(first), &known).await;
+        assert!(well && !why.is_empty(), "{why}");
+        assert_eq!(names(&heard.borrow_and_update()).unwrap(), ["b", "c"]);
+        let half = [Ok(Event::Init), Ok(Event::InitApply(named("d"))), lost()];
+        assert!(!hear(futures::stream::iter(half), &known).await.0);
+        assert_eq!(names(&heard.borrow()).unwrap(), ["b", "c"]);
+        let second = [
+            Ok(Event::Init),
+            Ok(Event::InitApply(named("b"))),
+            Ok(Event::InitApply(named("c"))),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(named("b"))),
+        ];
+        hear(futures::stream::iter(second), &known).await;
+        assert!(!heard.has_changed().unwrap(), "nothing is new");
+    }
+}

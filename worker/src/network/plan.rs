@@ -1,0 +1,169 @@
+//! Which Nodes this worker has a tunnel to. Pure.
+//!
+//! Whoever has one worker of a cluster writes one Node as it likes, the addresses of its Pods too. So the older Node is right,
+//! this worker before all, and what of a newer one does not fit is left out.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use jiff::Timestamp;
+use yoke_api::Cidr;
+
+use super::key::Key;
+
+/// Each has a timer and buffers.
+const PEERS_MAX: usize = 1000;
+/// What private networks are made of: RFC 1918, RFC 6598.
+const PRIVATE: [&str; 4] = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"];
+
+/// A Node, as it is written down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) uid: String,
+    pub(crate) created: Option<Timestamp>,
+    /// Addresses of its Pods.
+    pub(crate) ranges: Vec<String>,
+    /// That of the Node itself.
+    pub(crate) address: Option<String>,
+    pub(crate) key: Option<String>,
+    pub(crate) endpoint: Option<String>,
+}
+
+/// This worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Own {
+    pub(crate) name: String,
+    pub(crate) key: Key,
+    /// Addresses of its Pods.
+    pub(crate) range: Cidr,
+    /// What the machine reaches otherwise, and must go on to.
+    pub(crate) reserved: Vec<Cidr>,
+}
+
+/// The other end of a tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) key: Key,
+    pub(crate) endpoint: SocketAddr,
+    pub(crate) range: Cidr,
+}
+
+/// What is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) peers: Vec<Peer>,
+    /// Nodes that would be peers, and why they are none.
+    pub(crate) left_out: BTreeMap<String, Fault>,
+}
+
+/// Why a Node is no peer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("its public key is none")]
+    Key,
+    #[error("Node {0} has the same public key")]
+    SharedKey(String),
+    #[error("its Pods have no private range of addresses that is at most as large as this worker's")]
+    Range,
+    #[error("its Pods have addresses that this machine needs for something else: {0}")]
+    Reserved(Cidr),
+    #[error("its Pods and those of Node {0} have the same addresses")]
+    SharedRange(String),
+    #[error("the endpoint of Node {0} is among the addresses of its Pods")]
+    Covers(String),
+    #[error("its endpoint is no address and port of a machine")]
+    Endpoint,
+    #[error("its endpoint is among the addresses of the Pods of Node {0}")]
+    Inside(String),
+    #[error("there are {PEERS_MAX} others")]
+    Many,
+}
+
+/// Plans the tunnels to all Nodes, which are known by their names.
+pub(crate) fn plan(own: &Own, nodes: &BTreeMap<String, Seen>) -> Plan {
+    let mut others: Vec<_> = nodes.iter().filter(|(name, _)| **name != own.name).collect();
+    others.sort_by_key(|(name, seen)| (seen.created.is_none(), seen.created, *name));
+    let mut plan = Plan::default();
+    let mut names = Vec::new();
+    for (name, seen) in others {
+        // One without is no worker of this kind, or has not begun yet.
+        let Some(key) = &seen.key else { continue };
+        match admit(own, &names, &plan.peers, seen, key) {
+            Ok(peer) => {
+                plan.peers.push(peer);
+                names.push(name.as_str());
+            }
+            Err(fault) => {
+                plan.left_out.insert(name.clone(), fault);
+            }
+        }
+    }
+    plan
+}
+
+fn admit(own: &Own, names: &[&str], peers: &[Peer], seen: &Seen, key: &str) -> Result<Peer, Fault> {
+    let older = || names.iter().zip(peers);
+    let owned = |(name, _): (&&str, &Peer)| (*name).to_owned();
+    let key: Key = key.parse().map_err(|_| Fault::Key)?;
+    if key == own.key {
+        return Err(Fault::SharedKey(own.name.clone()));
+    }
+    if let Some(other) = older().find(|(_, peer)| peer.key == key) {
+        return Err(Fault::SharedKey(owned(other)));
+    }
+    let range = choose_range(own.range, &seen.ranges).ok_or(Fault::Range)?;
+    if range.overlaps(own.range) {
+        return Err(Fault::SharedRange(own.name.clone()));
+    }
+    if let Some(needed) = own.reserved.iter().find(|needed| needed.overlaps(range)) {
+        return Err(Fault::Reserved(*needed));
+    }
+    if let Some(other) = older().find(|(_, peer)| peer.range.overlaps(range)) {
+        return Err(Fault::SharedRange(owned(other)));
+    }
+    if let Some(other) = older().find(|(_, peer)| range.contains(peer.endpoint.ip())) {
+        return Err(Fault::Covers(owned(other)));
+    }
+    let endpoint = seen.endpoint.as_deref().and_then(parse_endpoint);
+    // A tunnel through itself.
+    let endpoint = endpoint.filter(|endpoint| !range.contains(endpoint.ip()));
+    let endpoint = endpoint.ok_or(Fault::Endpoint)?;
+    if own.range.contains(endpoint.ip()) {
+        return Err(Fault::Inside(own.name.clone()));
+    }
+    if let Some(other) = older().find(|(_, peer)| peer.range.contains(endpoint.ip())) {
+        return Err(Fault::Inside(owned(other)));
+    }
+    if peers.len() >= PEERS_MAX {
+        return Err(Fault::Many);
+    }
+    Ok(Peer { key, endpoint, range })
+}
+
+/// The first range of the same kind of addresses, if it may be routed.
+fn choose_range(own: Cidr, ranges: &[String]) -> Option<Cidr> {
+    let mut ranges = ranges.iter().filter_map(|range| range.parse::<Cidr>().ok());
+    let range = ranges.find(|range| range.address().is_ipv4() == own.address().is_ipv4())?;
+    (range.prefix() >= own.prefix() && is_private(range)).then_some(range)
+}
+
+/// Whether it is a part of private addresses, and not all of a kind.
+pub(crate) fn is_private(range: Cidr) -> bool {
+    let mut wholes = PRIVATE.iter().filter_map(|whole| whole.parse().ok());
+    wholes.any(|whole| range.is_part_of(whole))
+}
+
+/// Where a machine may be.
+pub(crate) fn parse_endpoint(text: &str) -> Option<SocketAddr> {
+    let endpoint: SocketAddr = text.parse().ok()?;
+    let address = endpoint.ip().to_canonical();
+    let of_a_machine = match address {
+        IpAddr::V4(v4) => !v4.is_broadcast() && !v4.is_link_local() && v4.octets()[0] != 0,
+        IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+    };
+    let usual = !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
+    (of_a_machine && usual && endpoint.port() != 0).then(|| SocketAddr::new(address, endpoint.port()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! WireGuard in this process: a TUN device, a UDP socket, and the peers of a plan.
+//!
+//! The device goes with the process, however that ends, and its routes with it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use gotatun::device::{DefaultDeviceTransports, Device, DeviceBuilder, Peer as Remote};
+use gotatun::tun::tun_async_device::TunDevice;
+use gotatun::x25519::{PublicKey, StaticSecret};
+
+use super::key::Key;
+use super::plan::Peer;
+use crate::feed::call;
+
+/// A NAT that forgets who asked earlier than this is not usual.
+const KEEPALIVE: u16 = 25;
+/// For handshakes to be on their way.
+const HANDSHAKE_LIMIT: Duration = Duration::from_millis(200);
+
+/// What a tunnel is made of.
+pub(super) struct Parts<'a> {
+    pub(super) name: &'a str,
+    pub(super) secret: &'a StaticSecret,
+    pub(super) port: u16,
+    /// That of the machine, when it speaks to other workers' Pods.
+    pub(super) address: IpAddr,
+    pub(super) mtu: u32,
+}
+
+/// A device that works.
+pub(super) struct Tunnel {
+    device: Device<DefaultDeviceTransports>,
+    name: String,
+    peers: BTreeMap<Key, Peer>,
+}
+
+impl Tunnel {
+    pub(super) async fn open(parts: &Parts<'_>) -> Result<Self, String> {
+        let said = |error: gotatun::device::Error| error.to_string();
+        let Parts { name, address, mtu, .. } = parts;
+        let tun = TunDevice::from_name(name).map_err(|error| error.to_string())?;
+        // It is asked for no neighbours, and has no address but the one.
+        let script = format!(
+            "link set dev {name} addrgenmode none\n\
+             address replace {address}/32 dev {name}\n\
+             link set dev {name} mtu {mtu} up\n"
+        );
+        call("ip", &["-batch", "-"], &script).await?;
+        let builder = DeviceBuilder::new().with_default_udp().with_ip(tun);
+        let device = builder
+            .with_private_key(parts.secret.clone())
+            .build()
+            .await
+            .map_err(said)?;
+        // A device that is built without peers has no socket before its port changes.
+        device.set_listen_port(parts.port).await.map_err(said)?;
+        Ok(Self {
+            device,
+            name: parts.name.to_owned(),
+            peers: BTreeMap::new(),
+        })
+    }
+
+    /// Makes the peers these. One whose endpoint is as it was written before stays where it was heard last.
+    pub(super) async fn set_peers(&mut self, wanted: &[Peer]) -> Result<(), String> {
+        let wanted: BTreeMap<Key, Peer> = wanted.iter().map(|peer| (peer.key, peer.clone())).collect();
+        let gone: Vec<_> = self
+            .peers
+            .values()
+            .filter(|peer| wanted.get(&peer.key) != Some(*peer))
+            .collect();
+        let new: Vec<_> = wanted
+            .values()
+            .filter(|peer| self.peers.get(&peer.key) != Some(*peer))
+            .collect();
+        let changed = self.device.write(async |device| {
+            for peer in &gone {
+                device.remove_peer(&peer.key.into()).await;
+            }
+            for peer in &new {
+                device.add_peer(to_remote(peer));
+            }
+        });
+        changed.await.map_err(|error| error.to_string())?;
+        let is_routed = |range| wanted.values().any(|peer| peer.range == range);
+        let unrouted = gone.iter().map(|peer| peer.range).filter(|range| !is_routed(*range));
+        let unrouted: Vec<_> = unrouted.collect();
+        let keys: Vec<_> = new.iter().map(|peer| peer.key).collect();
+        self.peers = wanted;
+        self.shake_hands(keys).await;
+        let mut script = String::new();
+        for range in unrouted {
+            let _ = writeln!(script, "route delete {range} dev {}", self.name);
+        }
+        for peer in self.peers.values() {
+            let _ = writeln!(script, "route replace {} dev {}", peer.range, self.name);
+        }
+        // Each stands for itself; what is gone already is what is wanted.
+        call("ip", &["-force", "-batch", "-"], &script).await.map(drop)
+    }
+
+    /// Begins again with those that have not answered for long: the device itself gives up in the end, until a Pod asks for
+    /// one of theirs, and a machine behind a NAT is reached by nobody then.
+    pub(super) async fn wake(&self) {
+        self.shake_hands(self.peers.keys().copied().collect()).await;
+    }
+
+    async fn shake_hands(&self, keys: Vec<Key>) {
+        let begin = |key: Key| async move {
+            // Whoever does not answer is asked again by the device.
+            let _ = self.device.force_handshake(&PublicKey::from(key)).await;
+        };
+        let all = futures::future::join_all(keys.into_iter().map(begin));
+        let _ = tokio::time::timeout(HANDSHAKE_LIMIT, all).await;
+    }
+
+    /// Comes when the device works no more.
+    pub(super) async fn failed(&mut self) {
+        self.device.wait().await;
+    }
+
+    pub(super) async fn close(self) {
+        self.device.stop().await;
+    }
+}
+
+fn to_remote(peer: &Peer) -> Remote {
+    let mut remote = Remote::new(peer.key.into()).with_endpoint(peer.endpoint);
+    remote.keepalive = Some(KEEPALIVE);
+    remote.with_allowed_ip(peer.range.to_string().parse().expect("a range is one"))
+}

@@ -1,0 +1,336 @@
+//! What a worker takes for its machine, and the program there.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{LogParams, Patch, PatchParams};
+use kube::{Api, Client};
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+
+use crate::bundle::{self, ECHO};
+use crate::cluster::{Cluster, create};
+use crate::network::Network;
+use crate::program::path;
+
+/// Programs are copied, images loaded; a kubelet starts and joins.
+pub(crate) const JOIN_LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const POD_LIMIT: Duration = Duration::from_secs(90);
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(120);
+
+/// What a worker takes for its machine: a network, and mounts, that go with the test.
+pub(crate) struct Machine {
+    /// Keeps the mounts there are.
+    holder: Child,
+    pub(crate) network: Network,
+    dir: PathBuf,
+    /// The Node's, and its Pod's.
+    pub(crate) name: &'static str,
+    pods: &'static str,
+    /// What parts of the worker are called by, once there is one.
+    id: OnceLock<String>,
+}
+
+impl Machine {
+    /// It finds the API by its own hosts, and has its own places for what parts of a worker write wherever they are.
+    pub(crate) fn make(
+        dir: &Path,
+        network: Network,
+        cluster: &Cluster,
+        name: &'static str,
+        pods: &'static str,
+    ) -> Self {
+        std::fs::create_dir_all(dir).unwrap();
+        let script = r#"mount --bind "$0" /etc/hosts
+            for usual in /run /var/lib /var/log; do mount -t tmpfs tmpfs "$usual"; done
+            touch "$1" && exec sleep 600"#;
+        let made = dir.join("made");
+        let holder = Command::new("unshare")
+            .args(["--mount", "sh", "-ec", script, path(&cluster.hosts), path(&made)])
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !made.exists() {
+            assert!(Instant::now() < deadline, "the machine is not made");
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        bundle::make(&dir.join("bundle"));
+        std::fs::write(dir.join("token"), &cluster.token).unwrap();
+        Self {
+            holder,
+            network,
+            dir: dir.to_owned(),
+            name,
+            pods,
+            id: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.join("w")
+    }
+
+    /// Starts the program there, with the token on its standard input.
+    pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Worker {
+        let log = self.dir.join(format!("{name}.log"));
+        let mounts = format!("--mount=/proc/{}/ns/mnt", self.holder.id());
+        let net = format!("--net=/run/netns/{}", self.network.namespace);
+        let child = Command::new("nsenter")
+            .args([&mounts, &net, env!("CARGO_BIN_EXE_yoke-worker")])
+            .args(arguments)
+            .args(["--root", path(&self.root())])
+            .stdin(Stdio::from(std::fs::File::open(self.dir.join("token")).unwrap()))
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Worker {
+            child,
+            root: self.root(),
+            log,
+        }
+    }
+
+    /// Makes a worker of it.
+    pub(crate) fn run(&self, more: &[&str]) -> Worker {
+        self.run_with("40s", more)
+    }
+
+    /// With this time to drain.
+    pub(crate) fn run_with(&self, drain: &str, more: &[&str]) -> Worker {
+        let bundle = self.dir.join("bundle");
+        let own = ["run", "-", "--allow-cgroup-v1", "--bundle", path(&bundle)];
+        let node = [
+            "--name",
+            self.name,
+            "--node-ip",
+            &self.network.worker,
+            "--drain-timeout",
+            drain,
+        ];
+        self.start("run", &[&own[..], &node[..], more].concat())
+    }
+
+    /// A file of the worker's folder.
+    pub(crate) fn read(&self, name: &str) -> Option<Value> {
+        let text = std::fs::read(self.root().join(name)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Control groups are shared with the machines of other tests.
+    pub(crate) fn cgroup(&self) -> Option<String> {
+        if self.id.get().is_none() {
+            let id = self.read("worker.json")?["id"].as_str()?.to_owned();
+            let _ = self.id.set(id);
+        }
+        self.id.get().map(|id| format!("yoke-worker-{id}"))
+    }
+
+    /// Every control group of the worker beneath a path, deepest first.
+    pub(crate) fn groups(&self, below: &str) -> Vec<PathBuf> {
+        let Some(cgroup) = self.cgroup() else { return Vec::new() };
+        let path = format!("*/{cgroup}{below}*");
+        let mut find = Command::new("find");
+        find.args(["/sys/fs/cgroup", "-depth", "-type", "d", "-path", &path]);
+        let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
+        found.lines().map(PathBuf::from).collect()
+    }
+
+    /// Kills what a test that failed has left, for no other test looks after it.
+    fn empty_groups(&self) {
+        let deadline = Instant::now() + END_LIMIT;
+        loop {
+            let groups = self.groups("");
+            if groups.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            for group in groups {
+                for pid in members(&group) {
+                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+                }
+                let _ = std::fs::remove_dir(group);
+            }
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+    }
+
+    /// Whether a part of `leave` runs.
+    pub(crate) fn drains(&self) -> bool {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut lines = processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
+        lines.any(|line| line.contains("\0--leave\0") && line.contains(path(&self.root())))
+    }
+
+    /// Groups, mounts, rules and links of a worker.
+    pub(crate) fn left_over(&self) -> [(&'static str, Vec<String>); 5] {
+        let groups = self.groups("").into_iter().map(|group| path(&group).to_owned());
+        let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.holder.id())).unwrap();
+        let root = path(&self.root()).to_owned();
+        let rules = self.network.ask("iptables", &["-t", "nat", "-S"]) + &self.network.ask("nft", &["list", "ruleset"]);
+        let links = self.network.ask("ip", &["-brief", "link"]);
+        let routes = self.network.ask("ip", &["route", "show", "table", "all"]);
+        // The plugins' own chains, which are empty by then, stay for whoever uses them next.
+        let of_pods = |line: &&str| {
+            ["10.232.", "yoke-worker", "KUBE-", "kube-proxy"]
+                .iter()
+                .any(|part| line.contains(part))
+        };
+        let own = |link: &&str| ["yoke", "ykwg", "veth"].iter().any(|prefix| link.starts_with(prefix));
+        let owned = |line: &str| line.to_owned();
+        [
+            ("groups", groups.collect()),
+            (
+                "mounts",
+                mounts.lines().filter(|line| line.contains(&root)).map(owned).collect(),
+            ),
+            ("rules", rules.lines().filter(of_pods).map(owned).collect()),
+            ("links", links.lines().filter(own).map(owned).collect()),
+            ("routes", routes.lines().filter(of_pods).map(owned).collect()),
+        ]
+    }
+
+    /// The worker is let in, and runs a Pod.
+    pub(crate) async fn join(&self, worker: &Worker, client: &Client) {
+        let nodes = Api::<Node>::all(client.clone());
+        until(worker, "it joins", JOIN_LIMIT, async || {
+            nodes.get_opt(self.name).await.unwrap().is_some()
+        })
+        .await;
+        let pods = json!({"spec": {"podCIDR": self.pods, "podCIDRs": [self.pods]}});
+        let params = PatchParams::default();
+        nodes.patch(self.name, &params, &Patch::Merge(&pods)).await.unwrap();
+        until(worker, "it is ready", JOIN_LIMIT, async || self.is_ready(&nodes).await).await;
+        self.run_pod(worker, client).await;
+    }
+
+    pub(crate) async fn is_ready(&self, nodes: &Api<Node>) -> bool {
+        let node = nodes.get_opt(self.name).await.unwrap();
+        let conditions = node.and_then(|node| node.status?.conditions).unwrap_or_default();
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    }
+
+    async fn run_pod(&self, worker: &Worker, client: &Client) {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name, "labels": {"app": "echo"}},
+            "spec": {
+                "nodeName": self.name,
+                "terminationGracePeriodSeconds": 1,
+                "automountServiceAccountToken": false,
+                "containers": [{
+                    "name": "echo", "image": ECHO, "imagePullPolicy": "IfNotPresent",
+                    "ports": [{"containerPort": 8080, "hostPort": 18080}],
+                }],
+            },
+        });
+        create(client, "/api/v1/namespaces/default/pods", &pod).await;
+        let pods = Api::<Pod>::default_namespaced(client.clone());
+        until(worker, "the Pod runs", POD_LIMIT, async || {
+            let status = pods.get(self.name).await.unwrap().status.unwrap_or_default();
+            let address = status.pod_ip.unwrap_or_default();
+            status.phase.as_deref() == Some("Running") && address.starts_with(self.pods.trim_end_matches("0/24"))
+        })
+        .await;
+        // kube-apiserver knows the kubelet by its serving certificate, and the kubelet it by its own.
+        until(worker, "its log is read", POD_LIMIT, async || {
+            pods.logs(self.name, &LogParams::default()).await.is_ok()
+        })
+        .await;
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+        self.empty_groups();
+    }
+}
+
+pub(crate) fn members(group: &Path) -> impl Iterator<Item = Pid> + use<> {
+    let list = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let pids: Vec<_> = list
+        .lines()
+        .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+        .collect();
+    pids.into_iter()
+}
+
+/// A running program. Dropped, it is told to end, waited for, and killed in the end.
+pub(crate) struct Worker {
+    pub(crate) child: Child,
+    pub(crate) root: PathBuf,
+    log: PathBuf,
+}
+
+impl Worker {
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// What it, and its parts, said last.
+    pub(crate) fn last_words(&self) -> String {
+        let logs = ["kubelet", "containerd"].map(|name| self.root.join(format!("logs/{name}.log")));
+        let tail = |path: &Path| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().rev().take(25).collect();
+            format!(
+                "{}:\n{}\n",
+                path.display(),
+                lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+            )
+        };
+        [&self.log, &logs[0], &logs[1]].map(|path| tail(path)).concat()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+
+    pub(crate) async fn end(&mut self) -> Option<i32> {
+        self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + END_LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it does not end: {}", self.last_words());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Twice: at once, should the first have begun the drain.
+        for _ in 0..2 {
+            if matches!(self.child.try_wait(), Ok(None)) {
+                self.signal(Signal::TERM);
+                std::thread::park_timeout(Duration::from_millis(500));
+            }
+        }
+        let deadline = Instant::now() + END_LIMIT;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) async fn until(worker: &Worker, what: &str, limit: Duration, holds: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !holds().await {
+        assert!(Instant::now() < deadline, "{what}: {}", worker.last_words());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}

@@ -1,0 +1,170 @@
+//! Pods of two workers, which have a router between them.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, Client};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::cluster::Cluster;
+use crate::machine::{END_LIMIT, JOIN_LIMIT, Machine, Worker, members, until};
+use crate::network::{Network, run_in};
+use crate::signer::{Authority, sign_all};
+
+/// A handshake is tried again after five seconds.
+const MEET_LIMIT: Duration = Duration::from_secs(60);
+
+impl Machine {
+    /// The network of its Pod.
+    fn pod_network(&self) -> String {
+        let pid = self.groups("/pods").iter().flat_map(|group| members(group)).next();
+        format!("/proc/{}/ns/net", pid.expect("it has a Pod").as_raw_nonzero())
+    }
+
+    /// Whether its Pod has an answer from there.
+    fn pod_reaches(&self, address: &str) -> bool {
+        ask(&self.pod_network(), address)
+    }
+
+    /// Packets that it has sent through its tunnels.
+    fn sent(&self) -> u64 {
+        let links = self.network.ask("ip", &["-json", "-statistics", "link"]);
+        let links: Value = serde_json::from_str(&links).unwrap();
+        let device = self.device();
+        let link = links.as_array().unwrap().iter().find(|link| link["ifname"] == device);
+        link.expect("it has a device")["stats64"]["tx"]["packets"]
+            .as_u64()
+            .unwrap()
+    }
+
+    fn device(&self) -> String {
+        format!("ykwg{}", self.read("worker.json").unwrap()["id"].as_str().unwrap())
+    }
+
+    fn has_device(&self) -> bool {
+        self.network.ask("ip", &["-brief", "link"]).contains(&self.device())
+    }
+}
+
+fn ask(net: &str, address: &str) -> bool {
+    let url = format!("http://{address}:8080/");
+    run_in(net, "curl", &["--silent", "--fail", "--max-time", "2", &url]).0
+}
+
+async fn pod_address(client: &Client, name: &str) -> String {
+    let pod = Api::<Pod>::default_namespaced(client.clone()).get(name).await.unwrap();
+    pod.status.unwrap().pod_ip.unwrap()
+}
+
+async fn until_reached(worker: &Worker, from: &Machine, address: &str) {
+    until(worker, "the Pod is reached", MEET_LIMIT, async || {
+        from.pod_reaches(address)
+    })
+    .await;
+}
+
+/// Lets nobody but this address speak to a Pod: whoever has an answer has shown it.
+fn admit_only(net: &str, address: &str) {
+    let rule = format!(
+        "add table inet t; add chain inet t c {{ type filter hook input priority filter; }}; \
+         add rule inet t c tcp dport 8080 ip saddr != {address} drop"
+    );
+    let (good, said) = run_in(net, "nft", &[&rule]);
+    assert!(good, "{said}");
+}
+
+async fn join_both(
+    client: &Client,
+    signers: &(Authority, Authority),
+    one: (&Machine, &Worker),
+    two: (&Machine, &Worker),
+) {
+    let joined = async { tokio::join!(one.0.join(one.1, client), two.0.join(two.1, client)) };
+    tokio::select! {
+        _ = joined => {}
+        () = sign_all(client.clone(), &signers.0, &signers.1) => {}
+    }
+}
+
+async fn assert_left(machine: &Machine, client: &Client, said: &str) {
+    let nodes = Api::<Node>::all(client.clone());
+    assert!(nodes.get_opt(machine.name).await.unwrap().is_none(), "{said}");
+    for (kind, found) in machine.left_over() {
+        assert_eq!(found, [""; 0], "{kind}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn pods_of_two_workers_reach_each_other() {
+    assert!(rustix::process::geteuid().is_root(), "a worker needs root");
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let (router, networks) = Network::make_two();
+    let signers = (Authority::new("clients"), Authority::new("kubelets"));
+    let cluster = Cluster::start(dir.path(), &router.host, &signers.0, &signers.1).await;
+    let client = cluster.client.clone();
+    let make = |network, name: &'static str, pods| Machine::make(&dir.path().join(name), network, &cluster, name, pods);
+    let [near, far] = networks;
+    let (one, two) = (make(near, "one", "10.232.7.0/24"), make(far, "two", "10.232.8.0/24"));
+    // As Docker has it.
+    two.network.ask("iptables", &["-P", "FORWARD", "DROP"]);
+    let (mut first, mut second) = (one.run(&[]), two.run(&["--rm"]));
+    join_both(&client, &signers, (&one, &first), (&two, &second)).await;
+
+    let (here, there) = (pod_address(&client, "one").await, pod_address(&client, "two").await);
+    until_reached(&first, &one, &there).await;
+    assert!(two.pod_reaches(&here), "and back: {}", second.last_words());
+    // Once a minute all is put right.
+    one.network.ask("nft", &["flush", "ruleset"]);
+    until(&first, "the table is there again", MEET_LIMIT * 2, async || {
+        one.network.ask("nft", &["list", "tables"]).contains("yoke-worker-")
+    })
+    .await;
+    admit_only(&two.pod_network(), &here);
+    let before = one.sent();
+    assert!(
+        one.pod_reaches(&there),
+        "it shows its own address: {}",
+        first.last_words()
+    );
+    assert!(one.sent() >= before + 5, "it went through the tunnel");
+    let machine = format!("/run/netns/{}", one.network.namespace);
+    assert!(!ask(&machine, &there), "the machine has another address");
+
+    // A worker that is killed: Pods run on, and nothing of theirs goes another way.
+    first.signal(Signal::KILL);
+    assert_eq!(first.ended().await, None);
+    until(&first, "its device goes", END_LIMIT, async || !one.has_device()).await;
+    assert!(!one.pod_reaches(&there), "there is no tunnel");
+    let mut again = one.start("again", &["run"]);
+    until(&again, "it goes on", JOIN_LIMIT, async || {
+        again.said().contains("this machine is Node one")
+    })
+    .await;
+    until_reached(&again, &one, &there).await;
+    assert!(two.pod_reaches(&here), "and back: {}", again.last_words());
+
+    // One that leaves, and comes back with another key.
+    assert_eq!(second.end().await, Some(0), "{}", second.last_words());
+    assert!(!two.root().exists(), "{}", second.said());
+    assert_left(&two, &client, &second.said()).await;
+    until(&again, "its range is forgotten", MEET_LIMIT, async || {
+        let routes = one.network.ask("ip", &["route"]);
+        !routes.contains("10.232.8.")
+    })
+    .await;
+    let third = two.run(&["--rm"]);
+    tokio::select! {
+        () = two.join(&third, &client) => {}
+        () = sign_all(client.clone(), &signers.0, &signers.1) => {}
+    }
+    let there = pod_address(&client, "two").await;
+    until_reached(&again, &one, &there).await;
+
+    assert_eq!(again.end().await, Some(0), "{}", again.said());
+    assert!(!one.has_device(), "{}", again.said());
+    let mut leave = one.start("leave", &["leave"]);
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    assert!(!one.root().exists(), "{}", leave.said());
+    assert_left(&one, &client, &leave.said()).await;
+}
