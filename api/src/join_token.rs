@@ -84,6 +84,14 @@ pub struct JoinTokenSpec {
     #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
         .message("ttl is from 1m to 24h"))]
     pub ttl: String,
+
+    /// How long a worker that joined by it may be silent, in minutes or hours: from `1m` to `24h`. Then its Node is removed, and
+    /// with it its Pods. Without this, never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
+    #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
+        .message("reapAfter is from 1m to 24h"))]
+    pub reap_after: Option<String>,
 }
 
 /// What the operator reports of a JoinToken.
@@ -139,14 +147,18 @@ pub struct Use {
 impl JoinTokenSpec {
     /// How long it holds, within [`SHORTEST`] and [`LONGEST`].
     pub fn lifetime(&self) -> Duration {
-        let number = |text: &str| text.parse::<u64>().unwrap_or(0).min(10_000);
-        let asked = match (self.ttl.strip_suffix('h'), self.ttl.strip_suffix('m')) {
-            (Some(hours), _) => Duration::from_hours(number(hours)),
-            (None, Some(minutes)) => Duration::from_mins(number(minutes)),
-            (None, None) => Duration::ZERO,
-        };
-        asked.clamp(SHORTEST, LONGEST)
+        parse_time(&self.ttl).unwrap_or(SHORTEST)
     }
+}
+
+/// A time in minutes or hours, within [`SHORTEST`] and [`LONGEST`].
+pub fn parse_time(text: &str) -> Option<Duration> {
+    let number = |text: &str| text.parse::<u64>().ok().map(|number| number.min(10_000));
+    let asked = match (text.strip_suffix('h'), text.strip_suffix('m')) {
+        (Some(hours), _) => Duration::from_hours(number(hours)?),
+        (None, minutes) => Duration::from_mins(number(minutes?)?),
+    };
+    Some(asked.clamp(SHORTEST, LONGEST))
 }
 
 impl JoinLine {
@@ -203,11 +215,20 @@ mod tests {
             };
             assert_eq!(spec.lifetime(), Duration::from_mins(minutes), "{ttl:?}");
         }
+        for (text, minutes) in [
+            ("5m", Some(5)),
+            ("0m", Some(1)),
+            ("25h", Some(24 * 60)),
+            ("5s", None),
+            ("m", None),
+        ] {
+            assert_eq!(parse_time(text), minutes.map(Duration::from_mins), "{text:?}");
+        }
     }
 
     #[test]
     fn one_use_for_a_quarter_of_an_hour_is_the_default() {
         let spec: JoinTokenSpec = serde_json::from_str(r#"{"clusterName": "a"}"#).unwrap();
-        assert_eq!((spec.max_uses, spec.ttl.as_str()), (1, "15m"));
+        assert_eq!((spec.max_uses, spec.ttl.as_str(), spec.reap_after), (1, "15m", None));
     }
 }

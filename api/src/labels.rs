@@ -10,6 +10,10 @@ pub const TENANT: &str = "yoke.drzzl.io/tenant";
 pub const COMPONENT: &str = "yoke.drzzl.io/component";
 /// Which add-on an object in a tenant's cluster is part of. The operator touches no object there that lacks it.
 pub const ADDON: &str = "yoke.drzzl.io/addon";
+/// Label on the Lease of a Node in a tenant's cluster: the Node is removed when the Lease was not renewed for this time.
+pub const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
+/// Label on a Node that is about to be removed: when the last step was taken, in seconds since 1970.
+pub const REAPING: &str = "yoke.drzzl.io/reaping";
 /// The well-known label that names the writer of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`] on everything that the operator writes.

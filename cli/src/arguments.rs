@@ -281,6 +281,9 @@ pub(crate) struct JoinOptions {
     /// How long it holds, in minutes or hours, from 1m to 24h
     #[arg(long, value_name = "TIME", default_value = "15m")]
     pub(crate) ttl: String,
+    /// Remove the Nodes of workers that have been silent for this time, from 1m to 24h; never if not given
+    #[arg(long, value_name = "TIME")]
+    pub(crate) reap_after: Option<String>,
     /// How long to wait for the host; 0 is without limit
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,

@@ -116,6 +116,7 @@ fn build_token(options: &JoinOptions) -> JoinToken {
         cluster_name: options.name.clone(),
         max_uses: options.uses,
         ttl: options.ttl.clone(),
+        reap_after: options.reap_after.clone(),
     };
     let mut token = JoinToken::new("", spec);
     token.metadata = ObjectMeta {

@@ -19,6 +19,7 @@ use crate::events::Events;
 use crate::join_token::Slots;
 use crate::metrics::OperatorMetrics;
 use crate::nats::{Account, Nats};
+use crate::reaper::Reaper;
 use crate::signer::Signer;
 use crate::tenant_api::{BaseObjects, TenantApis};
 
@@ -49,6 +50,8 @@ pub struct Context {
     pub guard: Guard,
     /// Who signs for kubelets.
     pub signer: Signer,
+    /// Who removes Nodes that fell silent.
+    pub reaper: Reaper,
     /// Who works on JoinTokens.
     pub slots: Slots,
     /// Writes of the JoinToken controller.

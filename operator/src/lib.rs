@@ -6,6 +6,7 @@
 //!                                   │                               │                         plane, ingress, kubeconfig
 //!                                   │                               └─▶ join_token::reconcile ─▶ what a worker joins by
 //!                                   ├─ signer: requests of kubelets in tenants' clusters ─▶ certificates
+//!                                   ├─ reaper: Nodes there whose workers fell silent ─▶ removed
 //!                                   ├─ /metrics /livez /readyz
 //!                                   └─ NATS connection ─▶ all Clusters again when it comes back
 //! ```
@@ -27,6 +28,7 @@ pub mod nats;
 pub mod network;
 pub mod quantity;
 mod rbac;
+pub mod reaper;
 pub mod run;
 mod security;
 pub mod signer;

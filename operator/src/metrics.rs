@@ -74,6 +74,8 @@ pub struct OperatorMetrics {
     signed: Family<PurposeLabel, Counter>,
     sign_refusals: Family<RefusalLabel, Counter>,
     sign_failures: Counter,
+    reaped: Counter,
+    reap_failures: Counter,
 }
 
 impl OperatorMetrics {
@@ -91,6 +93,8 @@ impl OperatorMetrics {
             signed: Family::default(),
             sign_refusals: Family::default(),
             sign_failures: Counter::default(),
+            reaped: Counter::default(),
+            reap_failures: Counter::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -126,6 +130,16 @@ impl OperatorMetrics {
                 "certificate_failures",
                 "Times that requests of a cluster could not be seen or answered, and were tried again",
                 own.sign_failures.clone(),
+            );
+            registry.register(
+                "nodes_reaped",
+                "Nodes of silent workers that were removed",
+                own.reaped.clone(),
+            );
+            registry.register(
+                "reap_failures",
+                "Looks for silent Nodes in a cluster that failed, and were tried again",
+                own.reap_failures.clone(),
             );
         });
         own
@@ -168,6 +182,16 @@ impl OperatorMetrics {
     /// Requests of a cluster could not be seen or answered.
     pub fn signing_failed(&self) {
         self.sign_failures.inc();
+    }
+
+    /// A Node was removed.
+    pub fn reaped(&self) {
+        self.reaped.inc();
+    }
+
+    /// A look for silent Nodes failed.
+    pub fn reaping_failed(&self) {
+        self.reap_failures.inc();
     }
 
     /// Sets how many orphans are left alone.

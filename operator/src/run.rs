@@ -25,7 +25,7 @@ use crate::join_token::Slots;
 use crate::metrics::OperatorMetrics;
 use crate::nats::Nats;
 use crate::tenant_api::{TenantApis, build_base};
-use crate::{cluster, join_token, signer, tenant};
+use crate::{cluster, join_token, reaper, signer, tenant};
 
 /// Reconciliations that end soon after SIGTERM are waited for this long.
 const GRACE: Duration = Duration::from_secs(20);
@@ -77,12 +77,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
     let (guard, keeper) = cluster::Guard::new();
     let (signer, signing) = signer::Signer::new();
+    let (reaper, reaping) = reaper::Reaper::new(reaper::Pace::default());
     let context = Arc::new(Context {
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),
         tenants: Applier::new(client.clone(), tenant::CONTROLLER),
         guard,
         signer,
+        reaper,
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         apis: TenantApis::default(),
@@ -101,6 +103,11 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let signing = signing.run(Arc::clone(&context), drain.clone());
     supervisor.spawn("signer", async move {
         signing.await;
+        Ok::<_, std::convert::Infallible>(())
+    });
+    let reaping = reaping.run(Arc::clone(&context), drain.clone());
+    supervisor.spawn("reaper", async move {
+        reaping.await;
         Ok::<_, std::convert::Infallible>(())
     });
     supervisor.spawn(

@@ -481,10 +481,13 @@ async fn sign(
     if !signings().take(tenant, is_new, Instant::now()) {
         return Ok(Outcome::Later { is_new });
     }
-    if let Some((joiner, known)) = joins
-        && let Err(refusal) = uses::count(context, &joiner, &known).await?
-    {
-        return Ok(Outcome::Refused(refusal));
+    if let Some((joiner, known)) = joins {
+        if let Err(refusal) = uses::count(context, &joiner, &known).await? {
+            return Ok(Outcome::Refused(refusal));
+        }
+        // Before there can be a Node, and while the JoinToken is known.
+        let reap_after = known.spec.reap_after.as_deref();
+        ward.api.prepare_lease(&asked.node, reap_after).await?;
     }
     if asked.purpose == Use::Server && !asked.is_approved {
         ward.api.approve(csr, &context.signer.params).await?;

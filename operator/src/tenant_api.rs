@@ -10,6 +10,7 @@ mod addons;
 pub mod agent;
 mod base;
 mod connection;
+mod nodes;
 mod object;
 mod workers;
 
@@ -31,6 +32,7 @@ pub use self::addons::{AddonError, Foreign};
 pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE};
+pub(crate) use self::nodes::NODES_MAX;
 pub(crate) use self::object::to_dynamic;
 use self::object::{Objects, is_so};
 pub use self::workers::BootstrapToken;

@@ -107,6 +107,9 @@ pub struct JoinOptions {
     /// How long it holds, in minutes or hours, from 1m to 24h
     #[arg(long, value_name = "TIME", default_value = "15m")]
     pub ttl: String,
+    /// Remove the Nodes of workers that have been silent for this time, from 1m to 24h; never if not given
+    #[arg(long, value_name = "TIME")]
+    pub reap_after: Option<String>,
 }
 
 /// A Cluster that is there.

@@ -100,6 +100,7 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
         cluster_name: options.name.clone(),
         max_uses: options.uses,
         ttl: options.ttl.clone(),
+        reap_after: options.reap_after.clone(),
     };
     let (name, line) = host.join(spec, progress).await?;
     let wrong = |_| Error::JoinWrong(name.clone());

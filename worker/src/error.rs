@@ -62,6 +62,9 @@ pub enum Error {
     /// Another machine has its name by now.
     #[error("Node {0} is not the one that this machine joined as")]
     Replaced(String),
+    /// Its Node was deleted, or reaped.
+    #[error("Node {0} was removed from the cluster")]
+    Removed(String),
     /// There is no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),
@@ -152,6 +155,9 @@ impl Error {
             Self::Name(_) => Some("give one of lower-case letters, digits, `-` and `.` with --name"),
             Self::Replaced(_) => Some(
                 "another machine may have its name: `yoke-worker leave` removes this worker, and a new token makes another",
+            ),
+            Self::Removed(_) => Some(
+                "somebody deleted it, or this machine was not heard of for longer than its join token allows; a new token makes another",
             ),
             Self::NoWorker(_) => Some("a join token makes one: `yoke-worker run TOKEN`"),
             Self::Busy(_) => Some("end it first"),

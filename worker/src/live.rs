@@ -81,6 +81,10 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
                 Ok(())
             }
             error = kept.failed() => Err(error),
+            lost = node::wait_lost(layout, &mut worker) => {
+                network = Some(kept);
+                Err(lost)
+            }
         },
         Some(Err(error)) => Err(error),
         None => Ok(()),
@@ -174,17 +178,19 @@ async fn meet(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
 
 /// A kubelet goes on as the Node that it finds by its name. If that is another machine's by now, it must not.
 async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
-    let (Some(known), Some(client)) = (&worker.node_uid, node::connect(layout).await) else {
+    let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout).await) else {
         return Ok(());
     };
-    match node::ask_uid(&client, &worker.name).await {
-        Ok(Some(found)) if found != *known => return Err(Error::Replaced(worker.name.clone())),
+    match node::look(&client, &worker.name).await {
+        Ok(Some(found)) => node::keep_uid(layout, worker, &found),
         // The kubelet makes another one.
-        Ok(None) => worker.node_uid = None,
+        Ok(None) => {
+            worker.node_uid = None;
+            Ok(())
+        }
         // Pods run whether the API answers or not; once it does, the Node is looked at again.
-        Ok(Some(_)) | Err(_) => {}
+        Err(_) => Ok(()),
     }
-    Ok(())
 }
 
 async fn wait_healthy() {

@@ -10,9 +10,12 @@ use yoke_api::Cidr;
 use crate::Error;
 use crate::layout::Layout;
 use crate::output::say;
+use crate::place::read_boot;
 use crate::state::Worker;
 
 const PAUSE: Duration = Duration::from_secs(1);
+/// Between two looks whether the Node is still there.
+const WATCH: Duration = Duration::from_secs(10);
 pub(crate) const REQUEST: Duration = Duration::from_secs(10);
 /// How often it is said that there is still nothing.
 const SILENCE: u32 = 30;
@@ -33,10 +36,24 @@ pub(crate) async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -
 }
 
 /// The Node, as far as a worker is concerned.
-struct Seen {
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Seen {
     uid: String,
     /// The addresses that it may give to Pods.
     pods: Option<Cidr>,
+    /// What its kubelet says which boot of a machine it is.
+    boot: Option<String>,
+}
+
+impl Seen {
+    fn of(node: Node) -> Option<Self> {
+        let info = node.status.and_then(|status| status.node_info);
+        Some(Self {
+            uid: node.metadata.uid?,
+            pods: node.spec.and_then(|spec| spec.pod_cidr?.parse().ok()),
+            boot: info.map(|info| info.boot_id),
+        })
+    }
 }
 
 /// The UID of the Node of this name; nothing if there is none.
@@ -51,7 +68,7 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
     let mut rounds = 0;
     loop {
         if let Some(seen) = read_seen(layout, &worker.name).await {
-            keep_uid(layout, worker, seen.uid)?;
+            keep_uid(layout, worker, &seen)?;
             if let Some(pods) = seen.pods {
                 return Ok(pods);
             }
@@ -69,25 +86,69 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
     }
 }
 
-async fn read_seen(layout: &Layout, name: &str) -> Option<Seen> {
-    let nodes = Api::<Node>::all(connect(layout).await?);
-    let node = limited(nodes.get(name)).await.ok()?;
-    Some(Seen {
-        uid: node.metadata.uid?,
-        pods: node.spec.and_then(|spec| spec.pod_cidr?.parse().ok()),
-    })
-}
-
-/// A Node with another UID is another machine's, and not taken over.
-fn keep_uid(layout: &Layout, worker: &mut Worker, found: String) -> Result<(), Error> {
-    match &worker.node_uid {
-        Some(known) if *known == found => Ok(()),
-        Some(_) => Err(Error::Replaced(worker.name.clone())),
-        None => {
-            worker.node_uid = Some(found);
-            worker.write(layout)
+/// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral stays when it was
+/// removed, for its kubelet makes another when it is started again.
+pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
+    let mut was_there = true;
+    loop {
+        tokio::time::sleep(WATCH).await;
+        // Pods run whether the API answers or not.
+        let Some(found) = read(layout, &worker.name).await else {
+            continue;
+        };
+        if was_there && found.is_none() && !worker.ephemeral {
+            say(&format!(
+                "Node {} is gone: started again, this worker makes another",
+                worker.name
+            ));
+        }
+        was_there = found.is_some();
+        if let Err(error) = follow(layout, worker, found) {
+            return error;
         }
     }
+}
+
+/// What a worker makes of what there is by the name of its Node.
+fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(), Error> {
+    let before = worker.node_uid.clone();
+    let is_there = found.is_some();
+    if let Some(found) = found {
+        keep_uid(layout, worker, &found)?;
+    }
+    // Whoever removed it counts on its Pods having ended: they may run elsewhere.
+    if worker.ephemeral && (!is_there || worker.node_uid != before) {
+        return Err(Error::Removed(worker.name.clone()));
+    }
+    Ok(())
+}
+
+async fn read_seen(layout: &Layout, name: &str) -> Option<Seen> {
+    read(layout, name).await?
+}
+
+/// The Node of this name, or that there is none; nothing if nobody says.
+async fn read(layout: &Layout, name: &str) -> Option<Option<Seen>> {
+    look(&connect(layout).await?, name).await.ok()
+}
+
+/// The Node of this name.
+pub(crate) async fn look(client: &Client, name: &str) -> kube::Result<Option<Seen>> {
+    let found = limited(Api::<Node>::all(client.clone()).get_opt(name)).await?;
+    Ok(found.and_then(Seen::of))
+}
+
+/// A Node with another UID is another machine's, and not taken over; unless a kubelet of this boot has made it, in the place of
+/// one that somebody deleted.
+pub(crate) fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
+    if worker.node_uid.as_ref() == Some(&found.uid) {
+        return Ok(());
+    }
+    if worker.node_uid.is_some() && found.boot != Some(read_boot()?) {
+        return Err(Error::Replaced(worker.name.clone()));
+    }
+    worker.node_uid = Some(found.uid.clone());
+    worker.write(layout)
 }
 
 #[cfg(test)]
@@ -162,5 +223,57 @@ mod tests {
         );
         assert_eq!(worker.node_uid.as_deref(), Some("u1"));
         assert_eq!(Worker::read(&layout).unwrap(), Some(worker));
+    }
+
+    #[test]
+    fn a_worker_whose_node_was_removed_ends_if_it_is_ephemeral() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        let (here, elsewhere) = (read_boot().unwrap(), "c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".to_owned());
+        let seen = |uid: &str, boot: &str| Seen {
+            uid: uid.into(),
+            pods: None,
+            boot: Some(boot.into()),
+        };
+        for (rule, ephemeral, found, ends, uid) in [
+            ("there", true, Some(seen("u1", &elsewhere)), "", "u1"),
+            ("gone", true, None, "removed", "u1"),
+            (
+                "made anew by its kubelet",
+                true,
+                Some(seen("u2", &here)),
+                "removed",
+                "u2",
+            ),
+            (
+                "another machine's",
+                true,
+                Some(seen("u2", &elsewhere)),
+                "replaced",
+                "u1",
+            ),
+            ("gone, and it stays", false, None, "", "u1"),
+            ("made anew, and it stays", false, Some(seen("u2", &here)), "", "u2"),
+            (
+                "another machine's, for good",
+                false,
+                Some(seen("u2", &elsewhere)),
+                "replaced",
+                "u1",
+            ),
+        ] {
+            let mut worker = Worker {
+                ephemeral,
+                node_uid: Some("u1".into()),
+                ..Worker::example()
+            };
+            let ended = match follow(&layout, &mut worker, found) {
+                Ok(()) => "",
+                Err(Error::Removed(_)) => "removed",
+                Err(Error::Replaced(_)) => "replaced",
+                Err(error) => panic!("{rule}: {error:?}"),
+            };
+            assert_eq!((ended, worker.node_uid.as_deref()), (ends, Some(uid)), "{rule}");
+        }
     }
 }

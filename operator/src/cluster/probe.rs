@@ -96,6 +96,11 @@ pub(super) async fn look_at_api(
             }
         });
     }
+    if applied.nodes.is_some_and(|nodes| nodes > 0)
+        && let Some(api) = context.apis.known(id, Way::Inside)
+    {
+        context.reaper.keep(identity, api);
+    }
 }
 
 /// How to reach the API inside the host; `None` while the Service has no address.

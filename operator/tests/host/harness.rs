@@ -21,6 +21,7 @@ use yoke_operator::events::Events;
 use yoke_operator::join_token::Slots;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_operator::nats::{Account, Nats, Size, streams};
+use yoke_operator::reaper::{Pace, Reaper};
 use yoke_operator::signer::Signer;
 use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, join_token, tenant};
@@ -37,6 +38,14 @@ const HOST_STORE: &str = "hhhhhhhhh2";
 const LIMIT: Duration = Duration::from_secs(40);
 /// The Tenant of a test.
 pub(crate) const TENANT: &str = "demo";
+/// Silent Nodes are looked for as often as a test reconciles.
+const PACE: Pace = Pace {
+    every: Duration::ZERO,
+    looks: 4,
+    doubt: Duration::from_secs(1),
+    // Kubernetes looks each 20 s which Pods are on machines that are out of service.
+    linger: Duration::from_secs(25),
+};
 /// Namespace of the certificate authorities.
 pub(crate) const PKI: &str = "yoke-pki";
 
@@ -98,18 +107,23 @@ impl Host {
 
     /// Starts the controller that counts what ResourceQuotas are about.
     pub(crate) fn start_counting(&self) -> Process {
-        let dir = self.dir.path().join("counting");
+        self.start_controllers(&self.url, "resourcequota-controller")
+    }
+
+    /// Starts controllers of Kubernetes' own, for an API.
+    pub(crate) fn start_controllers(&self, url: &str, names: &str) -> Process {
+        let dir = self.dir.path().join("controllers");
         std::fs::create_dir(&dir).unwrap();
         let kubeconfig = serde_json::json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": self.url, "insecure-skip-tls-verify": true}}],
+            "clusters": [{"name": "c", "cluster": {"server": url, "insecure-skip-tls-verify": true}}],
             "users": [{"name": "u", "user": {"token": OWNER_TOKEN}}]});
         let path = dir.join("kubeconfig");
         std::fs::write(&path, kubeconfig.to_string()).unwrap();
         let arguments = [
             format!("--kubeconfig={}", path.display()),
             format!("--cert-dir={}", dir.display()),
-            "--controllers=resourcequota-controller".into(),
+            format!("--controllers={names}"),
             "--leader-elect=false".into(),
             "--bind-address=127.0.0.1".into(),
             format!("--secure-port={}", free_port()),
@@ -530,9 +544,11 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
     });
     let (guard, keeper) = cluster::Guard::new();
     let (signer, signing) = Signer::new();
+    let (reaper, reaping) = Reaper::new(PACE);
     let context = Context {
         guard,
         signer,
+        reaper,
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         base: build_base(&config.ingress.address, config.ingress.port),
@@ -554,6 +570,11 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
     let signed = signing.run(Arc::clone(&context), supervisor.drain());
     supervisor.spawn_background("signer", async move {
         signed.await;
+        Ok::<_, std::io::Error>(())
+    });
+    let reaped = reaping.run(Arc::clone(&context), supervisor.drain());
+    supervisor.spawn_background("reaper", async move {
+        reaped.await;
         Ok::<_, std::io::Error>(())
     });
     let kept = keeper.run(Arc::clone(&context), calls, supervisor.drain());

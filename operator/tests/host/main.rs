@@ -16,6 +16,7 @@ mod konnectivity;
 mod lost;
 mod odd;
 mod paused;
+mod reaped;
 mod refused;
 mod restored;
 mod room;

@@ -138,6 +138,25 @@ async fn a_killed_worker_leaves_the_cluster() {
     }
 }
 
+/// Whoever deletes it, or finds it silent, counts on its Pods having ended.
+#[tokio::test]
+async fn a_worker_ends_when_its_node_is_removed() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run(&["--rm"]);
+    story.let_in(&worker).await;
+    story.nodes.delete(NAME, &Default::default()).await.unwrap();
+    assert_eq!(worker.ended().await, Some(1), "{}", worker.last_words());
+    let said = worker.said();
+    assert!(
+        said.contains(&format!("Node {NAME} was removed from the cluster")),
+        "{said}"
+    );
+    // Nobody collects Pods here.
+    assert!(story.has_pod().await, "{said}");
+    story.assert_left(&said).await;
+}
+
 #[tokio::test]
 async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();

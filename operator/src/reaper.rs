@@ -1,0 +1,239 @@
+//! Removes Nodes that fell silent, in each cluster whose API is well, if their JoinToken said so: `reapAfter`.
+//!
+//! ```text
+//!  signer, before it signs: Lease of the Node, label reap-after                                    (tenant_api/nodes.rs)
+//!  look at the API, all is well ─keep─▶ Keeper: Leases with that label ─▶ silent? (plan.rs)
+//!      ─▶ mark ─▶ taint out-of-service: Kubernetes ends its Pods ─▶ Node deleted, if its Lease is still as it was
+//!      └─ renewed meanwhile, or the label taken away: mark and taint go
+//! ```
+//!
+//! Each look takes at most one step about a Node, and reads what is there anew: nothing but how often a Lease was found as it was
+//! is kept in memory, and a process that starts anew counts that anew. How long the API has been well is in the Cluster's status.
+
+mod plan;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use yoke_api::{Cluster, ClusterId, ConditionType};
+use yoke_runtime::Drain;
+
+use crate::cluster::identity::Identity;
+use crate::conditions;
+use crate::context::Context;
+use crate::tenant_api::{NODES_MAX, TenantApi, TenantApiError};
+pub use plan::Pace;
+use plan::{Step, Watch};
+
+/// Clusters that wait for a look. One that finds no place is told of again by its next look.
+const CAPACITY: usize = 256;
+/// Clusters that are looked at at once.
+const AT_ONCE: usize = 64;
+/// How long one look may take.
+const LIMIT: Duration = Duration::from_secs(15);
+/// Who takes long is left alone this many times as long, so that others have their turn.
+const REST: u32 = 10;
+/// Nodes of one cluster that are marked by one look.
+const NEW_MAX: usize = 16;
+
+/// Tells the [`Keeper`] of clusters whose API is well.
+#[derive(Clone, Debug)]
+pub struct Reaper {
+    wards: mpsc::Sender<Ward>,
+}
+
+/// Owns what is known of Leases.
+#[derive(Debug)]
+pub struct Keeper {
+    wards: mpsc::Receiver<Ward>,
+    pace: Pace,
+}
+
+/// A cluster that is looked at.
+#[derive(Clone, Debug)]
+struct Ward {
+    identity: Identity,
+    api: TenantApi,
+}
+
+/// What is known of a cluster that is not looked at right now.
+#[derive(Debug, Default)]
+struct Known {
+    watch: Watch,
+    /// When it may be looked at again.
+    rested: Option<Instant>,
+}
+
+impl Known {
+    fn rests(&self, now: Instant) -> bool {
+        self.rested.is_some_and(|rested| now < rested)
+    }
+}
+
+impl Reaper {
+    /// A reaper, and the keeper that it tells.
+    pub fn new(pace: Pace) -> (Self, Keeper) {
+        let (sender, wards) = mpsc::channel(CAPACITY);
+        (Self { wards: sender }, Keeper { wards, pace })
+    }
+
+    /// Has the Nodes of a cluster looked at whose API answered a moment ago, inside and through the ingress.
+    pub(crate) fn keep(&self, identity: &Identity, api: TenantApi) {
+        let identity = identity.clone();
+        if self.wards.try_send(Ward { identity, api }).is_err() {
+            tracing::debug!("Leases are looked at by the next look");
+        }
+    }
+}
+
+impl Keeper {
+    /// Looks at clusters until the drain starts.
+    pub async fn run(mut self, context: Arc<Context>, drain: Drain) {
+        let mut known = HashMap::<ClusterId, Known>::new();
+        let mut busy = HashSet::new();
+        let mut looks = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = drain.started() => return,
+                Some(ward) = self.wards.recv(), if looks.len() < AT_ONCE => {
+                    let (id, now) = (ward.identity.id.clone(), Instant::now());
+                    let before = known.get(&id);
+                    let waits = before.is_some_and(|known| known.rests(now) || !known.watch.is_due(&self.pace, now));
+                    if !waits && busy.insert(id.clone()) {
+                        let watch = known.remove(&id).unwrap_or_default().watch;
+                        looks.spawn(look(Arc::clone(&context), ward, watch, self.pace));
+                    }
+                }
+                Some(ended) = looks.join_next() => match ended {
+                    Ok((id, ended)) => {
+                        busy.remove(&id);
+                        let now = Instant::now();
+                        // Those of clusters that sleep or are gone would stay for ever.
+                        known.retain(|_, known| known.watch.is_fresh(now) || known.rests(now));
+                        known.insert(id, ended);
+                    }
+                    // None is cancelled before this ends.
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
+            }
+        }
+    }
+}
+
+/// One look at a cluster.
+async fn look(context: Arc<Context>, ward: Ward, mut watch: Watch, pace: Pace) -> (ClusterId, Known) {
+    let began = Instant::now();
+    let looked = tokio::time::timeout(LIMIT, look_at(&context, &ward, &mut watch, &pace)).await;
+    if let Err(error) = looked.unwrap_or(Err(TenantApiError::Limit)) {
+        context.metrics.reaping_failed();
+        let error = crate::chain(&error);
+        tracing::debug!(cluster = %ward.identity.id, error, "silent Nodes are looked for again");
+    }
+    let rested = Instant::now() + began.elapsed() * REST;
+    let known = Known {
+        watch,
+        rested: Some(rested),
+    };
+    (ward.identity.id, known)
+}
+
+async fn look_at(context: &Context, ward: &Ward, watch: &mut Watch, pace: &Pace) -> Result<(), TenantApiError> {
+    let well = well_for(context, &ward.identity);
+    let (leases, marked) = tokio::try_join!(ward.api.reap_leases(), ward.api.reaping_nodes())?;
+    watch.note(&leases, Instant::now());
+    let now = (Timestamp::now(), Instant::now());
+    let silent = leases.iter().filter(|lease| watch.is_silent(lease, well, now, pace));
+    let mut silent: HashMap<String, &Lease> = silent.map(|lease| (lease.name_any(), lease)).collect();
+    let room = NODES_MAX.saturating_sub(marked.len()).min(NEW_MAX);
+    // One about which nothing can be done keeps no other waiting.
+    let mut first = Ok(());
+    for node in &marked {
+        let lease = silent.remove(&node.name_any());
+        first = first.and(step(context, ward, node, lease, pace).await);
+    }
+    let mut left: Vec<_> = silent.into_iter().collect();
+    left.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    // Each in its turn: there may be more, without a Node, than one look goes through.
+    let turn = watch.count.wrapping_mul(NEW_MAX).checked_rem(left.len());
+    left.rotate_left(turn.unwrap_or(0));
+    for (name, lease) in left.into_iter().take(room) {
+        let begun = async {
+            match ward.api.node(&name).await? {
+                Some(found) => match &found.0 {
+                    Ok(node) => step(context, ward, node, Some(lease), pace).await,
+                    Err(_) => Ok(()),
+                },
+                None if plan::is_unclaimed(lease, Timestamp::now()) => ward.api.delete_lease(&name, lease.uid()).await,
+                None => Ok(()),
+            }
+        };
+        first = first.and(begun.await);
+    }
+    first
+}
+
+/// Does what is next about a Node that is as it was seen. If it is not by now, the next look sees what it is.
+async fn step(
+    context: &Context,
+    ward: &Ward,
+    node: &Node,
+    silent: Option<&Lease>,
+    pace: &Pace,
+) -> Result<(), TenantApiError> {
+    let (api, now) = (&ward.api, Timestamp::now());
+    let step = plan::plan(node, silent, now, pace);
+    let done = match step {
+        Step::Nothing => return Ok(()),
+        Step::Mark => api.mark_node(node, Some(now), None).await,
+        Step::Taint => {
+            let note =
+                "Its Lease was not renewed for the time that its JoinToken said: its Pods end, and it is removed.";
+            api.tell_of_node(node, "NodeSilent", note.into()).await;
+            api.mark_node(node, Some(now), Some(&plan::with_taint(node, now))).await
+        }
+        Step::Delete => match (silent, api.lease(&node.name_any()).await?) {
+            (Some(seen), Some(found)) if plan::is_same(seen, &found) => api.delete_node(node).await,
+            _ => return Ok(()),
+        },
+        Step::Release => {
+            let taints = plan::without_taint(node);
+            if taints.is_some() {
+                let note = "Its Lease is renewed again, or it is not to be removed any more: it stays.";
+                api.tell_of_node(node, "NodeReturned", note.into()).await;
+            }
+            api.mark_node(node, None, taints.as_deref()).await
+        }
+    };
+    match done {
+        Err(error) if error.is_of_another() => return Ok(()),
+        done => done?,
+    }
+    if step == Step::Delete {
+        context.metrics.reaped();
+    }
+    let (cluster, node) = (&ward.identity.id, node.name_any());
+    tracing::info!(cluster = %cluster, node, step = ?step, "a Node that may be silent");
+    Ok(())
+}
+
+/// How long a cluster has been ready without a break: nobody who could not be heard is silent.
+fn well_for(context: &Context, identity: &Identity) -> Duration {
+    let key = ObjectRef::<Cluster>::new(&identity.cluster).within(&identity.tenant);
+    let cluster = context.caches.clusters.get(&key);
+    let cluster = cluster.filter(|cluster| cluster.id().as_ref() == Some(&identity.id));
+    let conditions = cluster.as_ref().and_then(|cluster| cluster.status.as_ref());
+    let ready = conditions.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
+    let since = ready
+        .filter(|ready| ready.status == "True")
+        .map(|ready| ready.last_transition_time.0);
+    let well = since.map(|since| Timestamp::now().duration_since(since));
+    well.and_then(|well| Duration::try_from(well).ok()).unwrap_or_default()
+}

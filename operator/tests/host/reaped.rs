@@ -1,0 +1,270 @@
+//! Nodes of workers that fell silent are removed from a real API, with Kubernetes' own controllers for their Pods.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use yoke_api::ClusterId;
+use yoke_test_support::kubernetes::connect;
+
+use crate::answers::ready;
+use crate::harness::{Host, TENANT};
+use crate::workers::{Answer, CLIENT, Stage};
+
+const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
+const REAPING: &str = "yoke.drzzl.io/reaping";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// More looks than are needed to know that a Lease is not renewed.
+const LOOKS: usize = 6;
+
+/// Nodes and their Leases, as kubelets have them.
+struct Workers<'a> {
+    host: &'a Host,
+    id: ClusterId,
+    nodes: Api<Node>,
+    leases: Api<Lease>,
+}
+
+impl<'a> Workers<'a> {
+    async fn of(stage: &'a Stage) -> Self {
+        Self {
+            host: &stage.host,
+            id: stage.host.cluster("a").await.id().unwrap(),
+            nodes: Api::all(stage.client.clone()),
+            leases: Api::namespaced(stage.client.clone(), "kube-node-lease"),
+        }
+    }
+
+    /// What a kubelet does when it is let in; its Lease was renewed some minutes ago.
+    async fn register(&self, name: &str, minutes: i64) {
+        let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let node = self.nodes.create(&PostParams::default(), &node).await.unwrap();
+        if self.lease(name).await.is_none() {
+            let lease = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+            self.leases.create(&PostParams::default(), &lease).await.unwrap();
+        }
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid});
+        self.patch_lease(name, json!({"metadata": {"ownerReferences": [owner]}}))
+            .await;
+        self.renew(name, minutes).await;
+        self.host.context.note(&self.id, |seen| seen.nodes = None);
+    }
+
+    async fn renew(&self, name: &str, minutes: i64) {
+        let time = Timestamp::now() - SignedDuration::from_mins(minutes);
+        let time = time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
+        self.patch_lease(name, json!({"spec": {"renewTime": time}})).await;
+    }
+
+    async fn patch_lease(&self, name: &str, patch: Value) {
+        let params = PatchParams::default();
+        self.leases.patch(name, &params, &Patch::Merge(patch)).await.unwrap();
+    }
+
+    async fn lease(&self, name: &str) -> Option<Lease> {
+        self.leases.get_opt(name).await.unwrap()
+    }
+
+    /// What its Lease says of when it is removed.
+    async fn promise(&self, name: &str) -> Option<String> {
+        let labels = self.lease(name).await?.metadata.labels;
+        labels.and_then(|mut labels| labels.remove(REAP_AFTER))
+    }
+
+    async fn has(&self, name: &str) -> bool {
+        self.nodes.get_opt(name).await.unwrap().is_some()
+    }
+
+    /// Whether a Node is marked, and whether it is out of service.
+    async fn state(&self, name: &str) -> (bool, bool) {
+        let node = self.nodes.get(name).await.unwrap();
+        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let is_marked = node.metadata.labels.is_some_and(|labels| labels.contains_key(REAPING));
+        (is_marked, taints.iter().any(|taint| taint.key == OUT_OF_SERVICE))
+    }
+
+    /// Looks at the cluster until it is so, while `alive` renew.
+    async fn until(&self, what: &str, alive: &[&str], so: impl AsyncFn() -> bool) {
+        self.host
+            .until(what, async || {
+                for name in alive {
+                    self.renew(name, 0).await;
+                }
+                let _ = self.host.reconcile("a").await;
+                so().await
+            })
+            .await;
+    }
+
+    /// Waits for some looks: each takes back the mark of a Node that renews.
+    async fn look(&self, alive: &str) {
+        for _ in 0..LOOKS {
+            let mark = Patch::Merge(json!({"metadata": {"labels": {REAPING: "1000"}}}));
+            self.nodes.patch(alive, &PatchParams::default(), &mark).await.unwrap();
+            self.until("it is looked at", &[alive], async || {
+                self.state(alive).await == (false, false)
+            })
+            .await;
+        }
+    }
+
+    /// Changes when the cluster has become ready, and whether it is.
+    async fn set_ready(&self, status: &str, minutes: i64) {
+        let mut conditions = self.host.cluster("a").await.status.unwrap().conditions;
+        let ready = conditions
+            .iter_mut()
+            .find(|condition| condition.type_ == "Ready")
+            .unwrap();
+        ready.status = status.into();
+        ready.last_transition_time.0 = Timestamp::now() - SignedDuration::from_mins(minutes);
+        let patch = Patch::Merge(json!({"status": {"conditions": conditions}}));
+        let clusters = self.host.api::<yoke_api::Cluster>(TENANT);
+        let params = PatchParams::default();
+        clusters.patch_status("a", &params, &patch).await.unwrap();
+    }
+}
+
+async fn join(stage: &Stage, token: &str, names: &[&str]) {
+    let bootstrap = connect(&stage.url, &stage.line(token).await.token);
+    for name in names {
+        let answer = stage.ask(&bootstrap, name, CLIENT, name, &[]).await;
+        assert!(matches!(answer, Answer::Signed(_)), "{name}: {answer:?}");
+    }
+}
+
+async fn run_pod(stage: &Stage, node: &str) -> Api<Pod> {
+    let pods = Api::<Pod>::default_namespaced(stage.client.clone());
+    let pod = json!({"metadata": {"name": node}, "spec": {"nodeName": node, "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": false, "containers": [{"name": "a", "image": "a"}]}});
+    let pod = serde_json::from_value(pod).unwrap();
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    pods
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_node_goes_with_its_pods_and_no_other() {
+    let stage = Stage::start().await;
+    let host = &stage.host;
+    let workers = Workers::of(&stage).await;
+    // The one that evicts does not work without the one that says which Nodes are not ready.
+    let names = "pod-garbage-collector-controller,taint-eviction-controller,node-lifecycle-controller";
+    let _controllers = host.start_controllers(&stage.url, names);
+    let spec = json!({"clusterName": "a", "maxUses": 4, "reapAfter": "1m"});
+    stage.make_token("j", spec).await;
+    stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
+    stage.bring_token("j", "True/AsExpected").await;
+    stage.bring_token("k", "True/AsExpected").await;
+    join(&stage, "j", &["dead", "back", "kept", "alive"]).await;
+    join(&stage, "k", &["other"]).await;
+    assert_eq!(workers.promise("dead").await.as_deref(), Some("1m"));
+    assert_eq!(workers.promise("other").await, None);
+    for name in ["dead", "back", "kept", "other"] {
+        workers.register(name, 10).await;
+    }
+    workers.register("alive", 0).await;
+    let (gone, left) = (run_pod(&stage, "dead").await, run_pod(&stage, "other").await);
+
+    // The JoinToken is not needed any more.
+    stage.tokens().delete("j", &Default::default()).await.unwrap();
+
+    // While it was not ready nobody could be heard: the time begins when it is again.
+    workers.set_ready("False", 60).await;
+    workers
+        .until("it is ready again", &["alive"], async || {
+            ready(host).await == "True/AsExpected"
+        })
+        .await;
+    workers.look("alive").await;
+    for name in ["dead", "back", "kept", "other"] {
+        assert_eq!(workers.state(name).await, (false, false), "{name}");
+    }
+
+    workers.set_ready("True", 60).await;
+    workers
+        .until("they are out of service", &["alive"], async || {
+            let mut all = true;
+            for name in ["dead", "back", "kept"] {
+                all &= workers.state(name).await == (true, true);
+            }
+            all
+        })
+        .await;
+    workers
+        .patch_lease("kept", json!({"metadata": {"labels": {REAP_AFTER: null}}}))
+        .await;
+    workers
+        .until("two of them stay", &["alive", "back"], async || {
+            workers.state("back").await == (false, false) && workers.state("kept").await == (false, false)
+        })
+        .await;
+    workers
+        .until("the Pod is ended by Kubernetes", &["alive", "back"], async || {
+            gone.get_opt("dead").await.unwrap().is_none()
+        })
+        .await;
+    workers
+        .until("the Node is removed", &["alive", "back"], async || {
+            !workers.has("dead").await
+        })
+        .await;
+    workers.look("alive").await;
+    for name in ["back", "kept", "alive", "other"] {
+        assert_eq!(workers.state(name).await, (false, false), "{name}");
+    }
+    assert!(left.get_opt("other").await.unwrap().is_some());
+    let events = Api::<Event>::namespaced(stage.client.clone(), "default");
+    let events = events.list(&Default::default()).await.unwrap();
+    let told = |name: &str| -> Vec<_> {
+        let mut reasons: Vec<_> = events
+            .iter()
+            .filter(|event| event.involved_object.name.as_deref() == Some(name))
+            .filter_map(|event| event.reason.clone())
+            .filter(|reason| reason.starts_with("Node"))
+            .collect();
+        reasons.sort_unstable();
+        reasons
+    };
+    assert_eq!(told("dead"), ["NodeSilent"]);
+    assert_eq!(told("back"), ["NodeReturned", "NodeSilent"]);
+    assert_eq!(told("other"), [""; 0]);
+
+    // Its name is free, and what was promised of it is forgotten.
+    assert_eq!(workers.promise("dead").await.as_deref(), Some("1m"));
+    let bootstrap = connect(&stage.url, &stage.line("k").await.token);
+    let answer = stage.ask(&bootstrap, "again", CLIENT, "dead", &[]).await;
+    assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
+    assert_eq!(workers.promise("dead").await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_left_is_replaced_before_its_name_is_given_again() {
+    let stage = Stage::start().await;
+    let workers = Workers::of(&stage).await;
+    stage
+        .make_token("j", json!({"clusterName": "a", "maxUses": 2, "reapAfter": "1h"}))
+        .await;
+    stage.bring_token("j", "True/AsExpected").await;
+    join(&stage, "j", &["n"]).await;
+    workers.register("n", 0).await;
+    let first = workers.lease("n").await.unwrap();
+    // The garbage collector is late.
+    workers.nodes.delete("n", &Default::default()).await.unwrap();
+    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
+    let answer = stage.ask(&bootstrap, "again", CLIENT, "n", &[]).await;
+    assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
+    let second = workers.lease("n").await.unwrap();
+    assert_ne!(second.metadata.uid, first.metadata.uid);
+    assert_eq!(second.metadata.owner_references, None);
+    assert_eq!(workers.promise("n").await.as_deref(), Some("1h"));
+    for (rule, time) in [("too short", "59s"), ("too long", "25h"), ("none", "")] {
+        let spec = json!({"clusterName": "a", "reapAfter": time});
+        let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken", "metadata": {"name": "k"}, "spec": spec});
+        let token = serde_json::from_value(token).unwrap();
+        assert!(
+            stage.tokens().create(&PostParams::default(), &token).await.is_err(),
+            "{rule}"
+        );
+    }
+}
