@@ -6,16 +6,20 @@
 //! ```
 
 pub mod line;
+pub mod node;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use line::{JoinLine, LineError};
+pub use node::{Taint, TaintEffect};
 
 /// Keys of the Secret with what a worker needs to join.
 pub mod key {
@@ -30,6 +34,10 @@ pub mod key {
     pub const TOKEN: &str = "token";
     /// Version of the cluster.
     pub const VERSION: &str = "version";
+    /// Labels with which a worker registers its Node, if there are any: a JSON object.
+    pub const NODE_LABELS: &str = "node-labels";
+    /// Taints with which a worker registers its Node, if there are any: a JSON list.
+    pub const TAINTS: &str = "taints";
 }
 
 /// The longest that a JoinToken holds.
@@ -92,6 +100,22 @@ pub struct JoinTokenSpec {
     #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('24h')")
         .message("reapAfter is from 1m to 24h"))]
     pub reap_after: Option<String>,
+
+    /// Labels with which a worker registers its Node. The worker sets them itself, and whoever has the machine may change them: to
+    /// keep workloads from a worker that is not trusted, label its Node under `node-restriction.kubernetes.io/` yourself.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32, "additionalProperties" = {"type": "string", "maxLength": 63,
+        "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"}))]
+    #[x_kube(validation = Rule::new(node::KEYS_RULE)
+        .message("a label's key is a name of at most 63 characters, with a domain and a slash before it if wanted"))]
+    #[x_kube(validation = Rule::new(node::DOMAINS_RULE)
+        .message("of kubernetes.io and k8s.io a worker may set kubelet.kubernetes.io/*, node.kubernetes.io/*, topology.kubernetes.io/zone and /region, and the older names of these"))]
+    pub node_labels: BTreeMap<String, String>,
+
+    /// Taints with which a worker registers its Node. Whoever has the machine may change them before it does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["key", "effect"]))]
+    pub taints: Vec<Taint>,
 }
 
 /// What the operator reports of a JoinToken.
@@ -174,7 +198,17 @@ impl JoinLine {
             client_ca: text(key::CLIENT_CA)?,
             token: text(key::TOKEN)?,
             version: text(key::VERSION)?,
+            node_labels: read_json(secret, key::NODE_LABELS)?,
+            taints: read_json(secret, key::TAINTS)?,
         })
+    }
+}
+
+/// What is under a key of a Secret; empty if there is no such key.
+fn read_json<T: Default + DeserializeOwned>(secret: &Secret, key: &str) -> Option<T> {
+    match secret.data.as_ref()?.get(key) {
+        Some(bytes) => serde_json::from_slice(&bytes.0).ok(),
+        None => Some(T::default()),
     }
 }
 

@@ -10,6 +10,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
+use yoke_api::join_token::Taint;
+use yoke_api::join_token::node::parse_label;
 use yoke_view::input::{parse_duration, parse_quantity};
 
 use crate::ssh_key::{KeyFile, parse_key_file};
@@ -284,6 +286,12 @@ pub(crate) struct JoinOptions {
     /// Remove the Nodes of workers that have been silent for this time, from 1m to 24h; never if not given
     #[arg(long, value_name = "TIME")]
     pub(crate) reap_after: Option<String>,
+    /// Label with which a worker registers its Node; may be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Taint with which it does, such as gpu=a100:NoSchedule; may be repeated
+    #[arg(long = "taint", value_name = "KEY[=VALUE]:EFFECT")]
+    pub(crate) taints: Vec<Taint>,
     /// How long to wait for the host; 0 is without limit
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use kube::config::{InferConfigError, KubeconfigError};
 use kube::core::Status;
 use tokio::signal::unix::SignalKind;
+use yoke_api::join_token::node::NodeError;
 
 use crate::merge::MergeError;
 
@@ -151,6 +152,9 @@ pub enum Error {
     /// Standard input failed.
     #[error("cannot read the answer from standard input")]
     Input(#[source] std::io::Error),
+    /// Labels or taints that no worker is given.
+    #[error("the labels or taints cannot be given")]
+    Node(#[from] NodeError),
     /// Signals cannot be heard.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
@@ -232,6 +236,7 @@ impl Error {
             | Self::Yaml(_)
             | Self::Output(_)
             | Self::Input(_)
+            | Self::Node(_)
             | Self::Signals(_)
             | Self::Interrupted(_) => None,
         }

@@ -9,6 +9,7 @@ use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 use yoke_api::JoinToken;
+use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
 
 use crate::arguments::JoinOptions;
@@ -59,7 +60,7 @@ async fn make(
     options: &JoinOptions,
     signals: &mut Signals,
 ) -> Result<(String, Option<SignalKind>), Error> {
-    let token = build_token(options);
+    let token = build_token(options)?;
     let parameters = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
@@ -111,19 +112,22 @@ async fn find_line(session: &Session, name: &str, options: &JoinOptions) -> Resu
     line.ok_or(Error::JoinSecretWrong(secret))
 }
 
-fn build_token(options: &JoinOptions) -> JoinToken {
+fn build_token(options: &JoinOptions) -> Result<JoinToken, NodeError> {
+    check_taints(&options.taints)?;
     let spec = JoinTokenSpec {
         cluster_name: options.name.clone(),
         max_uses: options.uses,
         ttl: options.ttl.clone(),
         reap_after: options.reap_after.clone(),
+        node_labels: collect_labels(&options.labels)?,
+        taints: options.taints.clone(),
     };
     let mut token = JoinToken::new("", spec);
     token.metadata = ObjectMeta {
         generate_name: Some(format!("{}-", options.name)),
         ..ObjectMeta::default()
     };
-    token
+    Ok(token)
 }
 
 /// The signals by which people and programs end it.

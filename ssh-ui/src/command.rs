@@ -6,6 +6,8 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
+use yoke_api::join_token::Taint;
+use yoke_api::join_token::node::parse_label;
 use yoke_api::names::{CLUSTER_NAME_MAX, is_label};
 use yoke_view::input::{parse_duration, parse_quantity};
 
@@ -110,6 +112,12 @@ pub struct JoinOptions {
     /// Remove the Nodes of workers that have been silent for this time, from 1m to 24h; never if not given
     #[arg(long, value_name = "TIME")]
     pub reap_after: Option<String>,
+    /// Label with which a worker registers its Node; may be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub labels: Vec<(String, String)>,
+    /// Taint with which it does, such as gpu=a100:NoSchedule; may be repeated
+    #[arg(long = "taint", value_name = "KEY[=VALUE]:EFFECT")]
+    pub taints: Vec<Taint>,
 }
 
 /// A Cluster that is there.

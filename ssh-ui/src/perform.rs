@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use yoke_api::cluster::{DesiredState, StorageSpec};
+use yoke_api::join_token::node::{check_taints, collect_labels};
 use yoke_api::{Cluster, ClusterSpec, JoinTokenSpec};
 
 use crate::Error;
@@ -96,11 +97,15 @@ fn build_cluster(options: &CreateOptions) -> Cluster {
 }
 
 async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &Progress) -> Result<String, Error> {
+    let labels = collect_labels(&options.labels);
+    let checked = labels.and_then(|labels| check_taints(&options.taints).map(|()| labels));
     let spec = JoinTokenSpec {
         cluster_name: options.name.clone(),
         max_uses: options.uses,
         ttl: options.ttl.clone(),
         reap_after: options.reap_after.clone(),
+        node_labels: checked.map_err(|error| Error::Usage(error.to_string()))?,
+        taints: options.taints.clone(),
     };
     let (name, line) = host.join(spec, progress).await?;
     let wrong = |_| Error::JoinWrong(name.clone());

@@ -141,6 +141,9 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
         "serializeImagePulls": false,
         "maxParallelImagePulls": IMAGE_PULLS_MAX,
     });
+    if !worker.taints.is_empty() {
+        config["registerWithTaints"] = json!(worker.taints);
+    }
     if machine.cgroup_v1 {
         config["failCgroupV1"] = false.into();
         // Its limits on all Pods together are not what version 2 has: the group of a machine's own making may be without.
@@ -175,6 +178,14 @@ pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker) -> Vec<S
         format!("--hostname-override={}", worker.name),
     ];
     arguments.extend(worker.node_ip.map(|address| format!("--node-ip={address}")));
+    if !worker.node_labels.is_empty() {
+        let labels: Vec<_> = worker
+            .node_labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        arguments.push(format!("--node-labels={}", labels.join(",")));
+    }
     arguments
 }
 

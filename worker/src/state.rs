@@ -1,5 +1,6 @@
 //! What a worker is, as it is remembered in `worker.json`: nothing of it is secret.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::IpAddr;
@@ -10,7 +11,9 @@ use std::time::Duration;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
+use yoke_api::join_token::Taint;
 use yoke_api::join_token::line::is_server;
+use yoke_api::join_token::node::{check_labels, check_taints};
 use yoke_api::names::{is_domain, is_label};
 
 use crate::Error;
@@ -43,6 +46,12 @@ pub(crate) struct Worker {
     /// The port of UDP that they reach it at.
     #[serde(default = "default_port")]
     pub(crate) wireguard_port: u16,
+    /// Labels with which it registers its Node.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) node_labels: BTreeMap<String, String>,
+    /// Taints with which it does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) taints: Vec<Taint>,
     /// What its parts on the machine are called by.
     pub(crate) id: Id,
     /// UID of its Node, once it has one: another machine may be given its name later.
@@ -80,6 +89,8 @@ impl Worker {
             ("domain", is_domain(&worker.cluster_domain)),
             ("time to drain", worker.drain <= LONGEST),
             ("port", worker.wireguard_port != 0),
+            ("labels", check_labels(&worker.node_labels).is_ok()),
+            ("taints", check_taints(&worker.taints).is_ok()),
         ] {
             if !good {
                 return Err(serde_json::Error::custom(format!("it has no usable {part}")));
@@ -164,6 +175,8 @@ impl Worker {
             node_ip: None,
             public_address: None,
             wireguard_port: WIREGUARD_PORT,
+            node_labels: BTreeMap::new(),
+            taints: Vec::new(),
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
             place: None,
@@ -185,6 +198,8 @@ mod tests {
         let worker = Worker {
             node_ip: Some("10.0.0.2".parse().unwrap()),
             node_uid: Some("c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".into()),
+            node_labels: BTreeMap::from([("a".into(), "b".into())]),
+            taints: vec!["c=d:NoExecute".parse().unwrap()],
             place: Some(Place::here().unwrap()),
             ..Worker::example()
         };
@@ -201,6 +216,8 @@ mod tests {
             ("nodeUid", "a b".into()),
             ("wireguardPort", 0.into()),
             ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
+            ("nodeLabels", serde_json::json!({"a": "b,c=d"})),
+            ("taints", serde_json::json!([{"key": "a b", "effect": "NoSchedule"}])),
         ] {
             let mut other = whole.clone();
             other[field] = value;

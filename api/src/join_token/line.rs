@@ -3,9 +3,12 @@
 //! It carries the CA, so a worker sends the token to nobody else than the cluster. It comes from a person's clipboard: every
 //! part is checked when it is read, and none is longer than it can need to be.
 
+use std::collections::BTreeMap;
+
 use data_encoding::BASE64URL_NOPAD;
 use serde::{Deserialize, Serialize};
 
+use super::node::{Taint, check_labels, check_taints};
 use crate::names::is_domain;
 use crate::version::KubernetesVersion;
 
@@ -51,6 +54,12 @@ pub struct JoinLine {
     pub token: String,
     /// Version of the cluster.
     pub version: String,
+    /// Labels with which the worker registers its Node.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_labels: BTreeMap<String, String>,
+    /// Taints with which it does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<Taint>,
 }
 
 impl std::fmt::Debug for JoinLine {
@@ -105,6 +114,8 @@ impl JoinLine {
             ("CA of clients", is_bundle(&self.client_ca)),
             ("bootstrap token", is_bootstrap_token(&self.token)),
             ("version", self.version.parse::<KubernetesVersion>().is_ok()),
+            ("labels", check_labels(&self.node_labels).is_ok()),
+            ("taints", check_taints(&self.taints).is_ok()),
         ] {
             if !good {
                 return Err(LineError::Part(part));
@@ -148,6 +159,7 @@ pub fn is_bootstrap_token(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::join_token::TaintEffect;
 
     fn line() -> JoinLine {
         JoinLine {
@@ -156,6 +168,8 @@ mod tests {
             client_ca: "-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n".into(),
             token: "abc123.0123456789abcdef".into(),
             version: "v1.35.4".into(),
+            node_labels: BTreeMap::new(),
+            taints: Vec::new(),
         }
     }
 
@@ -174,6 +188,21 @@ mod tests {
         assert_eq!(JoinLine::parse(&format!("  {text}\n")).unwrap(), line());
         assert_eq!(line().token_id(), "abc123");
         assert!(!format!("{:?}", line()).contains("0123456789"), "a token is not shown");
+    }
+
+    #[test]
+    fn a_word_may_say_what_the_node_is() {
+        let plain = word(
+            r#"{"server":"a-bcdfghjk.yoke.test:443","ca":"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n","clientCa":"-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n","token":"abc123.0123456789abcdef","version":"v1.35.4"}"#,
+        );
+        assert_eq!(JoinLine::parse(&plain).unwrap(), line(), "one without");
+        assert_eq!(line().encode().unwrap(), plain);
+        let labelled = JoinLine {
+            node_labels: BTreeMap::from([("example.org/disk".into(), "ssd".into())]),
+            taints: vec!["gpu=a:NoSchedule".parse().unwrap(), "spot:NoExecute".parse().unwrap()],
+            ..line()
+        };
+        assert_eq!(JoinLine::parse(&labelled.encode().unwrap()).unwrap(), labelled);
     }
 
     #[test]
@@ -236,6 +265,26 @@ mod tests {
                 line.token = "abc123.0123456789abcdef.x".into()
             }),
             ("version", &|line| line.version = "latest".into()),
+            ("labels", &|line| {
+                drop(line.node_labels.insert("a".into(), "b,c=d".into()))
+            }),
+            ("labels", &|line| {
+                drop(
+                    line.node_labels
+                        .insert("node-restriction.kubernetes.io/a".into(), "b".into()),
+                )
+            }),
+            ("labels", &|line| {
+                line.node_labels = (0..33).map(|at| (format!("a{at}"), "b".into())).collect()
+            }),
+            ("taints", &|line| line.taints = vec!["a:NoSchedule".parse().unwrap(); 2]),
+            ("taints", &|line| {
+                line.taints.push(Taint {
+                    key: "a\nb".into(),
+                    value: String::new(),
+                    effect: TaintEffect::NoSchedule,
+                });
+            }),
         ] {
             let mut line = line();
             change(&mut line);

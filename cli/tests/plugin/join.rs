@@ -42,6 +42,34 @@ async fn it_prints_the_line_once_workers_can_join() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn workers_are_told_what_their_nodes_are() {
+    let host = Host::start().await;
+    let line = "join demo --label example.org/disk=ssd --label a= --taint gpu=a:NoSchedule --taint spot:NoExecute";
+    let running = host.begin(line);
+    host.until_watched().await;
+    let spec = host.object(TOKEN).unwrap()["spec"].clone();
+    assert_eq!(spec["nodeLabels"], json!({"example.org/disk": "ssd", "a": ""}));
+    assert_eq!(
+        spec["taints"],
+        json!([{"key": "gpu", "value": "a", "effect": "NoSchedule"}, {"key": "spot", "effect": "NoExecute"}])
+    );
+    running.signal(Signal::INT);
+    running.end().await;
+    for (line, code, part) in [
+        (
+            "join demo --label kubernetes.io/os=x",
+            2,
+            "a worker may not set the label \"kubernetes.io/os\" itself",
+        ),
+        ("join demo --taint a=b", 2, "expected key=value:effect"),
+        ("join demo --label a=b --label a=c", 1, "\"a\" is given twice"),
+    ] {
+        let said = host.run(line).await;
+        assert!(said.code == code && said.err.contains(part), "{line}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_was_told_of_goes_with_who_is_interrupted() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let host = Host::start().await;

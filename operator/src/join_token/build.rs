@@ -103,7 +103,7 @@ pub(super) fn build_secret(
     ];
     let server = format!("{}:{}", identity.public_name, config.ingress.port);
     let text = format!("{}.{}", bootstrap.id, bootstrap.secret);
-    let data: BTreeMap<_, _> = [
+    let mut data: BTreeMap<_, _> = [
         (key::SERVER, server.as_str()),
         (key::CA, &materials.root),
         (key::CLIENT_CA, &materials.client_ca),
@@ -112,6 +112,13 @@ pub(super) fn build_secret(
     ]
     .map(|(key, text)| (key.to_owned(), ByteString(text.as_bytes().to_vec())))
     .into();
+    let spec = &token.spec;
+    let labels_of_node = (!spec.node_labels.is_empty()).then(|| serde_json::to_vec(&spec.node_labels));
+    let taints = (!spec.taints.is_empty()).then(|| serde_json::to_vec(&spec.taints));
+    for (key, json) in [(key::NODE_LABELS, labels_of_node), (key::TAINTS, taints)] {
+        let json = json.map(|json| json.expect("texts are JSON"));
+        data.extend(json.map(|json| (key.to_owned(), ByteString(json))));
+    }
     Secret {
         metadata: ObjectMeta {
             name: Some(secret_name(&token.name_any())),

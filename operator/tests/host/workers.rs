@@ -8,6 +8,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use yoke_api::JoinToken;
 use yoke_api::join_token::JoinLine;
+use yoke_api::join_token::node::{check_labels, check_taints};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::cert_manager::CertificateRequest;
 use yoke_test_support::Process;
@@ -99,18 +100,12 @@ impl Stage {
     }
 
     pub(crate) async fn line(&self, name: &str) -> JoinLine {
-        let text = async |key: &str| self.host.text(TENANT, &format!("{name}-join"), key).await;
-        JoinLine {
-            server: text("server").await,
-            ca: text("ca.crt").await,
-            client_ca: text("client-ca.crt").await,
-            token: text("token").await,
-            version: text("version").await,
-        }
+        let secret = self.host.secret(TENANT, &format!("{name}-join")).await;
+        JoinLine::from_secret(&secret.unwrap()).unwrap()
     }
 
     /// A client of the tenant's API that is a node, as whom the owner acts.
-    fn node(&self, name: &str) -> Client {
+    pub(crate) fn node(&self, name: &str) -> Client {
         let mut config = kube::Config::new(self.url.parse().unwrap());
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
@@ -136,14 +131,18 @@ impl Stage {
         made.create(&PostParams::default(), &csr).await.unwrap();
         if signer == CLIENT {
             // The controller manager does.
-            let condition = json!({"type": "Approved", "status": "True", "reason": "AutoApproved", "message": "x"});
-            let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
-            let params = PatchParams::default();
-            self.requests()
-                .patch_subresource("approval", name, &params, &patch)
-                .await
-                .unwrap();
+            self.approve(name).await;
         }
+    }
+
+    /// Approves a request.
+    pub(crate) async fn approve(&self, name: &str) {
+        let condition = json!({"type": "Approved", "status": "True", "reason": "AutoApproved", "message": "x"});
+        let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
+        let params = PatchParams::default();
+        let requests = self.requests();
+        let approved = requests.patch_subresource("approval", name, &params, &patch);
+        approved.await.unwrap();
     }
 
     pub(crate) fn requests(&self) -> Api<CertificateSigningRequest> {
@@ -189,7 +188,7 @@ pub(crate) fn refused(reason: &str) -> Answer {
     Answer::Refused(reason.into())
 }
 
-fn leaf_of(answer: Answer) -> ParsedCertificate {
+pub(crate) fn leaf_of(answer: Answer) -> ParsedCertificate {
     match answer {
         Answer::Signed(chain) => ParsedCertificate::from_pem(&chain).unwrap().remove(0),
         Answer::Refused(reason) => panic!("refused: {reason}"),
@@ -200,7 +199,9 @@ fn leaf_of(answer: Answer) -> ParsedCertificate {
 async fn a_worker_joins_once_and_is_given_certificates() {
     let stage = Stage::start().await;
     let host = &stage.host;
-    stage.make_token("j", json!({"clusterName": "a"})).await;
+    let taints = json!([{"key": "gpu", "value": "a", "effect": "NoSchedule"}]);
+    let spec = json!({"clusterName": "a", "nodeLabels": {"example.org/disk": "ssd"}, "taints": taints});
+    stage.make_token("j", spec).await;
     host.until("the Role names its Secret first", async || {
         stage.reconcile_token("j").await;
         stage.condition("j").await == "False/RolePending"
@@ -215,6 +216,8 @@ async fn a_worker_joins_once_and_is_given_certificates() {
         "{line:?}"
     );
     assert_eq!(line.ca, host.text(PKI, "yoke-root", "tls.crt").await);
+    assert_eq!(line.node_labels["example.org/disk"], "ssd");
+    assert_eq!(json!(line.taints), taints);
 
     let bootstrap = connect(&stage.url, &line.token);
     let leaf = leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n1", &[]).await);
@@ -316,4 +319,103 @@ async fn a_join_token_waits_for_its_cluster() {
         refused.spec = serde_json::from_value(spec).unwrap();
         assert!(tokens.create(&PostParams::default(), &refused).await.is_err(), "{rule}");
     }
+}
+
+/// The CRD takes what a worker takes of its line, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_is_given_is_checked_alike_everywhere() {
+    let host = Host::start().await;
+    let tokens = host.api::<JoinToken>(TENANT);
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let take = async |spec: Value| {
+        let token: JoinToken = serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1",
+            "kind": "JoinToken", "metadata": {"name": "j"}, "spec": spec}))
+        .unwrap();
+        let is_sound = check_labels(&token.spec.node_labels).is_ok() && check_taints(&token.spec.taints).is_ok();
+        (
+            is_sound,
+            tokens.create(&dry, &token).await.map_err(|error| error.to_string()),
+        )
+    };
+    let part = "a".repeat(63);
+    let domain = |last: usize| format!("{part}.{part}.{part}.{}", "b".repeat(last));
+    for (key, good) in [
+        ("a".to_owned(), true),
+        (part.clone(), true),
+        (format!("{}/{part}", domain(61)), true),
+        (format!("{}/a", domain(62)), false),
+        (format!("{part}a"), false),
+        (format!("{part}a.org/a"), false),
+        ("Example.org/A_b.c-1".into(), false),
+        ("example.org/A_b.c-1".into(), true),
+        ("-a".into(), false),
+        ("a/".into(), false),
+        ("/a".into(), false),
+        ("a//b".into(), false),
+        ("a b".into(), false),
+        ("a,b".into(), false),
+        ("\u{e9}".into(), false),
+        ("a\n".into(), false),
+        ("kubernetes.io/hostname".into(), false),
+        ("node-role.kubernetes.io/a".into(), false),
+        ("node-restriction.kubernetes.io/a".into(), false),
+        ("a.node-restriction.kubernetes.io/a".into(), false),
+        ("k8s.io/a".into(), false),
+        ("a.k8s.io/a".into(), false),
+        ("node.kubernetes.io/instance-type".into(), true),
+        ("a.kubelet.kubernetes.io/a".into(), true),
+        ("topology.kubernetes.io/zone".into(), true),
+        ("topology.kubernetes.io/rack".into(), false),
+        ("notkubernetes.io/a".into(), true),
+    ] {
+        let (is_sound, taken) = take(json!({"clusterName": "a", "nodeLabels": {&key: "b"}})).await;
+        assert_eq!((is_sound, taken.is_ok()), (good, good), "{key}: {taken:?}");
+    }
+    let many = |count: usize| -> Value { (0..count).map(|at| (format!("a{at}"), json!(""))).collect() };
+    let taint = |key: &str, value: &str| json!({"key": key, "value": value, "effect": "NoSchedule"});
+    let taints = |count: usize| -> Value { (0..count).map(|at| taint(&format!("a{at}"), "")).collect() };
+    for (rule, spec, good) in [
+        ("32 labels", json!({"nodeLabels": many(32)}), true),
+        ("33 labels", json!({"nodeLabels": many(33)}), false),
+        ("a long value", json!({"nodeLabels": {"a": part}}), true),
+        (
+            "a longer value",
+            json!({"nodeLabels": {"a": format!("{part}a")}}),
+            false,
+        ),
+        ("no value", json!({"nodeLabels": {"a": "b c"}}), false),
+        ("16 taints", json!({"taints": taints(16)}), true),
+        ("17 taints", json!({"taints": taints(17)}), false),
+        (
+            "one twice",
+            json!({"taints": [taint("a", "b"), taint("a", "c")]}),
+            false,
+        ),
+        (
+            "Kubernetes' own",
+            json!({"taints": [taint("node.kubernetes.io/not-ready", "")]}),
+            false,
+        ),
+        (
+            "a role",
+            json!({"taints": [taint("node-role.kubernetes.io/a", "")]}),
+            true,
+        ),
+        ("no key", json!({"taints": [taint("a b", "")]}), false),
+        ("no value of a taint", json!({"taints": [taint("a", "b:c")]}), false),
+    ] {
+        let mut spec = spec;
+        spec["clusterName"] = "a".into();
+        let (is_sound, taken) = take(spec).await;
+        assert_eq!((is_sound, taken.is_ok()), (good, good), "{rule}: {taken:?}");
+    }
+    let (_, refused) = take(json!({"clusterName": "a", "nodeLabels": {"node-restriction.kubernetes.io/a": "b"}})).await;
+    assert!(
+        refused
+            .unwrap_err()
+            .contains("of kubernetes.io and k8s.io a worker may set")
+    );
 }

@@ -86,6 +86,8 @@ fn the_bootstrap_token_goes_to_the_server_that_the_ca_signed() {
         client_ca: String::new(),
         token: "abcdef.0123456789abcdef".into(),
         version: "v1.35.4".into(),
+        node_labels: Default::default(),
+        taints: Vec::new(),
     };
     let yaml = build_bootstrap(&layout(), &line).unwrap();
     let config = Kubeconfig::from_yaml(&yaml).unwrap();
@@ -111,4 +113,23 @@ fn a_kubelet_is_called_with_its_own_folders() {
     ];
     assert_eq!(build_kubelet_arguments(&layout(), &with_address), expected);
     assert_eq!(build_kubelet_arguments(&layout(), &Worker::example()), expected[..6]);
+}
+
+#[test]
+fn a_kubelet_registers_with_what_the_token_said() {
+    let worker = Worker {
+        node_labels: [("example.org/disk", "ssd"), ("a", "")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+        taints: vec!["gpu=a:NoSchedule".parse().unwrap(), "spot:NoExecute".parse().unwrap()],
+        ..Worker::example()
+    };
+    let last = build_kubelet_arguments(&layout(), &worker).pop().unwrap();
+    assert_eq!(last, "--node-labels=a=,example.org/disk=ssd");
+    let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker, &machine())).unwrap();
+    let expected = json!([
+        {"key": "gpu", "value": "a", "effect": "NoSchedule"},
+        {"key": "spot", "effect": "NoExecute"},
+    ]);
+    assert_eq!(config["registerWithTaints"], expected);
 }

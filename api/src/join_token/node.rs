@@ -1,0 +1,329 @@
+//! What a worker says of its Node when it registers: labels and taints, as a JoinToken gives them. Pure.
+//!
+//! They come from people and out of words that are pasted, and go into arguments of a kubelet: what is not exactly as
+//! Kubernetes has it is refused. The CRD has the same rules, in CEL.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::names::{is_label, is_within};
+
+/// The most labels.
+pub const LABELS_MAX: usize = 32;
+/// The most taints.
+pub const TAINTS_MAX: usize = 16;
+/// Characters of the longest prefix of a key.
+const PREFIX_MAX: usize = 253;
+/// Characters of the longest key without its prefix, and of the longest value.
+const NAME_MAX: usize = 63;
+/// Labels in domains of Kubernetes' own that NodeRestriction lets a kubelet set, but for those that it finds out by itself (host
+/// name, operating system, architecture): <https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/>, as
+/// of 1.35.
+const KUBELET_LABELS: [&str; 5] = [
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "beta.kubernetes.io/instance-type",
+];
+/// Domains of labels that it lets it set, too, with what is under them.
+const KUBELET_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+/// Domains of taints that Kubernetes' controllers set and take away by the Node's state.
+const STATE_DOMAINS: [&str; 2] = ["node.kubernetes.io", "node.cloudprovider.kubernetes.io"];
+
+/// Of labels, for the CRD: what a key is.
+pub(super) const KEYS_RULE: &str = "self.all(key, key.indexOf('/') <= 253 && key.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))";
+/// Of labels, for the CRD: those that a worker may set.
+pub(super) const DOMAINS_RULE: &str = "self.all(key, !key.matches('^([^/]*[.])?(kubernetes|k8s)[.]io/') || key.matches('^([^/]*[.])?(kubelet|node)[.]kubernetes[.]io/') || key in ['topology.kubernetes.io/region', 'topology.kubernetes.io/zone', 'failure-domain.beta.kubernetes.io/region', 'failure-domain.beta.kubernetes.io/zone', 'beta.kubernetes.io/instance-type'])";
+
+/// Keeps Pods away from a Node that do not tolerate it.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Taint {
+    /// Its key, as Kubernetes has it: a name, or a domain, a slash and a name. Not one that Kubernetes sets by the Node's state.
+    #[schemars(length(min = 1, max = 317))]
+    #[x_kube(validation = Rule::new(r"self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self.indexOf('/') <= 253")
+        .message("a taint's key is a name of at most 63 characters, with a domain and a slash before it if wanted"))]
+    #[x_kube(validation = Rule::new("!self.startsWith('node.kubernetes.io/') && !self.startsWith('node.cloudprovider.kubernetes.io/')")
+        .message("taints of node.kubernetes.io and node.cloudprovider.kubernetes.io are set by Kubernetes"))]
+    pub key: String,
+    /// Its value, if it has one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"))]
+    pub value: String,
+    /// What becomes of Pods that do not tolerate it.
+    pub effect: TaintEffect,
+}
+
+/// What becomes of Pods that do not tolerate a taint.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum TaintEffect {
+    /// None are placed on the Node.
+    NoSchedule,
+    /// They are placed on others, if that can be.
+    PreferNoSchedule,
+    /// None are placed on the Node, and those that are there end.
+    NoExecute,
+}
+
+/// A text is no label or taint that a JoinToken gives.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NodeError {
+    /// Another form.
+    #[error("expected {0}")]
+    Form(&'static str),
+    /// Not as Kubernetes has it.
+    #[error("{0:?} is no key: a name of at most 63 characters, with a domain and a slash before it if wanted")]
+    Key(String),
+    /// Not as Kubernetes has it.
+    #[error("{0:?} is no value: at most 63 letters, digits, '-', '_' and '.', the first and last a letter or digit")]
+    Value(String),
+    /// No kubelet may set it.
+    #[error(
+        "a worker may not set the label {0:?} itself: of kubernetes.io and k8s.io those of kubelet.kubernetes.io and \
+         node.kubernetes.io, topology.kubernetes.io/zone and /region, and the older names of these"
+    )]
+    Forbidden(String),
+    /// Kubernetes sets it.
+    #[error("the taint {0:?} is set by Kubernetes")]
+    State(String),
+    /// Too many.
+    #[error("at most {0} can be given")]
+    Many(usize),
+    /// The same twice.
+    #[error("{0:?} is given twice")]
+    Twice(String),
+}
+
+impl fmt::Display for Taint {
+    /// As kubectl has it: `key=value:effect`, or `key:effect`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let equals = if self.value.is_empty() { "" } else { "=" };
+        write!(f, "{}{equals}{}:{:?}", self.key, self.value, self.effect)
+    }
+}
+
+impl FromStr for Taint {
+    type Err = NodeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let form = || {
+            NodeError::Form("key=value:effect, or key:effect; an effect is NoSchedule, PreferNoSchedule or NoExecute")
+        };
+        let (rest, effect) = text.rsplit_once(':').ok_or_else(form)?;
+        let effect = match effect {
+            "NoSchedule" => TaintEffect::NoSchedule,
+            "PreferNoSchedule" => TaintEffect::PreferNoSchedule,
+            "NoExecute" => TaintEffect::NoExecute,
+            _ => return Err(form()),
+        };
+        let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
+        let taint = Self {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            effect,
+        };
+        check_taint(&taint).map(|()| taint)
+    }
+}
+
+/// Reads a label as people write it: `key=value`.
+pub fn parse_label(text: &str) -> Result<(String, String), NodeError> {
+    let (key, value) = text.split_once('=').ok_or(NodeError::Form("key=value"))?;
+    check_label(key, value)?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// The labels that people gave one after the other.
+pub fn collect_labels(labels: &[(String, String)]) -> Result<BTreeMap<String, String>, NodeError> {
+    let mut all = BTreeMap::new();
+    for (key, value) in labels {
+        if all.insert(key.clone(), value.clone()).is_some() {
+            return Err(NodeError::Twice(key.clone()));
+        }
+    }
+    check_labels(&all).map(|()| all)
+}
+
+/// Whether a worker may be given these labels.
+pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), NodeError> {
+    if labels.len() > LABELS_MAX {
+        return Err(NodeError::Many(LABELS_MAX));
+    }
+    labels.iter().try_for_each(|(key, value)| check_label(key, value))
+}
+
+/// Whether a worker may be given these taints.
+pub fn check_taints(taints: &[Taint]) -> Result<(), NodeError> {
+    if taints.len() > TAINTS_MAX {
+        return Err(NodeError::Many(TAINTS_MAX));
+    }
+    for (at, taint) in taints.iter().enumerate() {
+        check_taint(taint)?;
+        let mut before = taints.iter().take(at);
+        if before.any(|other| (&other.key, other.effect) == (&taint.key, taint.effect)) {
+            return Err(NodeError::Twice(taint.key.clone()));
+        }
+    }
+    Ok(())
+}
+
+fn check_label(key: &str, value: &str) -> Result<(), NodeError> {
+    check_parts(key, value)?;
+    let may_be_set = match domain_of(key) {
+        Some(domain) if is_within(domain, "kubernetes.io") || is_within(domain, "k8s.io") => {
+            KUBELET_DOMAINS.iter().any(|own| is_within(domain, own)) || KUBELET_LABELS.contains(&key)
+        }
+        _ => true,
+    };
+    if may_be_set {
+        Ok(())
+    } else {
+        Err(NodeError::Forbidden(key.to_owned()))
+    }
+}
+
+fn check_taint(taint: &Taint) -> Result<(), NodeError> {
+    check_parts(&taint.key, &taint.value)?;
+    match domain_of(&taint.key) {
+        Some(domain) if STATE_DOMAINS.contains(&domain) => Err(NodeError::State(taint.key.clone())),
+        _ => Ok(()),
+    }
+}
+
+fn check_parts(key: &str, value: &str) -> Result<(), NodeError> {
+    let (domain, name) = key
+        .split_once('/')
+        .map_or((None, key), |(domain, name)| (Some(domain), name));
+    let has_domain = domain.is_none_or(|domain| domain.len() <= PREFIX_MAX && domain.split('.').all(is_label));
+    if !has_domain || name.is_empty() || !is_name(name) {
+        return Err(NodeError::Key(key.to_owned()));
+    }
+    if is_name(value) {
+        Ok(())
+    } else {
+        Err(NodeError::Value(value.to_owned()))
+    }
+}
+
+fn domain_of(key: &str) -> Option<&str> {
+    key.split_once('/').map(|(domain, _)| domain)
+}
+
+/// Whether a text is empty, or a name of letters, digits, `-`, `_` and `.`, the first and last of which is a letter or digit.
+fn is_name(text: &str) -> bool {
+    let is_end = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    text.len() <= NAME_MAX
+        && text.bytes().all(is_plain)
+        && is_end(text.bytes().next())
+        && is_end(text.bytes().next_back())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_read_and_checked() {
+        let long = "a".repeat(64);
+        let key = |key: &str| Err(NodeError::Key(key.to_owned()));
+        let value = |value: &str| Err(NodeError::Value(value.to_owned()));
+        let forbidden = |key: &str| Err(NodeError::Forbidden(key.to_owned()));
+        for (text, expected) in [
+            ("a=b", Ok(("a", "b"))),
+            ("a=", Ok(("a", ""))),
+            ("example.org/a_B.c=1.2-x", Ok(("example.org/a_B.c", "1.2-x"))),
+            (
+                "topology.kubernetes.io/zone=a",
+                Ok(("topology.kubernetes.io/zone", "a")),
+            ),
+            ("gpu.node.kubernetes.io/x=a", Ok(("gpu.node.kubernetes.io/x", "a"))),
+            (
+                "node.kubernetes.io/instance-type=a",
+                Ok(("node.kubernetes.io/instance-type", "a")),
+            ),
+            ("notkubernetes.io/x=a", Ok(("notkubernetes.io/x", "a"))),
+            ("a", Err(NodeError::Form("key=value"))),
+            ("=b", key("")),
+            ("a/=b", key("a/")),
+            ("/a=b", key("/a")),
+            ("a/b/c=d", key("a/b/c")),
+            ("A.org/a=b", key("A.org/a")),
+            ("-a=b", key("-a")),
+            ("a =b", key("a ")),
+            ("a,c=b", key("a,c")),
+            (&format!("{long}=b"), key(&long)),
+            (&format!("{long}.org/a=b"), key(&format!("{long}.org/a"))),
+            ("a=b,c", value("b,c")),
+            ("a=b=c", value("b=c")),
+            ("a=_", value("_")),
+            (&format!("a={long}"), value(&long)),
+            ("kubernetes.io/hostname=a", forbidden("kubernetes.io/hostname")),
+            (
+                "node-restriction.kubernetes.io/x=a",
+                forbidden("node-restriction.kubernetes.io/x"),
+            ),
+            (
+                "x.node-restriction.kubernetes.io/x=a",
+                forbidden("x.node-restriction.kubernetes.io/x"),
+            ),
+            ("node-role.kubernetes.io/x=", forbidden("node-role.kubernetes.io/x")),
+            ("k8s.io/x=a", forbidden("k8s.io/x")),
+        ] {
+            let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            assert_eq!(parse_label(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn taints_are_read_and_checked() {
+        for (text, expected) in [
+            ("a=b:NoSchedule", None),
+            ("example.org/a:NoExecute", None),
+            ("node-role.kubernetes.io/x:PreferNoSchedule", None),
+            ("a:NoSchedule:NoExecute", Some(NodeError::Key("a:NoSchedule".into()))),
+            ("a=b=c:NoSchedule", Some(NodeError::Value("b=c".into()))),
+            (":NoSchedule", Some(NodeError::Key(String::new()))),
+            (
+                "node.kubernetes.io/unreachable:NoExecute",
+                Some(NodeError::State("node.kubernetes.io/unreachable".into())),
+            ),
+        ] {
+            let read = text.parse::<Taint>();
+            assert_eq!(read.as_ref().err(), expected.as_ref(), "{text}");
+            if let Ok(taint) = read {
+                assert_eq!(taint.to_string(), text);
+            }
+        }
+        for text in ["a", "a=b", "a=b:", "a=b:noschedule"] {
+            assert!(matches!(text.parse::<Taint>(), Err(NodeError::Form(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn there_are_not_too_many_and_none_twice() {
+        let labels = |count: usize| -> Vec<_> { (0..count).map(|at| (format!("a{at}"), String::new())).collect() };
+        assert_eq!(collect_labels(&labels(32)).unwrap().len(), 32);
+        assert_eq!(collect_labels(&labels(33)), Err(NodeError::Many(32)));
+        let twice = [labels(1), labels(1)].concat();
+        assert_eq!(collect_labels(&twice), Err(NodeError::Twice("a0".into())));
+        let taints = |count: usize| -> Vec<Taint> {
+            (0..count)
+                .map(|at| format!("a{at}:NoSchedule").parse().unwrap())
+                .collect()
+        };
+        assert_eq!(check_taints(&taints(16)), Ok(()));
+        assert_eq!(check_taints(&taints(17)), Err(NodeError::Many(16)));
+        let two = |one: &str, other: &str| check_taints(&[one.parse().unwrap(), other.parse().unwrap()]);
+        assert_eq!(two("a=b:NoSchedule", "a=b:NoExecute"), Ok(()));
+        assert_eq!(
+            two("a=b:NoSchedule", "a=c:NoSchedule"),
+            Err(NodeError::Twice("a".into()))
+        );
+    }
+}
