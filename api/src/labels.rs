@@ -14,6 +14,8 @@ pub const ADDON: &str = "yoke.drzzl.io/addon";
 pub const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
 /// Label on a Node that is about to be removed: when the last step was taken, in seconds since 1970.
 pub const REAPING: &str = "yoke.drzzl.io/reaping";
+/// Annotation on a Node in a tenant's cluster: the taints that its JoinToken gave it, which its kubelet may shed.
+pub const JOINED_TAINTS: &str = "yoke.drzzl.io/joined-taints";
 /// The well-known label that names the writer of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`] on everything that the operator writes.

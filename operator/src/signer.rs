@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use futures::{Stream, TryStreamExt as _, stream};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::PatchParams;
@@ -34,7 +35,7 @@ use kube::runtime::watcher::{self, Event};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
-use yoke_api::{Cluster, ClusterId, Lenient};
+use yoke_api::{Cluster, ClusterId, Lenient, labels};
 use yoke_pki::request::Use;
 use yoke_runtime::Drain;
 use yoke_runtime::budget::{Budgets, Rate};
@@ -489,11 +490,29 @@ async fn sign(
         let reap_after = known.spec.reap_after.as_deref();
         ward.api.prepare_lease(&asked.node, reap_after).await?;
     }
-    if asked.purpose == Use::Server && !asked.is_approved {
-        ward.api.approve(csr, &context.signer.params).await?;
+    if let Some(node) = node.filter(|_| asked.purpose == Use::Server) {
+        note_taints(context, ward, &node).await;
+        if !asked.is_approved {
+            ward.api.approve(csr, &context.signer.params).await?;
+        }
     }
     let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
     Ok(Outcome::Signed(Box::new(asked), chain))
+}
+
+/// Has a Node say which taints its JoinToken gave it, while that is known. Without it, whoever runs the cluster has to delete the
+/// Node in the end: no reason for it to have no certificate.
+async fn note_taints(context: &Context, ward: &Ward, node: &Node) {
+    if node.annotations().contains_key(labels::JOINED_TAINTS) {
+        return;
+    }
+    let Some(taints) = uses::find_taints(context, &ward.identity, &node.name_any()) else {
+        return;
+    };
+    if let Err(error) = ward.api.note_taints(node, &taints).await {
+        let error = crate::chain(&error);
+        tracing::debug!(cluster = %ward.identity.id, error, "the taints of a Node are not noted");
+    }
 }
 
 /// Takes some of a budget, if there is any left.

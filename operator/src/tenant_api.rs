@@ -10,6 +10,7 @@ mod addons;
 pub mod agent;
 mod base;
 mod connection;
+mod leaving;
 mod nodes;
 mod object;
 mod workers;
@@ -231,8 +232,8 @@ impl TenantApi {
         }
     }
 
-    /// Brings about what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, and
-    /// the address of `default/kubernetes`. What is as it should be is not written: a write waits for the tenant's webhooks.
+    /// Brings about what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, what
+    /// kubelets may do with their Nodes, and the address of `default/kubernetes`. What is as it should be is not written: a write waits for the tenant's webhooks.
     pub async fn apply_base(&self, objects: &BaseObjects, params: &PatchParams) -> Result<(), TenantApiError> {
         let roles = try_join_all(objects.roles.iter().map(|role| self.ensure(role, params)));
         let bindings = try_join_all(objects.bindings.iter().map(|binding| self.ensure(binding, params)));
@@ -242,7 +243,11 @@ impl TenantApi {
             };
             tokio::try_join!(self.ensure(slice, params), self.ensure(endpoints, params)).map(|_| ())
         };
-        tokio::try_join!(roles, bindings, endpoints).map(|_| ())
+        let policy = async {
+            let (policy, binding) = &objects.policy;
+            tokio::try_join!(self.ensure(policy, params), self.ensure(binding, params)).map(|_| ())
+        };
+        tokio::try_join!(roles, bindings, policy, endpoints).map(|_| ())
     }
 
     async fn ensure<K>(&self, object: &K, params: &PatchParams) -> Result<(), TenantApiError>

@@ -83,12 +83,34 @@ pub(super) async fn count(
     Err(ReconcileError::Contended("the uses of a JoinToken"))
 }
 
+/// The taints that a Node was given by the JoinToken by which one of its name joined last, if that is still known.
+pub(super) fn find_taints(context: &Context, identity: &Identity, node: &str) -> Option<String> {
+    let tokens = context.caches.join_tokens.state_filter(|token| is_of(token, identity));
+    plan_taints(&tokens, node)
+}
+
+fn plan_taints(tokens: &[Arc<JoinToken>], node: &str) -> Option<String> {
+    let joined = |token: &JoinToken| {
+        let uses = token.status.iter().flat_map(|status| &status.uses);
+        uses.filter(|each| each.node == node).map(|each| each.time.0).max()
+    };
+    let last = tokens.iter().filter_map(|token| Some((joined(token)?, token)));
+    let (_, token) = last.max_by_key(|(time, _)| *time)?;
+    let taints: Vec<_> = token.spec.taints.iter().map(ToString::to_string).collect();
+    (!taints.is_empty()).then(|| taints.join(","))
+}
+
 /// Whether a JoinToken is the one of this bootstrap token, and for this very Cluster.
 fn is_meant(token: &JoinToken, identity: &Identity, token_id: &str) -> bool {
     let status = token.status.as_ref();
+    is_of(token, identity) && status.and_then(|status| status.token_id.as_deref()) == Some(token_id)
+}
+
+/// Whether a JoinToken is for this very Cluster.
+fn is_of(token: &JoinToken, identity: &Identity) -> bool {
+    let status = token.status.as_ref();
     token.metadata.namespace.as_ref() == Some(&identity.tenant)
         && token.spec.cluster_name == identity.cluster
-        && status.and_then(|status| status.token_id.as_deref()) == Some(token_id)
         && status.and_then(|status| status.cluster_id.as_deref()) == Some(identity.id.as_str())
 }
 
@@ -180,5 +202,31 @@ mod tests {
         assert!(is_meant(&token, &identity("aaaaaaaaaa"), "abcdef"));
         assert!(!is_meant(&token, &identity("aaaaaaaaaa"), "abcdeg"));
         assert!(!is_meant(&token, &identity("bbbbbbbbbb"), "abcdef"));
+    }
+
+    #[test]
+    fn a_node_has_the_taints_of_the_token_that_it_joined_by_last() {
+        let token = |taints: serde_json::Value, uses: &[(&str, &str)]| -> Arc<JoinToken> {
+            let uses: Vec<_> = uses
+                .iter()
+                .map(|(node, time)| json!({"request": time, "node": node, "time": time}))
+                .collect();
+            let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken", "metadata": {"name": "j"},
+                "spec": {"clusterName": "a", "taints": taints}, "status": {"uses": uses}});
+            Arc::new(serde_json::from_value(token).unwrap())
+        };
+        let gpu = json!([{"key": "gpu", "value": "a", "effect": "NoSchedule"}, {"key": "x", "effect": "NoExecute"}]);
+        let (first, second) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
+        let tokens = [
+            token(gpu, &[("n", first), ("m", second)]),
+            token(json!([]), &[("n", second), ("m", first), ("o", first)]),
+        ];
+        assert_eq!(
+            plan_taints(&tokens, "m").as_deref(),
+            Some("gpu=a:NoSchedule,x:NoExecute")
+        );
+        for node in ["n", "o", "p"] {
+            assert_eq!(plan_taints(&tokens, node), None, "{node}");
+        }
     }
 }

@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Subject};
 use kube::api::ObjectMeta;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
+use super::leaving::build_policy;
 use super::workers::JOINING_GROUP;
 use crate::rbac::build_binding;
 
@@ -17,7 +19,7 @@ pub(super) const NAMESPACE: &str = "default";
 pub(super) const SERVICE: &str = "kubernetes";
 
 /// Who kubelets are.
-const NODES_GROUP: &str = "system:nodes";
+pub(super) const NODES_GROUP: &str = "system:nodes";
 const LEAVING_ROLE: &str = "yoke:leaving-nodes";
 const NETWORK_ROLE: &str = "yoke:worker-network";
 
@@ -28,6 +30,8 @@ pub struct BaseObjects {
     pub roles: Vec<ClusterRole>,
     /// Bindings.
     pub bindings: Vec<ClusterRoleBinding>,
+    /// What keeps kubelets from shedding what others gave their Nodes.
+    pub policy: (ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding),
     /// `default/kubernetes`; absent if the ingress has a name and no address.
     pub endpoints: Option<(EndpointSlice, Endpoints)>,
 }
@@ -37,11 +41,12 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
     BaseObjects {
         roles: vec![
             // A worker that leaves deletes its Node: nobody could join by that name otherwise. The admission plugin
-            // NodeRestriction keeps each to its own.
+            // NodeRestriction keeps each to its own, and the policy from shedding what others gave it.
             build_node_role(LEAVING_ROLE, &["delete"]),
             // Each worker has a tunnel to each other one; Kubernetes' own rules show a kubelet its own Node.
             build_node_role(NETWORK_ROLE, &["get", "list", "watch"]),
         ],
+        policy: build_policy(),
         bindings: vec![
             build_binding("yoke:cluster-admins", to_group(ADMIN_GROUP), "cluster-admin"),
             build_binding(
@@ -166,7 +171,15 @@ mod tests {
         let base = build_base("192.0.2.1", 443);
         let roles = base.roles.iter().map(serde_json::to_value);
         let bindings = base.bindings.iter().map(serde_json::to_value);
-        let items = roles.chain(bindings).collect::<Result<Vec<_>, _>>().unwrap();
+        let policy = [
+            serde_json::to_value(&base.policy.0),
+            serde_json::to_value(&base.policy.1),
+        ];
+        let items = roles
+            .chain(bindings)
+            .chain(policy)
+            .collect::<Result<Vec<_>, _>>()
+            .unwrap();
         let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items});
         let text = format!("{list:#}\n");
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/base.json");

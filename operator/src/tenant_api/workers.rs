@@ -13,7 +13,7 @@ use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
-use yoke_api::Lenient;
+use yoke_api::{Lenient, labels};
 
 use super::{TenantApi, TenantApiError, WATCH_SECONDS, limited};
 
@@ -58,6 +58,19 @@ struct AnswerCondition<'a> {
     message: &'a str,
 }
 
+/// An annotation of a Node.
+#[derive(Clone, Debug, Serialize)]
+struct NotePatch<'a> {
+    metadata: NoteMetadata<'a>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct NoteMetadata<'a> {
+    /// Makes the patch fail if the object is another one by now.
+    uid: &'a str,
+    annotations: BTreeMap<&'static str, &'a str>,
+}
+
 /// The bootstrap token of a JoinToken.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootstrapToken {
@@ -92,6 +105,21 @@ impl TenantApi {
     pub async fn node(&self, name: &str) -> Result<Option<Lenient<Node>>, TenantApiError> {
         let nodes = Api::<Lenient<Node>>::all(self.client.clone());
         limited("a Node", nodes.get_opt(name)).await
+    }
+
+    /// Notes which taints a Node was given by its JoinToken, if it is still this one.
+    pub async fn note_taints(&self, node: &Node, taints: &str) -> Result<(), TenantApiError> {
+        let patch = NotePatch {
+            metadata: NoteMetadata {
+                uid: node.metadata.uid.as_deref().unwrap_or_default(),
+                annotations: [(labels::JOINED_TAINTS, taints)].into(),
+            },
+        };
+        let nodes = Api::<Lenient<Node>>::all(self.client.clone());
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        limited("a Node", nodes.patch(&node.name_any(), &params, &patch))
+            .await
+            .map(|_| ())
     }
 
     /// Approves a request.

@@ -57,7 +57,7 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
     server.behaviour.lock().unwrap().has_account = true;
     host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
         .await;
-    assert_eq!(server.behaviour.lock().unwrap().writes, 9);
+    assert_eq!(server.behaviour.lock().unwrap().writes, 13);
 
     // An operator that has just started believes its predecessor for moments, and looks again at once.
     drop(server);
@@ -117,7 +117,7 @@ async fn webhooks_of_a_tenant_cost_the_operator_little() {
     host.restart_operator().await;
     host.reconcile("a").await.unwrap();
     assert_eq!(ready(&host).await, "True/AsExpected");
-    assert_eq!(server.behaviour.lock().unwrap().writes, 9);
+    assert_eq!(server.behaviour.lock().unwrap().writes, 13);
     // What must be written is waited for within a limit, and not again and again.
     server.behaviour.lock().unwrap().objects.clear();
     host.restart_operator().await;

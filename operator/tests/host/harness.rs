@@ -142,6 +142,7 @@ impl Host {
         let mut arguments = vec![
             format!("--etcd-prefix=/{hosted}"),
             "--enable-bootstrap-token-auth=true".into(),
+            "--enable-admission-plugins=NodeRestriction".into(),
             "--service-cluster-ip-range=10.96.0.0/16".into(),
         ];
         for (flag, file) in [

@@ -13,6 +13,7 @@ mod harness;
 mod issuer;
 mod join_tokens;
 mod konnectivity;
+mod leaving;
 mod lost;
 mod odd;
 mod paused;

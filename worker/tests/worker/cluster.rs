@@ -121,6 +121,10 @@ async fn allow(client: &Client) {
         let url = match object["kind"].as_str() {
             Some("ClusterRole") => "/apis/rbac.authorization.k8s.io/v1/clusterroles",
             Some("ClusterRoleBinding") => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            Some("ValidatingAdmissionPolicy") => "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+            Some("ValidatingAdmissionPolicyBinding") => {
+                "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+            }
             other => panic!("who makes {other:?}?"),
         };
         create(client, url, object).await;

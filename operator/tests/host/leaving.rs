@@ -1,0 +1,184 @@
+//! A kubelet deletes its Node when it leaves, and sheds nothing by that: at a real API, with the admission plugins that
+//! control planes have.
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use yoke_api::labels::JOINED_TAINTS;
+use yoke_test_support::kubernetes::connect;
+
+use crate::workers::{CLIENT, SERVING, Stage, leaf_of};
+
+const QUARANTINE: &str = "quarantine";
+
+fn nodes(client: &Client) -> Api<Node> {
+    Api::all(client.clone())
+}
+
+async fn patch(client: &Client, name: &str, patch: Value) -> kube::Result<Node> {
+    let params = PatchParams::default();
+    nodes(client).patch(name, &params, &Patch::Merge(patch)).await
+}
+
+/// Has somebody make a Node.
+async fn make(client: &Client, name: &str, more: Value) -> kube::Result<Node> {
+    let mut node = json!({"metadata": {"name": name}});
+    for (field, value) in more.as_object().unwrap() {
+        match field.as_str() {
+            "spec" => node["spec"] = value.clone(),
+            field => node["metadata"][field] = value.clone(),
+        }
+    }
+    let node = serde_json::from_value(node).unwrap();
+    nodes(client).create(&PostParams::default(), &node).await
+}
+
+async fn delete(client: &Client, name: &str) -> kube::Result<()> {
+    let params = DeleteParams::default();
+    nodes(client).delete(name, &params).await.map(|_| ())
+}
+
+fn taint(key: &str, value: &str) -> Value {
+    json!({"key": key, "value": value, "effect": "NoSchedule"})
+}
+
+/// Why a request was forbidden.
+fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
+    match answer {
+        Err(kube::Error::Api(status)) if status.code == 403 => status.message,
+        other => panic!("not forbidden: {other:?}"),
+    }
+}
+
+/// A stage on which the policy is in force, which takes a moment after it was made.
+async fn start() -> Stage {
+    let stage = Stage::start().await;
+    let kubelet = stage.node("probe");
+    let claimed = json!({"annotations": {JOINED_TAINTS: "a"}});
+    stage
+        .host
+        .until("the policy is in force", async || {
+            let made = make(&kubelet, "probe", claimed.clone()).await;
+            let _ = delete(&stage.client, "probe").await;
+            made.is_err()
+        })
+        .await;
+    stage
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
+    let stage = start().await;
+    let (admin, kubelet) = (&stage.client, &stage.node("n"));
+    make(kubelet, "n", json!({})).await.unwrap();
+    make(&stage.node("m"), "m", json!({})).await.unwrap();
+    let why = refusal(delete(kubelet, "m").await);
+    assert!(why.contains("is not allowed to modify node"), "{why}");
+
+    // What Kubernetes says of its state keeps nobody.
+    let state = [
+        taint("node.kubernetes.io/unreachable", ""),
+        taint("node.kubernetes.io/unschedulable", ""),
+    ];
+    patch(admin, "n", json!({"spec": {"taints": state}})).await.unwrap();
+    delete(kubelet, "n").await.unwrap();
+
+    for (rule, given, taken, part) in [
+        (
+            "a taint",
+            json!({"spec": {"taints": [state[0], taint(QUARANTINE, "yes")]}}),
+            json!({"spec": {"taints": null}}),
+            "a taint that somebody else gave it",
+        ),
+        (
+            "one that people set where a machine is off",
+            json!({"spec": {"taints": [taint("node.kubernetes.io/out-of-service", "nodeshutdown")]}}),
+            json!({"spec": {"taints": null}}),
+            "a taint that somebody else gave it",
+        ),
+        (
+            "a label",
+            json!({"metadata": {"labels": {"node-restriction.kubernetes.io/trust": "low"}}}),
+            json!({"metadata": {"labels": {"node-restriction.kubernetes.io/trust": null}}}),
+            "a label of node-restriction.kubernetes.io",
+        ),
+        (
+            "a label of a part",
+            json!({"metadata": {"labels": {"a.node-restriction.kubernetes.io/trust": "low"}}}),
+            json!({"metadata": {"labels": {"a.node-restriction.kubernetes.io/trust": null}}}),
+            "a label of node-restriction.kubernetes.io",
+        ),
+    ] {
+        let made = make(kubelet, "n", json!({"labels": {"example.org/own": "x"}}))
+            .await
+            .unwrap();
+        patch(admin, "n", given).await.unwrap();
+        let why = refusal(delete(kubelet, "n").await);
+        assert!(why.contains(part), "{rule}: {why}");
+        // Nor all at once.
+        let all = nodes(kubelet)
+            .delete_collection(&DeleteParams::default(), &Default::default())
+            .await;
+        assert!(all.is_err(), "{rule}");
+        assert_eq!(nodes(admin).get("n").await.unwrap().uid(), made.uid(), "{rule}");
+        patch(admin, "n", taken).await.unwrap();
+        delete(kubelet, "n").await.unwrap();
+    }
+
+    // What it can delete does not take the Node with it.
+    let owner = json!([{"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "name": "n", "uid": "1"}]);
+    let why = refusal(make(kubelet, "n", json!({"ownerReferences": owner})).await);
+    assert!(why.contains("has an owner"), "{why}");
+    make(kubelet, "n", json!({})).await.unwrap();
+    let why = refusal(patch(kubelet, "n", json!({"metadata": {"ownerReferences": owner}})).await);
+    assert!(why.contains("ownerReferences"), "{why}");
+    // Whoever runs the cluster may do all this.
+    patch(admin, "n", json!({"spec": {"taints": [taint(QUARANTINE, "")]}}))
+        .await
+        .unwrap();
+    delete(admin, "n").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_join_token_gave_goes_with_the_node() {
+    let stage = start().await;
+    let (admin, kubelet) = (&stage.client, &stage.node("n"));
+    let given = json!([taint("gpu", "a"), {"key": "spot", "effect": "NoExecute"}]);
+    stage
+        .make_token("j", json!({"clusterName": "a", "taints": given}))
+        .await;
+    stage.bring_token("j", "True/AsExpected").await;
+    let bootstrap = connect(&stage.url, &stage.line("j").await.token);
+    leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n", &[]).await);
+    make(kubelet, "n", json!({"spec": {"taints": given}})).await.unwrap();
+    let why = refusal(delete(kubelet, "n").await);
+    assert!(
+        why.contains("a taint that somebody else gave it"),
+        "nothing is noted yet: {why}"
+    );
+
+    let addresses = json!({"status": {"addresses": [{"type": "Hostname", "address": "n"}]}});
+    let params = PatchParams::default();
+    nodes(admin)
+        .patch_status("n", &params, &Patch::Merge(addresses))
+        .await
+        .unwrap();
+    leaf_of(stage.ask(kubelet, "c2", SERVING, "n", &["n"]).await);
+    let noted = nodes(admin).get("n").await.unwrap();
+    assert_eq!(noted.annotations()[JOINED_TAINTS], "gpu=a:NoSchedule,spot:NoExecute");
+
+    // One more, of the same key.
+    let more = json!([taint("gpu", "b"), taint("spot", "")]);
+    patch(admin, "n", json!({"spec": {"taints": more}})).await.unwrap();
+    let claim = json!({"metadata": {"annotations": {JOINED_TAINTS: "gpu=b:NoSchedule,spot:NoSchedule"}}});
+    let why = refusal(patch(kubelet, "n", claim.clone()).await);
+    assert!(why.contains("no kubelet says"), "{why}");
+    let why = refusal(nodes(kubelet).patch_status("n", &params, &Patch::Merge(claim)).await);
+    assert!(why.contains("no kubelet says"), "{why}");
+    refusal(delete(kubelet, "n").await);
+
+    patch(admin, "n", json!({"spec": {"taints": given}})).await.unwrap();
+    delete(kubelet, "n").await.unwrap();
+    assert!(nodes(admin).get_opt("n").await.unwrap().is_none());
+}
