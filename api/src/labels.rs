@@ -59,6 +59,8 @@ pub mod component {
     pub const PKI: &str = "pki";
     /// What is asked of cert-manager for kubelets.
     pub const KUBELET: &str = "kubelet";
+    /// What is asked of cert-manager for users of a tenant's cluster.
+    pub const USER: &str = "user";
     /// What a worker needs to join.
     pub const JOIN: &str = "join";
     /// Credentials of the store.

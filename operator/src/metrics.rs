@@ -10,7 +10,7 @@ use yoke_api::cluster::Phase;
 use yoke_pki::request::Use;
 use yoke_runtime::Metrics;
 
-use crate::signer::validate::Refusal;
+use crate::signer::validate::{Asked, Refusal, Requester};
 
 /// The phases, as metric labels.
 const PHASES: [Option<Phase>; 8] = [
@@ -120,10 +120,14 @@ impl OperatorMetrics {
                 "Identities without a Cluster that are not collected, since they are too many at once",
                 own.orphans_held.clone(),
             );
-            registry.register("certificates_signed", "Certificates of kubelets", own.signed.clone());
+            registry.register(
+                "certificates_signed",
+                "Certificates of kubelets and users",
+                own.signed.clone(),
+            );
             registry.register(
                 "certificates_refused",
-                "Requests of kubelets for certificates that were refused, by reason",
+                "Requests for certificates that were refused, by reason",
                 own.sign_refusals.clone(),
             );
             registry.register(
@@ -164,16 +168,17 @@ impl OperatorMetrics {
         self.undecodable.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// A kubelet was given a certificate.
-    pub fn signed(&self, purpose: Use) {
-        let purpose = match purpose {
-            Use::Client => "client",
-            Use::Server => "server",
+    /// A kubelet or a user was given a certificate.
+    pub fn signed(&self, asked: &Asked) {
+        let purpose = match (&asked.requester, asked.purpose) {
+            (Requester::Approved, _) => "user",
+            (_, Use::Client) => "client",
+            (_, Use::Server) => "server",
         };
         self.signed.get_or_create(&PurposeLabel { purpose }).inc();
     }
 
-    /// A kubelet was given none.
+    /// Somebody was given none.
     pub fn refused_to_sign(&self, refusal: Refusal) {
         let reason = refusal.as_str();
         self.sign_refusals.get_or_create(&RefusalLabel { reason }).inc();

@@ -1,7 +1,8 @@
-//! Signs the certificates of kubelets in each cluster that is awake, by its CAs in cert-manager.
+//! Signs the certificates of kubelets, and those that tenants approve for users, in each cluster that is awake, by its CAs in
+//! cert-manager.
 //!
 //! ```text
-//!  look at the API, all is well ─keep─▶ Keeper: one task a cluster, which watches CertificateSigningRequests of both signers
+//!  look at the API, all is well ─keep─▶ Keeper: one task a cluster, which watches CertificateSigningRequests of each signer
 //!     budgets ─▶ validate ─▶ Node ─▶ JoinToken ─▶ what may be signed (turn) ─▶ one use is counted ─▶ cert-manager (issue)
 //!                 │                                └─ waits, or its JoinToken is not known yet        ─▶ compare ─▶ status
 //!                 └─ refused: condition Failed, with a reason
@@ -272,13 +273,12 @@ async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
     }
 }
 
-/// Requests of both signers, as they are and as they change.
+/// Requests of each signer, as they are and as they change.
 fn watch_requests(
     ward: &Ward,
 ) -> impl Stream<Item = watcher::Result<Event<Lenient<CertificateSigningRequest>>>> + Send + use<> {
-    let [client, serving] =
-        [validate::CLIENT_SIGNER, validate::SERVING_SIGNER].map(|signer| ward.api.watch_requests(signer));
-    stream::select(client, serving)
+    let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
+    stream::select_all(signers.map(|signer| Box::pin(ward.api.watch_requests(signer))))
 }
 
 /// The request that an event is about, if there is anything to do for it.
@@ -395,7 +395,7 @@ async fn answer(
     let outcome = match sign(context, ward, csr, &waiting).await {
         // It would end so again, and keep those behind it waiting.
         Err(SignError::Issue(error @ (IssueError::Refused(_) | IssueError::Other))) => {
-            tracing::info!(cluster = %id, error = %error, "certificate of a kubelet is not issued");
+            tracing::info!(cluster = %id, error = %error, "a certificate is not issued");
             Outcome::Refused(Refusal::NotIssued)
         }
         other => other?,
@@ -416,12 +416,12 @@ async fn answer(
     }
     match outcome {
         Outcome::Signed(asked, _) => {
-            context.metrics.signed(asked.purpose);
-            tracing::info!(cluster = %id, node = asked.node, purpose = ?asked.purpose, "certificate of a kubelet is signed");
+            context.metrics.signed(&asked);
+            tracing::info!(cluster = %id, name = asked.name, purpose = ?asked.purpose, "a certificate is signed");
         }
         Outcome::Refused(refusal) => {
             context.metrics.refused_to_sign(refusal);
-            tracing::info!(cluster = %id, reason = refusal.as_str(), "certificate of a kubelet is refused");
+            tracing::info!(cluster = %id, reason = refusal.as_str(), "a certificate is refused");
         }
         Outcome::Later { .. } | Outcome::Gone => {}
     }
@@ -439,9 +439,7 @@ async fn sign(
         Ok(asked) => asked,
         Err(refusal) => return Ok(Outcome::Refused(refusal)),
     };
-    let node = ward.api.node(&asked.node).await?;
-    // One that cannot be read is there, and has no addresses that anybody knows.
-    let node = node.map(|node| node.0.unwrap_or_default());
+    let node = find_node(ward, &asked).await?;
     if let Err(refusal) = validate::validate_node(&asked, node.as_ref()) {
         return Ok(Outcome::Refused(refusal));
     }
@@ -450,17 +448,7 @@ async fn sign(
     let Some(term) = issue::plan_term(&asked, &cluster.spec.pki, &authority, Timestamp::now()) else {
         return Ok(Outcome::Refused(Refusal::AuthorityEnds));
     };
-    let joiner = match &asked.requester {
-        Requester::Node => None,
-        Requester::Bootstrap(token_id) => Some(Joiner {
-            identity: &ward.identity,
-            token_id,
-            node: &asked.node,
-            request: &waiting.uid,
-            asked: waiting.asked,
-        }),
-    };
-    let joins = match joiner {
+    let joins = match build_joiner(ward, &asked, waiting) {
         None => None,
         Some(joiner) => match uses::find(context, &joiner) {
             Some(Ok(known)) => Some((joiner, known)),
@@ -469,7 +457,8 @@ async fn sign(
             None => return Ok(Outcome::Refused(Refusal::TokenUnknown)),
         },
     };
-    let is_new = joins.is_some();
+    // Nodes that are there end without certificates: users wait behind them, too.
+    let is_new = joins.is_some() || asked.requester == Requester::Approved;
     let tenant = &ward.identity.tenant;
     let signings = || context.signer.signings();
     if !signings().has(tenant, is_new, Instant::now()) {
@@ -488,7 +477,7 @@ async fn sign(
         }
         // Before there can be a Node, and while the JoinToken is known.
         let reap_after = known.spec.reap_after.as_deref();
-        ward.api.prepare_lease(&asked.node, reap_after).await?;
+        ward.api.prepare_lease(&asked.name, reap_after).await?;
     }
     if let Some(node) = node.filter(|_| asked.purpose == Use::Server) {
         note_taints(context, ward, &node).await;
@@ -498,6 +487,29 @@ async fn sign(
     }
     let chain = issue::issue(context, &ward.identity, &asked, csr, &authority, term).await?;
     Ok(Outcome::Signed(Box::new(asked), chain))
+}
+
+/// Who joins by this, if somebody does.
+fn build_joiner<'a>(ward: &'a Ward, asked: &'a Asked, waiting: &'a Waiting) -> Option<Joiner<'a>> {
+    match &asked.requester {
+        Requester::Node | Requester::Approved => None,
+        Requester::Bootstrap(token_id) => Some(Joiner {
+            identity: &ward.identity,
+            token_id,
+            node: &asked.name,
+            request: &waiting.uid,
+            asked: waiting.asked,
+        }),
+    }
+}
+
+/// The Node whose certificate is asked for, if it is there. One that cannot be read has no addresses that anybody knows.
+async fn find_node(ward: &Ward, asked: &Asked) -> Result<Option<Node>, SignError> {
+    let found = match asked.requester {
+        Requester::Approved => None,
+        Requester::Node | Requester::Bootstrap(_) => ward.api.node(&asked.name).await?,
+    };
+    Ok(found.map(|node| node.0.unwrap_or_default()))
 }
 
 /// Has a Node say which taints its JoinToken gave it, while that is known. Without it, whoever runs the cluster has to delete the

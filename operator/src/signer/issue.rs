@@ -22,7 +22,7 @@ use yoke_pki::inspect::{Purpose, verify_chain};
 use yoke_pki::plan::{AuthorityRole, Generation, Lifetimes, SHORTEST_LIFETIME};
 use yoke_pki::request::Use;
 
-use super::validate::Asked;
+use super::validate::{Asked, Requester};
 use crate::cluster::identity::Identity;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -35,6 +35,8 @@ const PACE: Duration = Duration::from_millis(200);
 const LEFT_AFTER: SignedDuration = SignedDuration::from_mins(10);
 /// Between two sweeps.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
+/// A user's certificate may be shorter than what cert-manager renews: as short as Kubernetes lets one ask for.
+const SHORTEST_OF_USER: Duration = Duration::from_mins(10);
 /// Clocks may differ by this much.
 const SLACK: SignedDuration = SignedDuration::from_mins(5);
 
@@ -87,21 +89,24 @@ pub(super) fn find_authority(context: &Context, id: &ClusterId, purpose: Use) ->
 }
 
 /// How long a certificate holds: as long as was asked for, no longer than the Cluster's certificates, and than its CA. `None` if
-/// that is too short for cert-manager.
+/// that is too short.
 pub(super) fn plan_term(asked: &Asked, pki: &PkiSpec, authority: &ParsedCertificate, now: Timestamp) -> Option<Term> {
     let lifetimes = Lifetimes::from_spec(pki)
         .ok()
         .filter(|lifetimes| lifetimes.check().is_ok());
     // A Cluster that is refused for its lifetimes has nodes all the same.
     let lifetimes = lifetimes.or_else(|| Lifetimes::from_spec(&PkiSpec::default()).ok())?;
-    let longest = lifetimes.of_kubelet(asked.purpose);
+    let (longest, shortest) = match asked.requester {
+        Requester::Approved => (lifetimes.leaf.min(lifetimes.overlap), SHORTEST_OF_USER),
+        Requester::Node | Requester::Bootstrap(_) => (lifetimes.of_kubelet(asked.purpose), SHORTEST_LIFETIME),
+    };
     let wanted = asked.seconds.and_then(|seconds| u64::try_from(seconds).ok());
-    let wanted = wanted.map_or(longest, Duration::from_secs).max(SHORTEST_LIFETIME);
+    let wanted = wanted.map_or(longest, Duration::from_secs).max(shortest);
     let left = authority.not_after.duration_since(now) - SLACK;
     let left = Duration::try_from(left).unwrap_or_default();
     let duration = Duration::from_secs(wanted.min(longest).min(left).as_secs());
     let end = SignedDuration::try_from(duration).ok()? + SLACK;
-    (duration >= SHORTEST_LIFETIME).then_some(Term {
+    (duration >= shortest).then_some(Term {
         duration,
         latest: now.checked_add(end).ok()?,
     })
@@ -178,11 +183,12 @@ fn build_request(
     let usages = [Usage::DigitalSignature, own].into_iter().chain(encipherment);
     // The same request has the same name: an operator that starts again finds what its predecessor asked for.
     let digest = Sha256::digest(csr.metadata.uid.as_deref().unwrap_or_default().as_bytes());
-    let name = format!(
-        "{}-kubelet-{}",
-        identity.id,
-        data_encoding::HEXLOWER.encode(&digest[..10])
-    );
+    let component = match asked.requester {
+        Requester::Approved => component::USER,
+        Requester::Node | Requester::Bootstrap(_) => component::KUBELET,
+    };
+    let digest = data_encoding::HEXLOWER.encode(&digest[..10]);
+    let name = format!("{}-{component}-{digest}", identity.id);
     let spec = CertificateRequestSpec {
         request: ByteString(csr.spec.request.0.clone()),
         duration: Some(format!("{}s", term.duration.as_secs())),
@@ -194,7 +200,7 @@ fn build_request(
         },
     };
     let mut request = CertificateRequest::new(&name, spec);
-    request.metadata = identity.pki_meta(&name, component::KUBELET);
+    request.metadata = identity.pki_meta(&name, component);
     request
 }
 
@@ -208,7 +214,7 @@ pub(super) async fn sweep_often(context: &Context) {
 
 async fn sweep(context: &Context) {
     let api = Api::<CertificateRequest>::namespaced(context.client.clone(), PKI_NAMESPACE);
-    let ours = format!("{}={}", labels::COMPONENT, component::KUBELET);
+    let ours = format!("{} in ({}, {})", labels::COMPONENT, component::KUBELET, component::USER);
     let swept = async {
         let found = api.list(&ListParams::default().labels(&ours)).await?;
         for request in found {

@@ -1,8 +1,10 @@
-//! Whether a CertificateSigningRequest of a kubelet may be signed. Pure: what is there comes in.
+//! Whether a CertificateSigningRequest may be signed. Pure: what is there comes in.
 //!
-//! Whoever may make requests in a tenant's cluster writes them, and the tenant approves what it likes: an approval says nothing
-//! here. What is signed is fixed: one Node's client certificate or its serving certificate.
+//! Whoever may make requests in a tenant's cluster writes them, and the tenant approves what it likes: of a kubelet's request an
+//! approval says nothing here. What is signed is fixed: one Node's client certificate or its serving certificate; and, where the
+//! tenant approved it, the client certificate of a user of its own, of whom nothing else knows.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -15,6 +17,10 @@ use yoke_pki::request::Use;
 pub(super) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 /// Signer of kubelets' serving certificates.
 pub(super) const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Signer of client certificates of users.
+pub(super) const USER_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+/// What names of users and groups begin with that Kubernetes, or Yoke, gives a meaning: a tenant approves none of them.
+const RESERVED: [&str; 2] = ["system:", "yoke:"];
 /// Group of all nodes.
 const NODES: &str = "system:nodes";
 /// What a node's user name begins with.
@@ -33,8 +39,8 @@ const UID_MAX: usize = 64;
 pub struct Asked {
     /// What it is for.
     pub purpose: Use,
-    /// Whose it will be.
-    pub node: String,
+    /// Whose it will be: a Node's name, or a user's.
+    pub name: String,
     /// Who asks.
     pub requester: Requester,
     /// What is to be signed.
@@ -54,6 +60,8 @@ pub enum Requester {
     Node,
     /// Somebody with the bootstrap token of this id.
     Bootstrap(String),
+    /// Whoever it was, for a user: the tenant approved it.
+    Approved,
 }
 
 /// Why a request is not signed.
@@ -65,6 +73,12 @@ pub enum Refusal {
     /// The subject is not a node's.
     #[error("The subject is not common name system:node:<name> and organization system:nodes, and nothing else.")]
     SubjectInvalid,
+    /// The subject is not a user's.
+    #[error("The subject is not one common name, organizations if wanted, and nothing else.")]
+    UserInvalid,
+    /// The name of a user or group that is not the tenant's to give.
+    #[error("The common name or an organization begins with system: or yoke:, which are not signed for users.")]
+    NameReserved,
     /// Not the usages of this signer.
     #[error("The usages are not those of this signer: digital signature, key encipherment if wanted, and its own.")]
     UsagesInvalid,
@@ -105,6 +119,8 @@ impl Refusal {
         match self {
             Self::RequestInvalid => "RequestInvalid",
             Self::SubjectInvalid => "SubjectInvalid",
+            Self::UserInvalid => "UserInvalid",
+            Self::NameReserved => "NameReserved",
             Self::UsagesInvalid => "UsagesInvalid",
             Self::RequesterInvalid => "RequesterInvalid",
             Self::NamesNotAllowed => "NamesNotAllowed",
@@ -125,7 +141,7 @@ pub fn is_open(csr: &CertificateSigningRequest) -> bool {
     let is_answered = status.certificate.is_some_and(|certificate| !certificate.0.is_empty());
     let is_over = has(csr, "Denied") || has(csr, "Failed");
     let is_ready = match purpose_of(csr) {
-        // The tenant's controller manager approves those.
+        // The tenant's controller manager approves those of kubelets, and the tenant those of users.
         Some(Use::Client) => has(csr, "Approved"),
         Some(Use::Server) => true,
         None => false,
@@ -151,21 +167,11 @@ pub fn validate(csr: &CertificateSigningRequest) -> Result<Asked, Refusal> {
     let spec = &csr.spec;
     let purpose = purpose_of(csr).ok_or(Refusal::UsagesInvalid)?;
     let request = ParsedRequest::from_pem(&spec.request.0).map_err(|_| Refusal::RequestInvalid)?;
-    let enciphers = check_usages(purpose, spec.usages.as_deref().unwrap_or_default())?;
-    let subject = &request.subject;
-    let common_name = subject.common_name.as_deref().unwrap_or_default();
-    let node = common_name.strip_prefix(NODE_PREFIX).filter(|node| is_node_name(node));
-    let node = node.ok_or(Refusal::SubjectInvalid)?.to_owned();
-    if subject.organizations != [NODES] || request.subject_parts != 2 {
-        return Err(Refusal::SubjectInvalid);
-    }
-    let groups = spec.groups.as_deref().unwrap_or_default();
-    let is_in = |group: &str| groups.iter().any(|each| each == group);
-    let user = spec.username.as_deref().unwrap_or_default();
-    let requester = match user.strip_prefix(BOOTSTRAP_PREFIX) {
-        Some(id) if purpose == Use::Client && is_in(BOOTSTRAPPERS) => Requester::Bootstrap(id.to_owned()),
-        None if user == common_name && is_in(NODES) => Requester::Node,
-        _ => return Err(Refusal::RequesterInvalid),
+    let is_user = spec.signer_name == USER_SIGNER;
+    let enciphers = check_usages(purpose, is_user, spec.usages.as_deref().unwrap_or_default())?;
+    let (name, requester) = match is_user {
+        true => (find_user(&request)?, Requester::Approved),
+        false => find_node(csr, purpose, &request)?,
     };
     let has_names = !request.dns_names.is_empty() || !request.ip_addresses.is_empty();
     match purpose {
@@ -175,13 +181,51 @@ pub fn validate(csr: &CertificateSigningRequest) -> Result<Asked, Refusal> {
     }
     Ok(Asked {
         purpose,
-        node,
+        name,
         requester,
         request,
         seconds: spec.expiration_seconds,
         is_approved: has(csr, "Approved"),
         enciphers,
     })
+}
+
+/// The node of a request, and who asks for its certificate.
+fn find_node(
+    csr: &CertificateSigningRequest,
+    purpose: Use,
+    request: &ParsedRequest,
+) -> Result<(String, Requester), Refusal> {
+    let subject = &request.subject;
+    let common_name = subject.common_name.as_deref().unwrap_or_default();
+    let node = common_name.strip_prefix(NODE_PREFIX).filter(|node| is_node_name(node));
+    let node = node.ok_or(Refusal::SubjectInvalid)?.to_owned();
+    if subject.organizations != [NODES] || request.subject_parts != 2 {
+        return Err(Refusal::SubjectInvalid);
+    }
+    let groups = csr.spec.groups.as_deref().unwrap_or_default();
+    let is_in = |group: &str| groups.iter().any(|each| each == group);
+    let user = csr.spec.username.as_deref().unwrap_or_default();
+    match user.strip_prefix(BOOTSTRAP_PREFIX) {
+        Some(id) if purpose == Use::Client && is_in(BOOTSTRAPPERS) => Ok((node, Requester::Bootstrap(id.to_owned()))),
+        None if user == common_name && is_in(NODES) => Ok((node, Requester::Node)),
+        _ => Err(Refusal::RequesterInvalid),
+    }
+}
+
+/// The user of a request. What is in a subject beside names and groups has a meaning to some servers, and none here.
+fn find_user(request: &ParsedRequest) -> Result<String, Refusal> {
+    let subject = &request.subject;
+    let name = subject.common_name.clone().ok_or(Refusal::UserInvalid)?;
+    let all = || subject.organizations.iter().chain([&name]);
+    let is_whole = request.subject_parts == 1 + subject.organizations.len();
+    if !is_whole || all().any(|name| name.is_empty() || name.len() > NAME_MAX) {
+        return Err(Refusal::UserInvalid);
+    }
+    if all().any(|name| RESERVED.iter().any(|reserved| name.starts_with(reserved))) {
+        return Err(Refusal::NameReserved);
+    }
+    Ok(name)
 }
 
 /// Whether what is asked for goes with the Node of that name, if there is one.
@@ -197,7 +241,7 @@ pub fn validate_node(asked: &Asked, node: Option<&Node>) -> Result<(), Refusal> 
 
 fn purpose_of(csr: &CertificateSigningRequest) -> Option<Use> {
     match csr.spec.signer_name.as_str() {
-        CLIENT_SIGNER => Some(Use::Client),
+        CLIENT_SIGNER | USER_SIGNER => Some(Use::Client),
         SERVING_SIGNER => Some(Use::Server),
         _ => None,
     }
@@ -211,22 +255,18 @@ fn has(csr: &CertificateSigningRequest, type_: &str) -> bool {
         .any(|condition| condition.type_ == type_)
 }
 
-/// Whether the key is also to encrypt keys, if the usages are those of the signer.
-fn check_usages(purpose: Use, usages: &[String]) -> Result<bool, Refusal> {
+/// Whether the key is also to encrypt keys, if the usages are those of the signer. People who ask for users leave out that they
+/// sign, as Kubernetes lets them.
+fn check_usages(purpose: Use, is_user: bool, usages: &[String]) -> Result<bool, Refusal> {
     let own = match purpose {
         Use::Client => "client auth",
         Use::Server => "server auth",
     };
-    let mut given: Vec<_> = usages.iter().map(String::as_str).collect();
-    given.sort_unstable();
-    let mut plain = ["digital signature", own];
-    plain.sort_unstable();
-    let mut enciphering = ["digital signature", "key encipherment", own];
-    enciphering.sort_unstable();
-    if given == plain {
-        Ok(false)
-    } else if given == enciphering {
-        Ok(true)
+    let (signs, enciphers) = ("digital signature", "key encipherment");
+    let given: BTreeSet<_> = usages.iter().map(String::as_str).collect();
+    let is_known = given.len() == usages.len() && given.iter().all(|each| [own, signs, enciphers].contains(each));
+    if is_known && given.contains(own) && (is_user || given.contains(signs)) {
+        Ok(given.contains(enciphers))
     } else {
         Err(Refusal::UsagesInvalid)
     }

@@ -28,4 +28,5 @@ mod starts;
 #[allow(dead_code)]
 mod support;
 mod tenant_api;
+mod users;
 mod workers;

@@ -5,6 +5,7 @@ use super::*;
 
 const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
+const USER: &str = "kubernetes.io/kube-apiserver-client";
 
 /// PKCS#10 with these organizations, this common name and these names.
 fn pkcs10(organizations: &[&str], common_name: &str, names: &[&str]) -> String {
@@ -78,7 +79,7 @@ fn what_kubelets_ask_for_is_taken() {
         ),
     ] {
         let asked = validate(&csr).unwrap();
-        assert_eq!((asked.purpose, asked.node.as_str()), (purpose, "n"), "{rule}");
+        assert_eq!((asked.purpose, asked.name.as_str()), (purpose, "n"), "{rule}");
         assert_eq!(
             (asked.requester, asked.enciphers),
             (requester, with_encipherment),
@@ -230,6 +231,136 @@ fn hostile_requests_are_refused() {
     }
 }
 
+fn user(usages: &[&str], pem: &str) -> CertificateSigningRequest {
+    read(csr(USER, "ann", &["system:authenticated"], usages, pem))
+}
+
+#[test]
+fn what_a_tenant_approves_for_its_users_is_taken() {
+    let plain = pkcs10(&[], "jane", &[]);
+    let grouped = pkcs10(&["team:a", "b"], "jane@example.org", &[]);
+    for (rule, csr, name, enciphers) in [
+        ("as people ask", user(&["client auth"], &plain), "jane", false),
+        ("as kubelets ask", user(&USAGES, &grouped), "jane@example.org", false),
+        (
+            "with a key that encrypts keys",
+            user(&["client auth", "key encipherment", "digital signature"], &plain),
+            "jane",
+            true,
+        ),
+        (
+            "the word within",
+            user(&USAGES, &pkcs10(&["asystem:x"], "the system:", &[])),
+            "the system:",
+            false,
+        ),
+    ] {
+        let asked = validate(&csr).unwrap();
+        assert_eq!((asked.name.as_str(), asked.enciphers), (name, enciphers), "{rule}");
+        assert_eq!(
+            (asked.purpose, asked.requester.clone()),
+            (Use::Client, Requester::Approved),
+            "{rule}"
+        );
+        assert_eq!(validate_node(&asked, None), Ok(()), "{rule}");
+    }
+}
+
+#[test]
+fn hostile_requests_for_users_are_refused() {
+    let subject = |organizations: &[&str], name: &str| user(&USAGES, &pkcs10(organizations, name, &[]));
+    let with = |kind: DnType, value: &str| {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "jane");
+        params.distinguished_name.push(kind, value);
+        let key = KeyPair::generate().unwrap();
+        user(&USAGES, &params.serialize_request(&key).unwrap().pem().unwrap())
+    };
+    let long = "a".repeat(254);
+    let good = pkcs10(&[], "jane", &[]);
+    for (rule, csr, expected) in [
+        ("no request", user(&USAGES, "x"), Refusal::RequestInvalid),
+        ("nobody", subject(&["a"], ""), Refusal::UserInvalid),
+        ("a long name", subject(&[], &long), Refusal::UserInvalid),
+        ("a long group", subject(&[&long], "jane"), Refusal::UserInvalid),
+        ("an empty group", subject(&[""], "jane"), Refusal::UserInvalid),
+        (
+            "a unit",
+            with(DnType::OrganizationalUnitName, "x"),
+            Refusal::UserInvalid,
+        ),
+        (
+            "a UID",
+            with(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "1"),
+            Refusal::UserInvalid,
+        ),
+        ("masters", subject(&["system:masters"], "jane"), Refusal::NameReserved),
+        (
+            "masters too",
+            subject(&["a", "system:masters"], "jane"),
+            Refusal::NameReserved,
+        ),
+        ("nodes", subject(&["system:nodes"], "jane"), Refusal::NameReserved),
+        ("a node", subject(&[], "system:node:n"), Refusal::NameReserved),
+        (
+            "a controller",
+            subject(&[], "system:kube-controller-manager"),
+            Refusal::NameReserved,
+        ),
+        (
+            "a ServiceAccount",
+            subject(&[], "system:serviceaccount:a:b"),
+            Refusal::NameReserved,
+        ),
+        ("the operator", subject(&[], "yoke:operator"), Refusal::NameReserved),
+        (
+            "the kubeconfig's group",
+            subject(&["yoke:cluster-admins"], "jane"),
+            Refusal::NameReserved,
+        ),
+        (
+            "the API server",
+            subject(&["yoke:kubelet-api-admins"], "yoke:apiserver"),
+            Refusal::NameReserved,
+        ),
+        (
+            "names",
+            user(&USAGES, &pkcs10(&[], "jane", &["a.example.org"])),
+            Refusal::NamesNotAllowed,
+        ),
+        (
+            "an address",
+            user(&USAGES, &pkcs10(&[], "jane", &["192.0.2.1"])),
+            Refusal::NamesNotAllowed,
+        ),
+        ("no usages", user(&[], &good), Refusal::UsagesInvalid),
+        (
+            "none of its own",
+            user(&["digital signature"], &good),
+            Refusal::UsagesInvalid,
+        ),
+        ("a server's", user(&["server auth"], &good), Refusal::UsagesInvalid),
+        (
+            "a server's too",
+            user(&["client auth", "server auth"], &good),
+            Refusal::UsagesInvalid,
+        ),
+        (
+            "a CA's",
+            user(&["client auth", "cert sign"], &good),
+            Refusal::UsagesInvalid,
+        ),
+        (
+            "one twice",
+            user(&["client auth", "client auth"], &good),
+            Refusal::UsagesInvalid,
+        ),
+    ] {
+        assert_eq!(validate(&csr), Err(expected), "{rule}");
+    }
+}
+
 #[test]
 fn the_node_of_that_name_decides() {
     let node = |addresses: Value| -> Node {
@@ -305,9 +436,12 @@ fn only_what_waits_for_the_signer_is_looked_at() {
         ("denied", SERVING, condition(&["Denied"]), false),
         ("refused", CLIENT, condition(&["Approved", "Failed"]), false),
         ("answered", SERVING, json!({"certificate": "YQ=="}), false),
+        ("of a user, not approved", USER, json!({}), false),
+        ("of a user, approved", USER, condition(&["Approved"]), true),
+        ("of a user, denied", USER, condition(&["Approved", "Denied"]), false),
         (
             "of another signer",
-            "kubernetes.io/kube-apiserver-client",
+            "kubernetes.io/legacy-unknown",
             condition(&["Approved"]),
             false,
         ),
