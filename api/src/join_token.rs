@@ -25,6 +25,8 @@ pub use node::{Taint, TaintEffect};
 pub mod key {
     /// Name and port of the API server, as a worker reaches it.
     pub const SERVER: &str = "server";
+    /// The ingress's address, if the operator knows one that leads there from elsewhere.
+    pub const ADDRESS: &str = "address";
     /// The certificates by which a worker knows the API server, PEM, and nothing but them.
     pub const CA: &str = "ca.crt";
     /// The certificates by which a worker's kubelet knows the API server when that calls it, PEM. Never those of [`CA`], under
@@ -188,12 +190,14 @@ pub fn parse_time(text: &str) -> Option<Duration> {
 impl JoinLine {
     /// What a worker needs, out of the Secret of a JoinToken.
     pub fn from_secret(secret: &Secret) -> Option<Self> {
-        let text = |key: &str| {
-            let bytes = secret.data.as_ref()?.get(key)?;
-            String::from_utf8(bytes.0.clone()).ok()
-        };
+        let data = secret.data.as_ref()?;
+        let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
         Some(Self {
             server: text(key::SERVER)?,
+            address: match data.get(key::ADDRESS) {
+                Some(_) => Some(text(key::ADDRESS)?.parse().ok()?),
+                None => None,
+            },
             ca: text(key::CA)?,
             client_ca: text(key::CLIENT_CA)?,
             token: text(key::TOKEN)?,
@@ -227,6 +231,10 @@ fn default_ttl() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::ByteString;
+
     use super::*;
 
     #[test]
@@ -258,6 +266,35 @@ mod tests {
         ] {
             assert_eq!(parse_time(text), minutes.map(Duration::from_mins), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_line_is_read_from_a_secret() {
+        let mut data = BTreeMap::from(
+            [
+                (key::SERVER, "a.yoke.test:443"),
+                (key::CA, "a"),
+                (key::CLIENT_CA, "b"),
+                (key::TOKEN, "c"),
+                (key::VERSION, "v1.35.4"),
+            ]
+            .map(|(key, text)| (key.to_owned(), ByteString(text.into()))),
+        );
+        let read = |data: &BTreeMap<String, ByteString>| {
+            JoinLine::from_secret(&Secret {
+                data: Some(data.clone()),
+                ..Secret::default()
+            })
+        };
+        // An operator whose ingress has a name, and one of before there were addresses.
+        assert_eq!(read(&data).unwrap().address, None);
+        data.insert(key::ADDRESS.into(), ByteString("203.0.113.7".into()));
+        assert_eq!(read(&data).unwrap().address, Some([203, 0, 113, 7].into()));
+        data.insert(key::ADDRESS.into(), ByteString("in.yoke.test".into()));
+        assert_eq!(read(&data), None);
+        data.remove(key::ADDRESS);
+        data.remove(key::CA);
+        assert_eq!(read(&data), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use jiff::SignedDuration;
 use yoke_api::names::is_domain;
 
 /// The worker's folder, unless another one is named.
-const ROOT: &str = "/var/lib/yoke-worker";
+pub(crate) const ROOT: &str = "/var/lib/yoke-worker";
 /// Where a package puts the programs.
 const BUNDLE: &str = "/usr/lib/yoke-worker";
 /// What a Cluster has unless its spec says otherwise.
@@ -47,6 +47,11 @@ pub(crate) enum Command {
     ///
     /// Without --rm it stays a worker: call it again without a token, and it goes on. Its Pods run meanwhile.
     Run(RunOptions),
+    /// Make a machine that systemd runs a worker for good
+    ///
+    /// systemd starts the worker with the machine. Call it again, with a token of the same cluster or none, and it does what is
+    /// missing. `leave` undoes it.
+    Join(JoinOptions),
     /// Drain the worker, and remove it from the cluster and from this machine
     Leave(FolderOptions),
     /// Process 1 of a worker that is run with --rm
@@ -75,17 +80,28 @@ pub(crate) struct PreflightOptions {
 #[derive(Args, Debug)]
 pub(crate) struct RunOptions {
     #[command(flatten)]
-    pub(crate) join: JoinOptions,
+    pub(crate) join: TokenOptions,
     #[command(flatten)]
     pub(crate) worker: WorkerOptions,
+    /// Leave nothing behind when it ends: Pods, the Node and all files go
+    #[arg(long, requires = "join")]
+    pub(crate) rm: bool,
     /// End it after this time, such as 2h or 90m
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "rm")]
     pub(crate) ttl: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
-#[group(id = "join", multiple = false)]
 pub(crate) struct JoinOptions {
+    #[command(flatten)]
+    pub(crate) join: TokenOptions,
+    #[command(flatten)]
+    pub(crate) worker: WorkerOptions,
+}
+
+#[derive(Args, Debug)]
+#[group(id = "join", multiple = false)]
+pub(crate) struct TokenOptions {
     /// Join token, or `-` for standard input; nothing to go on as the worker that this machine is
     ///
     /// Everybody on the machine sees the arguments of a process as long as it runs: `-` and --token-file do not show it.
@@ -99,9 +115,6 @@ pub(crate) struct JoinOptions {
 pub(crate) struct WorkerOptions {
     #[command(flatten)]
     pub(crate) machine: MachineOptions,
-    /// Leave nothing behind when it ends: Pods, the Node and all files go
-    #[arg(long, requires = "join")]
-    pub(crate) rm: bool,
     /// Folder with the programs, and a SHA256SUMS of them
     #[arg(long, value_name = "DIR", default_value = BUNDLE)]
     pub(crate) bundle: PathBuf,

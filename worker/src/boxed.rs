@@ -24,6 +24,7 @@ use tokio::process::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::files::{self, FileError};
+use crate::hosts::{self, HOSTS};
 use crate::layout::Layout;
 use crate::machine::ignores_hangup;
 use crate::output::say;
@@ -154,17 +155,27 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     }
 }
 
-/// Puts folders of the worker's own in the place of the usual ones, for this box. Those are to be held as long as it is there.
-pub(crate) fn furnish(layout: &Layout) -> Result<Vec<File>, Error> {
+/// Puts folders of the worker's own in the place of the usual ones, for this box, and a file with the API's address in that of
+/// the machine's hosts. The folders are to be held as long as it is there.
+pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
     for usual in USUAL {
         let own = stand_in(layout, usual);
         files::make_folder(&own)?;
         held.push(hold(Path::new(usual), &made(layout, usual))?);
-        rustix::mount::mount_bind(&own, *usual)
-            .map_err(|error| FileError::new("mount over", Path::new(usual), error.into()))?;
+        mount(&own, usual)?;
+    }
+    if worker.address.is_some() {
+        let own = stand_in(layout, HOSTS);
+        files::make_folder(own.parent().unwrap_or(&own))?;
+        files::write(&own, hosts::read_with(worker)?, files::PUBLIC)?;
+        mount(&own, HOSTS)?;
     }
     Ok(held)
+}
+
+fn mount(own: &Path, usual: &str) -> Result<(), FileError> {
+    rustix::mount::mount_bind(own, usual).map_err(|error| FileError::new("mount over", Path::new(usual), error.into()))
 }
 
 /// Keeps a folder, which is made and noted if it is not there, from being removed by another box: the kernel would take away

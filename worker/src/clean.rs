@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::machine::PATH;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, boxed, cni, rules, sysctls};
+use crate::{Error, boxed, cni, hosts, rules, sysctls};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Mounts may be stacked, and a new list is read after each round.
@@ -47,6 +47,7 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
         return Err(Error::Left(left));
     }
     boxed::remove_usual(layout);
+    hosts::remove(&worker.id)?;
     // Another worker counts on them as they are. What fails is not worth staying for.
     if !cgroups.has_others()
         && let Err(error) = sysctls::restore(layout)

@@ -10,12 +10,21 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use yoke_api::join_token::JoinLine;
 
+use crate::hosts;
+
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// How many seconds this clock is ahead of the API's, or why that is not known.
 pub(crate) async fn observe_skew(line: &JoinLine) -> Result<i64, String> {
     let asked = tokio::time::timeout(LIMIT, ask_date(line)).await;
-    let date = asked.map_err(|_| format!("no answer from {} within {LIMIT:?}", line.server))??;
+    let date = asked.map_err(|_| {
+        let address = line.address.map(|address| format!(" ({address})"));
+        format!(
+            "no answer from {}{} within {LIMIT:?}",
+            line.server,
+            address.unwrap_or_default()
+        )
+    })??;
     skew(&date, Timestamp::now()).ok_or_else(|| "its answer has no date".to_owned())
 }
 
@@ -38,6 +47,7 @@ fn connect(line: &JoinLine, certificates: &[CertificateDer<'_>]) -> Result<Clien
         .parse()
         .expect("a checked name and port are a URL");
     let mut config = Config::new(url);
+    hosts::dial(&mut config, &line.server, line.address);
     config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
     Client::try_from(config)
 }

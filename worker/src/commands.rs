@@ -12,7 +12,8 @@ use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
 use crate::state::{Lock, Worker};
-use crate::{Error, clean, clock, live, machine, preflight, root, setup};
+use crate::unit::Unit;
+use crate::{Error, clean, clock, live, machine, preflight, root, setup, systemd};
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -26,9 +27,9 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         return live::live(&layout, &worker, signals.next()).await;
     };
     let name = setup::choose_name(&options.worker)?;
-    check(&options.worker, line).await?;
+    check(&options.worker, line, false).await?;
     let (id, lock) = setup::make_room(&layout).await?;
-    let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker);
+    let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;
@@ -54,6 +55,9 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
 /// `leave`: the worker is run once more, to drain it.
 pub(crate) async fn leave(options: &FolderOptions) -> Result<(), Error> {
     let layout = root::open(&options.root)?;
+    let worker = read(&layout)?;
+    worker.check_place(&layout)?;
+    systemd::remove(&Unit::new(&layout, &worker.id)).await?;
     let (worker, lock) = open(&layout)?;
     if worker.ephemeral {
         live::forget(&layout, &worker).await?;
@@ -84,7 +88,7 @@ async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
 /// Process 1 of a box.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
     let layout = root::open(&options.root)?;
-    let _held = boxed::furnish(&layout)?;
+    let _held = boxed::furnish(&layout, &read(&layout)?)?;
     boxed::init(layout.root())
 }
 
@@ -118,11 +122,11 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
 }
 
 /// Says what the machine lacks, if it lacks anything.
-async fn check(options: &WorkerOptions, line: &JoinLine) -> Result<(), Error> {
+pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, for_good: bool) -> Result<(), Error> {
     if options.no_preflight {
         return Ok(());
     }
-    let rows = observe(&options.machine, Some(line)).await;
+    let rows = observe(&options.machine, Some(line), for_good).await;
     if !preflight::is_fit(&rows) {
         let bad: Vec<_> = rows
             .into_iter()
@@ -134,9 +138,10 @@ async fn check(options: &WorkerOptions, line: &JoinLine) -> Result<(), Error> {
     Ok(())
 }
 
-/// A row for each thing that a worker needs.
-pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>) -> Vec<preflight::Row> {
+/// A row for each thing that a worker needs, and one that joins for good.
+pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>, for_good: bool) -> Vec<preflight::Row> {
     let mut facts = machine::observe(options).await;
+    facts.for_good = for_good;
     if let Some(line) = line {
         facts.skew = Some(clock::observe_skew(line).await);
     }

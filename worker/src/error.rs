@@ -114,6 +114,37 @@ pub enum Error {
     /// Pods cannot be connected.
     #[error("cannot make the network of Pods: {0}")]
     Network(String),
+    /// Another init runs the machine.
+    #[error("systemd does not run this machine")]
+    NoSystemd,
+    /// Somebody else has a unit of this name.
+    #[error("{} is somebody else's", .0.display())]
+    ForeignUnit(PathBuf),
+    /// systemd refuses, or the unit fails.
+    #[error("`systemctl {arguments}` failed: {why}")]
+    Systemctl {
+        /// What it was called with.
+        arguments: String,
+        /// What it says.
+        why: String,
+    },
+    /// The Node is not what it should be in time.
+    #[error("Node {name} is not ready after {limit:?}: {missing}; see `journalctl -u {unit}` and {}", logs.display())]
+    NotReady {
+        /// Its name.
+        name: String,
+        /// How long it was waited for.
+        limit: Duration,
+        /// What was waited for last.
+        missing: String,
+        /// What goes on.
+        unit: String,
+        /// Where its parts write what they say.
+        logs: PathBuf,
+    },
+    /// Somebody does not want to wait.
+    #[error("interrupted")]
+    Interrupted,
     /// Something cannot be removed.
     #[error("cannot remove {}", list(.0))]
     Left(Vec<PathBuf>),
@@ -159,7 +190,12 @@ impl Error {
             Self::Removed(_) => Some(
                 "somebody deleted it, or this machine was not heard of for longer than its join token allows; a new token makes another",
             ),
-            Self::NoWorker(_) => Some("a join token makes one: `yoke-worker run TOKEN`"),
+            Self::NoWorker(_) => Some("a join token makes one: `yoke-worker join TOKEN`, or `yoke-worker run TOKEN`"),
+            Self::NoSystemd => Some("`yoke-worker run` makes it a worker as long as that runs"),
+            Self::ForeignUnit(_) => Some("remove it, or choose another folder with --root: its unit has another name"),
+            Self::NotReady { .. } => {
+                Some("it goes on trying: `yoke-worker join` waits once more, and `yoke-worker leave` removes it")
+            }
             Self::Busy(_) => Some("end it first"),
             Self::NoCgroups => {
                 Some("`nsenter --net=FILE` calls it in another network without hiding them, as `ip netns exec` does")

@@ -29,6 +29,10 @@ impl FileError {
             source,
         }
     }
+
+    pub(crate) fn kind(&self) -> io::ErrorKind {
+        self.source.kind()
+    }
 }
 
 /// Makes a folder that others do not see into, and those above it.
@@ -42,16 +46,17 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), FileError> {
 }
 
 /// Makes the file what it should be, and says whether it was something else.
-pub(crate) fn write(path: &Path, content: &str, mode: u32) -> Result<bool, FileError> {
+pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>, mode: u32) -> Result<bool, FileError> {
+    let content = content.as_ref();
     let same_mode = fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o777 == mode);
-    if same_mode && fs::read(path).is_ok_and(|found| found == content.as_bytes()) {
+    if same_mode && fs::read(path).is_ok_and(|found| found == content) {
         return Ok(false);
     }
     replace(path, content, mode).map_err(|error| FileError::new("write", path, error))?;
     Ok(true)
 }
 
-fn replace(path: &Path, content: &str, mode: u32) -> io::Result<()> {
+fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let partial = path.with_file_name(format!(".{}.partial", path.file_name().unwrap_or_default().display()));
     match fs::remove_file(&partial) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -64,9 +69,12 @@ fn replace(path: &Path, content: &str, mode: u32) -> io::Result<()> {
         .open(&partial)?;
     // The mode at creation is less what the umask takes away.
     file.set_permissions(fs::Permissions::from_mode(mode))?;
-    file.write_all(content.as_bytes())?;
+    file.write_all(content)?;
     file.sync_all()?;
-    fs::rename(&partial, path)
+    fs::rename(&partial, path).inspect_err(|_| {
+        // Nobody reads it.
+        let _ = fs::remove_file(&partial);
+    })
 }
 
 /// Removes a file that may not be there.

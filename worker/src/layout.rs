@@ -73,6 +73,11 @@ impl Layout {
         self.bin().join(name)
     }
 
+    /// This program, as systemd starts it.
+    pub(crate) fn own_program(&self) -> PathBuf {
+        self.binary("yoke-worker")
+    }
+
     pub(crate) fn images(&self) -> PathBuf {
         self.root.join("images")
     }

@@ -4,6 +4,7 @@
 //!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ a row for each thing that is missing
 //!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
 //!  run --rm                                    └▶ boxed.rs: the same in a box ─▶ drain.rs ─▶ clean.rs
+//!  join        the same without the box, by a unit of systemd: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
 //!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
 //! ```
 //!
@@ -23,7 +24,9 @@ mod drain;
 mod error;
 mod feed;
 mod files;
+mod hosts;
 mod id;
+mod join;
 mod layout;
 mod live;
 mod machine;
@@ -37,6 +40,8 @@ mod rules;
 mod setup;
 mod state;
 mod sysctls;
+mod systemd;
+mod unit;
 
 use std::fs::File;
 use std::io::Read;
@@ -66,6 +71,10 @@ async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
             let line = read_token(options.join.token.as_deref(), options.join.token_file.as_deref())?;
             commands::run(&options, line.as_ref()).await?;
         }
+        Command::Join(options) => {
+            let line = read_token(options.join.token.as_deref(), options.join.token_file.as_deref())?;
+            join::join(&options, line.as_ref()).await?;
+        }
         Command::Leave(options) => commands::leave(&options).await?,
         Command::Init(options) => return commands::init(&options),
         Command::Node(options) => commands::node(&options).await?,
@@ -75,7 +84,7 @@ async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
 
 async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
     let line = read_token(options.token.as_deref(), options.token_file.as_deref())?;
-    let rows = commands::observe(&options.machine, line.as_ref()).await;
+    let rows = commands::observe(&options.machine, line.as_ref(), false).await;
     let text = if options.json {
         preflight::report::to_json(&rows)
     } else {

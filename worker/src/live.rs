@@ -26,7 +26,7 @@ use crate::machine::{PATH, has_sys_resource, resolv_conf};
 use crate::network::Network;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cgroups, cni, drain, files, network, node, sysctls};
+use crate::{Error, cgroups, cni, drain, files, hosts, network, node, sysctls, systemd};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -70,6 +70,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         }
     };
     let mut network = None;
+    systemd::tell_ready();
     let connected = tokio::select! {
         connected = connect_pods(layout, &mut worker) => Some(connected),
         () = &mut end => None,
@@ -89,6 +90,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
+    systemd::tell_stopping();
     if worker.ephemeral {
         finish(layout, &worker, Some(kubelet), containerd).await;
     } else {
@@ -166,7 +168,7 @@ pub(crate) async fn forget(layout: &Layout, worker: &Worker) -> Result<(), Error
 /// A client that the API lets in, and the UID of the worker's Node. The kubelet renews its certificate as long as it runs, so
 /// the newest one is asked with.
 async fn meet(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
-    let client = node::connect(layout).await?;
+    let client = node::connect(layout, worker).await?;
     let uid = match &worker.node_uid {
         Some(uid) => uid.clone(),
         // Nobody is let in by the name of a Node that is there. It is this worker's own, unless two asked for one name before
@@ -178,7 +180,7 @@ async fn meet(layout: &Layout, worker: &Worker) -> Option<(Client, String)> {
 
 /// A kubelet goes on as the Node that it finds by its name. If that is another machine's by now, it must not.
 async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
-    let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout).await) else {
+    let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout, worker).await) else {
         return Ok(());
     };
     match node::look(&client, &worker.name).await {
@@ -202,6 +204,10 @@ async fn wait_healthy() {
 fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
+    // A box has its own.
+    if !worker.ephemeral {
+        hosts::settle(worker)?;
+    }
     sysctls::remember(layout)?;
     write_config(layout, worker, &observe_machine(&cgroups))?;
     Ok(Keeper::start(service(
@@ -313,10 +319,12 @@ async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<Network, E
     let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
     files::write(&layout.network_config(), &cni, files::PUBLIC)?;
     files::remove(&layout.bootstrap_kubeconfig())?;
-    say(&format!(
+    let status = format!(
         "this machine is Node {} of {}; its Pods have {pods}",
         worker.name, worker.server
-    ));
+    );
+    systemd::tell_status(&status);
+    say(&status);
     Ok(network)
 }
 

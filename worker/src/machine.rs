@@ -12,6 +12,7 @@ use tokio::process::Command;
 
 use crate::arguments::MachineOptions;
 use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
+use crate::systemd;
 
 /// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -59,6 +60,8 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
             .iter()
             .map(|(name, _, _)| (*name, find_program(name)))
             .collect(),
+        systemd: systemd::is_running(),
+        for_good: false,
         skew: None,
     }
 }

@@ -123,9 +123,9 @@ struct Upkeep {
 impl Upkeep {
     async fn keep(mut self, asked: oneshot::Receiver<()>) {
         let (known, heard) = watch::channel(None);
-        let layout = self.layout.clone();
+        let (layout, worker) = (self.layout.clone(), self.worker.clone());
         tokio::select! {
-            () = nodes::follow(&layout, &known) => {}
+            () = nodes::follow(&layout, &worker, &known) => {}
             () = self.follow(heard) => {}
             _ = asked => {}
         }
@@ -219,7 +219,7 @@ impl Upkeep {
         if seen.key.as_ref() == Some(&key) && seen.endpoint.as_ref() == Some(&endpoint) {
             return Ok(());
         }
-        nodes::publish(&self.layout, &self.worker.name, &seen.uid, &key, &endpoint).await
+        nodes::publish(&self.layout, &self.worker, &seen.uid, &key, &endpoint).await
     }
 
     async fn observe(&mut self) -> Result<Host, String> {

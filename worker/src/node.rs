@@ -7,25 +7,29 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use yoke_api::Cidr;
 
-use crate::Error;
+use crate::clock::to_line;
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::read_boot;
 use crate::state::Worker;
+use crate::{Error, hosts};
 
 const PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks whether the Node is still there.
 const WATCH: Duration = Duration::from_secs(10);
 pub(crate) const REQUEST: Duration = Duration::from_secs(10);
+/// Of what a Node says.
+const SAID_MAX: usize = 300;
 /// How often it is said that there is still nothing.
 const SILENCE: u32 = 30;
 
 /// A client with the kubelet's certificate, once it has one.
-pub(crate) async fn connect(layout: &Layout) -> Option<Client> {
+pub(crate) async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
     let kubeconfig = Kubeconfig::read_from(layout.kubeconfig()).ok()?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .ok()?;
+    hosts::dial(&mut config, &worker.server, worker.address);
     Client::try_from(config).ok()
 }
 
@@ -67,7 +71,7 @@ pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<
 pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Cidr, Error> {
     let mut rounds = 0;
     loop {
-        if let Some(seen) = read_seen(layout, &worker.name).await {
+        if let Some(seen) = read_seen(layout, worker).await {
             keep_uid(layout, worker, &seen)?;
             if let Some(pods) = seen.pods {
                 return Ok(pods);
@@ -86,6 +90,28 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
     }
 }
 
+/// What keeps the Node from being ready; nothing if it is.
+pub(crate) async fn find_missing(layout: &Layout, worker: &Worker) -> Option<String> {
+    let name = &worker.name;
+    let Some(client) = connect(layout, worker).await else {
+        return Some("the cluster has not let the kubelet in yet".to_owned());
+    };
+    let node = match limited(Api::<Node>::all(client).get_opt(name)).await {
+        Ok(Some(node)) => node,
+        Ok(None) => return Some(format!("there is no Node {name} yet")),
+        Err(error) => return Some(format!("the API does not answer: {}", to_line(&error))),
+    };
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    match conditions.into_iter().find(|condition| condition.type_ == "Ready") {
+        Some(ready) if ready.status == "True" => None,
+        ready => {
+            let why = ready.and_then(|ready| ready.message).unwrap_or_default();
+            let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
+            Some(format!("Node {name} is not ready yet: {why}"))
+        }
+    }
+}
+
 /// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral stays when it was
 /// removed, for its kubelet makes another when it is started again.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
@@ -93,7 +119,7 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
     loop {
         tokio::time::sleep(WATCH).await;
         // Pods run whether the API answers or not.
-        let Some(found) = read(layout, &worker.name).await else {
+        let Some(found) = read(layout, worker).await else {
             continue;
         };
         if was_there && found.is_none() && !worker.ephemeral {
@@ -123,13 +149,13 @@ fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(
     Ok(())
 }
 
-async fn read_seen(layout: &Layout, name: &str) -> Option<Seen> {
-    read(layout, name).await?
+async fn read_seen(layout: &Layout, worker: &Worker) -> Option<Seen> {
+    read(layout, worker).await?
 }
 
-/// The Node of this name, or that there is none; nothing if nobody says.
-async fn read(layout: &Layout, name: &str) -> Option<Option<Seen>> {
-    look(&connect(layout).await?, name).await.ok()
+/// The worker's Node, or that there is none; nothing if nobody says.
+async fn read(layout: &Layout, worker: &Worker) -> Option<Option<Seen>> {
+    look(&connect(layout, worker).await?, &worker.name).await.ok()
 }
 
 /// The Node of this name.
@@ -182,7 +208,7 @@ mod tests {
             "contexts": [{"name": "a", "context": {"cluster": "a"}}], "current-context": "a",
         });
         files::make_folder(layout.kubeconfig().parent().unwrap()).unwrap();
-        files::write(&layout.kubeconfig(), &config.to_string(), files::SECRET).unwrap();
+        files::write(&layout.kubeconfig(), config.to_string(), files::SECRET).unwrap();
         (layout, Worker::example())
     }
 

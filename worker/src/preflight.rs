@@ -105,6 +105,10 @@ pub(crate) struct Facts {
     pub(crate) memory: Option<u64>,
     /// Where each of [`PROGRAMS`] is.
     pub(crate) programs: BTreeMap<&'static str, Option<PathBuf>>,
+    /// Whether systemd runs the machine.
+    pub(crate) systemd: bool,
+    /// Whether systemd is to run the worker, too.
+    pub(crate) for_good: bool,
     /// How far the clock is ahead of the API's in seconds, or why that is not known; nothing if no API was named.
     pub(crate) skew: Option<Result<i64, String>>,
 }
@@ -180,6 +184,7 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.push(inspect_memory(facts.memory));
     let programs = PROGRAMS.iter();
     rows.extend(programs.map(|(name, use_, package)| inspect_program(facts, name, use_, package)));
+    rows.push(inspect_systemd(facts));
     rows.extend(facts.skew.as_ref().map(inspect_clock));
     rows
 }
@@ -323,6 +328,18 @@ fn inspect_program(facts: &Facts, name: &'static str, use_: &str, package: &str)
     match facts.programs.get(name).and_then(Option::as_ref) {
         Some(path) => Row::ok(name, path.display().to_string()),
         None => Row::failed(name, "not on PATH", format!("install the package {package}: {use_}")),
+    }
+}
+
+fn inspect_systemd(facts: &Facts) -> Row {
+    let (found, to_do) = (
+        "it is not process 1",
+        "use `yoke-worker run`, by what starts programs here: `join` writes a unit of systemd",
+    );
+    match (facts.systemd, facts.for_good) {
+        (true, _) => Row::ok("systemd", "runs this machine"),
+        (false, true) => Row::failed("systemd", found, to_do),
+        (false, false) => Row::warning("systemd", found, to_do),
     }
 }
 

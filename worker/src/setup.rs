@@ -1,5 +1,6 @@
 //! Makes a worker out of a join token: the bundle's programs, what is remembered, and what the kubelet begins with.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use yoke_api::join_token::JoinLine;
 
 use crate::arguments::WorkerOptions;
 use crate::cgroups::Cgroups;
+use crate::files::FileError;
 use crate::id::Id;
 use crate::layout::Layout;
 use crate::machine::{PATH, host_name};
@@ -54,10 +56,18 @@ pub(crate) fn choose_name(options: &WorkerOptions) -> Result<String, Error> {
 }
 
 /// The worker that a token and a person describe.
-pub(crate) fn build_worker(name: String, id: Id, place: Place, line: &JoinLine, options: &WorkerOptions) -> Worker {
+pub(crate) fn build_worker(
+    name: String,
+    id: Id,
+    place: Place,
+    line: &JoinLine,
+    options: &WorkerOptions,
+    ephemeral: bool,
+) -> Worker {
     Worker {
         name,
         server: line.server.clone(),
+        address: line.address,
         cluster_dns: options.cluster_dns,
         cluster_domain: options.cluster_domain.clone(),
         node_ip: options.node_ip,
@@ -68,7 +78,7 @@ pub(crate) fn build_worker(name: String, id: Id, place: Place, line: &JoinLine, 
         id,
         node_uid: None,
         place: Some(place),
-        ephemeral: options.rm,
+        ephemeral,
         drain: options.drain_timeout,
     }
 }
@@ -104,14 +114,33 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
             Ok((choose_id(layout)?, lock))
         }
         // One that was never let in may try again, with another token.
-        Some(worker) if layout.kubeconfig().exists() => Err(Error::Taken {
-            root: layout.root().to_owned(),
-            name: worker.name,
-            server: worker.server,
-        }),
+        Some(worker) if layout.kubeconfig().exists() => Err(taken(layout, worker)),
         Some(worker) => Ok((worker.id, lock)),
         None => Ok((choose_id(layout)?, lock)),
     }
+}
+
+/// The folder has a worker that was let in.
+pub(crate) fn taken(layout: &Layout, worker: Worker) -> Error {
+    Error::Taken {
+        root: layout.root().to_owned(),
+        name: worker.name,
+        server: worker.server,
+    }
+}
+
+/// Puts this program beside the others, where it stays: it may have been called from anywhere.
+pub(crate) fn install_self(layout: &Layout) -> Result<(), FileError> {
+    let to = layout.own_program();
+    let partial = layout.binary(".yoke-worker.partial");
+    let copy = || {
+        // Whatever it was called by may be another program by now.
+        std::fs::copy("/proc/self/exe", &partial)?;
+        std::fs::set_permissions(&partial, std::fs::Permissions::from_mode(0o755))?;
+        std::fs::File::open(&partial)?.sync_all()?;
+        std::fs::rename(&partial, &to)
+    };
+    copy().map_err(|error| FileError::new("write", &to, error))
 }
 
 /// Takes a folder that is a worker's, or nobody's.

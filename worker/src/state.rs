@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 use yoke_api::join_token::Taint;
-use yoke_api::join_token::line::is_server;
+use yoke_api::join_token::line::{is_distant, is_server};
 use yoke_api::join_token::node::{check_labels, check_taints};
 use yoke_api::names::{is_domain, is_label};
 
@@ -35,6 +35,9 @@ pub(crate) struct Worker {
     pub(crate) name: String,
     /// Name and port of the API.
     pub(crate) server: String,
+    /// Where that is, if the token has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) address: Option<IpAddr>,
     pub(crate) cluster_dns: IpAddr,
     pub(crate) cluster_domain: String,
     /// The address that it is known by, if it is not to find it.
@@ -85,6 +88,7 @@ impl Worker {
         for (part, good) in [
             ("name", is_node_name(&worker.name)),
             ("server", is_server(&worker.server)),
+            ("address", worker.address.is_none_or(is_distant)),
             ("UID", worker.node_uid.as_deref().is_none_or(is_label)),
             ("domain", is_domain(&worker.cluster_domain)),
             ("time to drain", worker.drain <= LONGEST),
@@ -114,7 +118,7 @@ impl Worker {
     /// Remembers it.
     pub(crate) fn write(&self, layout: &Layout) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self).expect("strings and numbers are JSON");
-        files::write(&layout.state(), &format!("{text}\n"), files::PUBLIC)?;
+        files::write(&layout.state(), format!("{text}\n"), files::PUBLIC)?;
         Ok(())
     }
 }
@@ -170,6 +174,7 @@ impl Worker {
         Self {
             name: "box-1".into(),
             server: "demo.yoke.example:443".into(),
+            address: None,
             cluster_dns: "10.96.0.10".parse().unwrap(),
             cluster_domain: "cluster.local".into(),
             node_ip: None,
@@ -196,6 +201,7 @@ mod tests {
         let layout = Layout::new(dir.path()).unwrap();
         assert_eq!(Worker::read(&layout).unwrap(), None);
         let worker = Worker {
+            address: Some("203.0.113.7".parse().unwrap()),
             node_ip: Some("10.0.0.2".parse().unwrap()),
             node_uid: Some("c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".into()),
             node_labels: BTreeMap::from([("a".into(), "b".into())]),
@@ -211,6 +217,7 @@ mod tests {
             ("id", "".into()),
             ("name", "A B".into()),
             ("server", "demo.yoke.example".into()),
+            ("address", "127.0.0.1".into()),
             ("clusterDomain", "a\nb".into()),
             ("clusterDns", "x".into()),
             ("nodeUid", "a b".into()),

@@ -51,7 +51,7 @@ fn remember_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {
         }
     }
     let text = serde_json::to_string_pretty(&notes).expect("strings are JSON");
-    files::write(file, &format!("{text}\n"), files::PUBLIC).map(drop)
+    files::write(file, format!("{text}\n"), files::PUBLIC).map(drop)
 }
 
 fn restore_of(sys: &Path, file: &Path, boot: &str) -> Result<(), FileError> {

@@ -4,6 +4,7 @@
 //! part is checked when it is read, and none is longer than it can need to be.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use data_encoding::BASE64URL_NOPAD;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ use crate::version::KubernetesVersion;
 /// What the word begins with: its form, should there be another one.
 const PREFIX: &str = "yoke1.";
 /// What a worker does with the word.
-const COMMAND: &str = "yoke-worker run";
+const COMMAND: &str = "yoke-worker join";
 /// Bytes of the longest word that is read.
 const WORD_MAX: usize = 64 << 10;
 /// Bytes of the longest bundle of certificates.
@@ -46,6 +47,9 @@ pub enum LineError {
 pub struct JoinLine {
     /// Name and port of the API server.
     pub server: String,
+    /// Where that is, for a machine that has no DNS record of the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
     /// The certificates by which it is known, PEM.
     pub ca: String,
     /// The certificates by which the kubelet knows the API server when that calls it, PEM.
@@ -110,6 +114,7 @@ impl JoinLine {
     fn check(&self) -> Result<(), LineError> {
         for (part, good) in [
             ("server", is_server(&self.server)),
+            ("address", self.address.is_none_or(is_distant)),
             ("CA", is_bundle(&self.ca)),
             ("CA of clients", is_bundle(&self.client_ca)),
             ("bootstrap token", is_bootstrap_token(&self.token)),
@@ -131,6 +136,17 @@ pub fn is_server(text: &str) -> bool {
         let digits = port.bytes().all(|byte| byte.is_ascii_digit()) && !port.starts_with('0');
         is_domain(name) && digits && port.parse::<u16>().is_ok()
     })
+}
+
+/// Whether an address may be that of another machine, and means the same on each.
+pub fn is_distant(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    let is_special = match address {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        // Without the interface nobody finds it.
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !(is_special || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
 /// Whether a text is PEM with certificates and nothing else, as far as can be told without reading one.
@@ -164,6 +180,7 @@ mod tests {
     fn line() -> JoinLine {
         JoinLine {
             server: "a-bcdfghjk.yoke.test:443".into(),
+            address: None,
             ca: "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n".into(),
             client_ca: "-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n".into(),
             token: "abc123.0123456789abcdef".into(),
@@ -186,6 +203,13 @@ mod tests {
                 .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
         );
         assert_eq!(JoinLine::parse(&format!("  {text}\n")).unwrap(), line());
+        for address in ["203.0.113.7", "10.0.0.1", "2001:db8::7"] {
+            let line = JoinLine {
+                address: Some(address.parse().unwrap()),
+                ..line()
+            };
+            assert_eq!(JoinLine::parse(&line.encode().unwrap()), Ok(line), "{address}");
+        }
         assert_eq!(line().token_id(), "abc123");
         assert!(!format!("{:?}", line()).contains("0123456789"), "a token is not shown");
     }
@@ -229,6 +253,11 @@ mod tests {
                 LineError::Encoding,
             ),
             (
+                "an address that is none",
+                word(r#"{"server":"","address":"a.b","ca":"","clientCa":"","token":"","version":""}"#),
+                LineError::Encoding,
+            ),
+            (
                 "a field too few",
                 word(r#"{"server":"","ca":"","token":""}"#),
                 LineError::Encoding,
@@ -253,6 +282,15 @@ mod tests {
             ("server", &|line| line.server = "a.yoke.test:+443".into()),
             ("server", &|line| line.server = "a.yoke.test:443/x".into()),
             ("server", &|line| line.server = "u@a.yoke.test:443".into()),
+            ("address", &|line| line.address = Some([127, 0, 0, 1].into())),
+            ("address", &|line| line.address = Some([0, 0, 0, 0].into())),
+            ("address", &|line| line.address = Some([224, 0, 0, 1].into())),
+            ("address", &|line| line.address = Some([255, 255, 255, 255].into())),
+            ("address", &|line| line.address = "::1".parse().ok()),
+            ("address", &|line| line.address = "::".parse().ok()),
+            ("address", &|line| line.address = "ff02::1".parse().ok()),
+            ("address", &|line| line.address = "fe80::1".parse().ok()),
+            ("address", &|line| line.address = "::ffff:127.0.0.1".parse().ok()),
             ("CA", &|line| line.ca = String::new()),
             ("CA", &|line| line.ca = key.into()),
             ("CA", &|line| line.ca.clone_from(&with_key)),

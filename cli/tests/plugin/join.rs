@@ -36,7 +36,7 @@ async fn it_prints_the_line_once_workers_can_join() {
     host.set(TOKEN, token);
     let said = running.end().await;
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.out.starts_with("yoke-worker run yoke1."), "{said:?}");
+    assert!(said.out.starts_with("yoke-worker join yoke1."), "{said:?}");
     assert!(said.err.contains("kubectl delete jointoken demo-x -n t"), "{said:?}");
     assert!(host.object(TOKEN).is_some(), "it stays");
 }

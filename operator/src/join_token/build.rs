@@ -10,7 +10,7 @@ use kube::api::ObjectMeta;
 use kube::{Resource as _, ResourceExt as _};
 use rand::RngExt as _;
 use yoke_api::JoinToken;
-use yoke_api::join_token::line::is_bootstrap_token;
+use yoke_api::join_token::line::{is_bootstrap_token, is_distant};
 use yoke_api::join_token::{key, secret_name};
 use yoke_api::labels::{self, component};
 
@@ -110,7 +110,7 @@ pub(super) fn build_secret(
         (key::TOKEN, &text),
         (key::VERSION, &materials.version),
     ]
-    .map(|(key, text)| (key.to_owned(), ByteString(text.as_bytes().to_vec())))
+    .map(|(key, text)| (key.to_owned(), ByteString(text.into())))
     .into();
     let spec = &token.spec;
     let labels_of_node = (!spec.node_labels.is_empty()).then(|| serde_json::to_vec(&spec.node_labels));
@@ -118,6 +118,11 @@ pub(super) fn build_secret(
     for (key, json) in [(key::NODE_LABELS, labels_of_node), (key::TAINTS, taints)] {
         let json = json.map(|json| json.expect("texts are JSON"));
         data.extend(json.map(|json| (key.to_owned(), ByteString(json))));
+    }
+    // An ingress that has a name instead is found by DNS, and so must the API's name be. One on loopback is nobody else's.
+    let address = config.ingress.address.parse().ok();
+    if let Some(address) = address.filter(|address| is_distant(*address)) {
+        data.insert(key::ADDRESS.into(), ByteString(address.to_string().into()));
     }
     Secret {
         metadata: ObjectMeta {
@@ -135,7 +140,43 @@ pub(super) fn build_secret(
 
 #[cfg(test)]
 mod tests {
+    use yoke_api::ClusterId;
+    use yoke_api::join_token::{JoinLine, JoinTokenSpec};
+
     use super::*;
+
+    #[test]
+    fn an_address_is_told_that_leads_there_from_elsewhere() {
+        let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
+        let id: ClusterId = "bcdfghjk24".parse().unwrap();
+        let identity = Identity {
+            public_name: id.public_name("demo", &config.base_domain),
+            id,
+            tenant: "t".into(),
+            cluster: "demo".into(),
+            uid: "u".into(),
+        };
+        let materials = Materials {
+            root: "a".into(),
+            client_ca: "b".into(),
+            version: "v1.35.4".into(),
+        };
+        let token = JoinToken::new("j", JoinTokenSpec::default());
+        let bootstrap = draw_token(Timestamp::UNIX_EPOCH);
+        for (configured, expected) in [
+            ("203.0.113.7", Some("203.0.113.7")),
+            ("2001:DB8::7", Some("2001:db8::7")),
+            ("127.0.0.1", None),
+            ("in.example.org", None),
+        ] {
+            config.ingress.address = configured.into();
+            let secret = build_secret(&token, &identity, &config, &materials, &bootstrap);
+            let line = JoinLine::from_secret(&secret).unwrap();
+            let expected = expected.map(|address| address.parse().unwrap());
+            assert_eq!(line.address, expected, "{configured}");
+            assert!(is_for(&secret, &identity));
+        }
+    }
 
     #[test]
     fn tokens_are_drawn_as_kubernetes_has_them() {

@@ -215,6 +215,7 @@ async fn a_worker_joins_once_and_is_given_certificates() {
         line.server.starts_with("a-") && line.server.ends_with(":443"),
         "{line:?}"
     );
+    assert_eq!(line.address, Some([100, 64, 0, 2].into()), "that of the ingress");
     assert_eq!(line.ca, host.text(PKI, "yoke-root", "tls.crt").await);
     assert_eq!(line.node_labels["example.org/disk"], "ssd");
     assert_eq!(json!(line.taints), taints);

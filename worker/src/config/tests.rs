@@ -82,6 +82,7 @@ fn pods_get_the_nodes_addresses() {
 fn the_bootstrap_token_goes_to_the_server_that_the_ca_signed() {
     let line = JoinLine {
         server: "demo.yoke.example:443".into(),
+        address: None,
         ca: String::new(),
         client_ca: String::new(),
         token: "abcdef.0123456789abcdef".into(),

@@ -73,7 +73,7 @@ pub(crate) fn keep(path: &Path) -> Result<StaticSecret, FileError> {
         return Ok(bytes.into());
     }
     let bytes: [u8; BYTES] = rand::random();
-    files::write(path, &format!("{}\n", BASE64.encode(&bytes)), files::SECRET)?;
+    files::write(path, format!("{}\n", BASE64.encode(&bytes)), files::SECRET)?;
     Ok(bytes.into())
 }
 

@@ -18,6 +18,7 @@ use crate::clock::to_line;
 use crate::layout::Layout;
 use crate::node::{self, limited};
 use crate::output::say;
+use crate::state::Worker;
 
 /// After a watch that ended early.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -35,11 +36,11 @@ pub(super) type Nodes = Option<BTreeMap<String, Seen>>;
 
 /// Keeps the Nodes known, with the newest certificate of the kubelet, for as long as it is asked to. While the API is away they
 /// stay as they were.
-pub(super) async fn follow(layout: &Layout, known: &watch::Sender<Nodes>) {
+pub(super) async fn follow(layout: &Layout, worker: &Worker, known: &watch::Sender<Nodes>) {
     let mut pause = PAUSE_MIN;
     let mut said = String::new();
     loop {
-        if let Some(client) = node::connect(layout).await {
+        if let Some(client) = node::connect(layout, worker).await {
             let config = watcher::Config::default().page_size(PAGE);
             let events = watcher(Api::<Node>::all(client), config);
             let (well, why) = hear(events, known).await;
@@ -126,8 +127,14 @@ fn extract(node: Node) -> Seen {
 }
 
 /// Writes on a Node, if it is the one that is meant, where this worker is reached.
-pub(super) async fn publish(layout: &Layout, name: &str, uid: &str, key: &str, endpoint: &str) -> Result<(), String> {
-    let Some(client) = node::connect(layout).await else {
+pub(super) async fn publish(
+    layout: &Layout,
+    worker: &Worker,
+    uid: &str,
+    key: &str,
+    endpoint: &str,
+) -> Result<(), String> {
+    let Some(client) = node::connect(layout, worker).await else {
         return Err("the kubelet has no certificate".to_owned());
     };
     let patch = json!({"metadata": {"uid": uid, "annotations": {
@@ -136,7 +143,7 @@ pub(super) async fn publish(layout: &Layout, name: &str, uid: &str, key: &str, e
     }}});
     let nodes = Api::<Node>::all(client);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    let request = nodes.patch_metadata(name, &params, &patch);
+    let request = nodes.patch_metadata(&worker.name, &params, &patch);
     limited(request).await.map(drop).map_err(|error| to_line(&error))
 }
 

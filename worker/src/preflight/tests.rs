@@ -33,6 +33,8 @@ fn facts() -> Facts {
             .iter()
             .map(|(name, _, _)| (*name, Some(format!("/usr/bin/{name}").into())))
             .collect(),
+        systemd: true,
+        for_good: true,
         skew: Some(Ok(0)),
     }
 }
@@ -242,6 +244,18 @@ fn what_is_missing_is_named() {
             }),
             Failed,
             "not on PATH",
+        ),
+        (
+            "systemd",
+            with(|facts| facts.systemd = false),
+            Failed,
+            "it is not process 1",
+        ),
+        (
+            "systemd",
+            with(|facts| (facts.systemd, facts.for_good) = (false, false)),
+            Warning,
+            "it is not process 1",
         ),
         (
             "clock",

@@ -53,7 +53,7 @@ pub(crate) fn bin() -> PathBuf {
 }
 
 /// As a person would.
-fn seal(folder: &Path) {
+pub(crate) fn seal(folder: &Path) {
     let script = "find . -name '[a-z]*' '(' -type f -o -type l ')' | sort | xargs sha256sum > SHA256SUMS";
     let sealed = Command::new("sh")
         .args(["-c", script])

@@ -1,7 +1,7 @@
 //! A real API on a network of a test's own.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kube::Client;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use yoke_test_support::kubernetes::Options;
 use yoke_test_support::{Process, free_port};
 
-use crate::program::{path, token};
+use crate::program::{encode, path};
 use crate::signer::Authority;
 
 /// The name that the API is joined by.
@@ -21,8 +21,6 @@ const BOOTSTRAP: (&str, &str) = ("abcdef", "0123456789abcdef");
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) token: String,
-    /// What a worker finds the API's name in.
-    pub(crate) hosts: PathBuf,
     server: Process,
     _store: Process,
 }
@@ -65,18 +63,18 @@ impl Cluster {
         let mut options = Options::new(&store_url);
         (options.address, options.users, options.arguments) = (address, &[("nobody", "nobody")], &arguments);
         let (server, client) = options.start(dir).await;
-        let hosts = dir.join("hosts");
-        std::fs::write(&hosts, format!("127.0.0.1 localhost\n{} {NAME}\n", address.ip())).unwrap();
         allow(&client).await;
         Self {
             client,
-            token: token(
-                &format!("{NAME}:{}", address.port()),
-                &servers.pem,
-                &clients.pem,
-                &format!("{}.{}", BOOTSTRAP.0, BOOTSTRAP.1),
-            ),
-            hosts,
+            // Nobody has a DNS record of the name.
+            token: encode(&json!({
+                "server": format!("{NAME}:{}", address.port()),
+                "address": address.ip(),
+                "ca": servers.pem,
+                "clientCa": clients.pem,
+                "token": format!("{}.{}", BOOTSTRAP.0, BOOTSTRAP.1),
+                "version": "v1.35.4",
+            })),
             server,
             _store: store,
         }

@@ -196,6 +196,30 @@ fn nothing_is_removed_through_links_or_mounts() {
     assert!(!real.join("w").exists(), "{left:?}");
 }
 
+/// A worker that was killed, in a container, where the hosts are a mount.
+#[test]
+fn only_the_workers_own_line_of_the_hosts_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, hosts) = (dir.path().join("w"), dir.path().join("hosts"));
+    std::fs::create_dir(&root).unwrap();
+    let state = json!({"name": "box-1", "server": "demo.yoke.example:443", "address": "203.0.113.7",
+        "clusterDns": "10.96.0.10", "clusterDomain": "cluster.local", "id": "00c0ffee", "ephemeral": false,
+        "drain": {"secs": 1, "nanos": 0}});
+    std::fs::write(root.join("worker.json"), state.to_string()).unwrap();
+    let others = "127.0.0.1 localhost\n203.0.113.7 demo.yoke.example # yoke-worker 00c0ffed\n";
+    let own = "203.0.113.7 demo.yoke.example # yoke-worker 00c0ffee\n";
+    std::fs::write(&hosts, format!("{own}{others}")).unwrap();
+    let script = r#"mount --bind "$0" /etc/hosts && exec "$1" leave --root "$2""#;
+    let left = Command::new("unshare")
+        .args(["--mount", "--net", "sh", "-ec", script, path(&hosts)])
+        .args([env!("CARGO_BIN_EXE_yoke-worker"), path(&root)])
+        .output()
+        .unwrap();
+    assert!(left.status.success(), "{left:?}");
+    assert_eq!(std::fs::read_to_string(&hosts).unwrap(), others);
+    assert!(!root.exists(), "{left:?}");
+}
+
 /// A worker whose network is still there, from another network, and from where control groups are hidden.
 #[test]
 fn a_worker_is_removed_where_it_was_made() {

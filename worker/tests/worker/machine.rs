@@ -20,11 +20,23 @@ use crate::program::path;
 pub(crate) const JOIN_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const POD_LIMIT: Duration = Duration::from_secs(90);
 pub(crate) const END_LIMIT: Duration = Duration::from_secs(120);
+/// What it begins with is ready by then, a worker too.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+
+/// What is process 1 of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Init {
+    /// Nothing that knows of services.
+    None,
+    /// A real one, with no units but those that a worker's needs.
+    Systemd,
+}
 
 /// What a worker takes for its machine: a network, and mounts, that go with the test.
 pub(crate) struct Machine {
     /// Keeps the mounts there are.
     holder: Child,
+    init: Init,
     pub(crate) network: Network,
     dir: PathBuf,
     /// The Node's, and its Pod's.
@@ -35,38 +47,83 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// It finds the API by its own hosts, and has its own places for what parts of a worker write wherever they are.
+    /// It has its own places for what parts of a worker write wherever they are.
     pub(crate) fn make(
         dir: &Path,
         network: Network,
         cluster: &Cluster,
-        name: &'static str,
-        pods: &'static str,
+        (name, pods): (&'static str, &'static str),
+        init: Init,
     ) -> Self {
         std::fs::create_dir_all(dir).unwrap();
-        let script = r#"mount --bind "$0" /etc/hosts
-            for usual in /run /var/lib /var/log; do mount -t tmpfs tmpfs "$usual"; done
-            touch "$1" && exec sleep 600"#;
-        let made = dir.join("made");
-        let holder = Command::new("unshare")
-            .args(["--mount", "sh", "-ec", script, path(&cluster.hosts), path(&made)])
-            .spawn()
-            .unwrap();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !made.exists() {
-            assert!(Instant::now() < deadline, "the machine is not made");
-            std::thread::park_timeout(Duration::from_millis(20));
-        }
         bundle::make(&dir.join("bundle"));
         std::fs::write(dir.join("token"), &cluster.token).unwrap();
+        for name in ["etc", "etc.work", "units/yoke-worker-.service.d", "none"] {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        for (name, text) in UNITS {
+            std::fs::write(dir.join("units").join(name), text).unwrap();
+        }
+        let log = format!("[Service]\nStandardOutput=append:{}\n", path(&dir.join("unit.log")));
+        std::fs::write(dir.join("units/yoke-worker-.service.d/log.conf"), log).unwrap();
         Self {
-            holder,
+            holder: boot(dir, &network, init),
+            init,
             network,
             dir: dir.to_owned(),
             name,
             pods,
             id: OnceLock::new(),
         }
+    }
+
+    /// As after a failure of its power.
+    pub(crate) fn boot_again(&mut self) {
+        self.halt();
+        self.holder = boot(&self.dir, &self.network, self.init);
+    }
+
+    /// With its process 1 every other ends that it knows of.
+    fn halt(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+        let deadline = Instant::now() + END_LIMIT;
+        let own = format!("*/{}*", group_of(&self.dir));
+        while find_groups(&own)
+            .iter()
+            .any(|group| std::fs::remove_dir(group).is_err())
+            && Instant::now() < deadline
+        {
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+
+    /// Where its units are.
+    pub(crate) fn units(&self) -> PathBuf {
+        self.dir.join("units")
+    }
+
+    /// What its units have said.
+    pub(crate) fn journal(&self) -> String {
+        let logs = ["unit.log", "console.log"].map(|name| std::fs::read_to_string(self.dir.join(name)));
+        logs.map(Result::unwrap_or_default).join("\n")
+    }
+
+    /// What a program says in it, if it says that all is well.
+    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
+        let output = self.enter().arg(program).args(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() {
+            Ok(text(output.stdout))
+        } else {
+            Err(text(output.stderr))
+        }
+    }
+
+    fn enter(&self) -> Command {
+        let mut command = enter(&self.holder, self.init);
+        command.arg(format!("--net=/run/netns/{}", self.network.namespace));
+        command
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -76,10 +133,9 @@ impl Machine {
     /// Starts the program there, with the token on its standard input.
     pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Worker {
         let log = self.dir.join(format!("{name}.log"));
-        let mounts = format!("--mount=/proc/{}/ns/mnt", self.holder.id());
-        let net = format!("--net=/run/netns/{}", self.network.namespace);
-        let child = Command::new("nsenter")
-            .args([&mounts, &net, env!("CARGO_BIN_EXE_yoke-worker")])
+        let child = self
+            .enter()
+            .arg(env!("CARGO_BIN_EXE_yoke-worker"))
             .args(arguments)
             .args(["--root", path(&self.root())])
             .stdin(Stdio::from(std::fs::File::open(self.dir.join("token")).unwrap()))
@@ -96,13 +152,22 @@ impl Machine {
 
     /// Makes a worker of it.
     pub(crate) fn run(&self, more: &[&str]) -> Worker {
-        self.run_with("40s", more)
+        self.make_worker("run", "40s", more)
     }
 
     /// With this time to drain.
     pub(crate) fn run_with(&self, drain: &str, more: &[&str]) -> Worker {
+        self.make_worker("run", drain, more)
+    }
+
+    /// Makes a worker of it for good.
+    pub(crate) fn join_for_good(&self) -> Worker {
+        self.make_worker("join", "40s", &[])
+    }
+
+    fn make_worker(&self, command: &str, drain: &str, more: &[&str]) -> Worker {
         let bundle = self.dir.join("bundle");
-        let own = ["run", "-", "--allow-cgroup-v1", "--bundle", path(&bundle)];
+        let own = ["-", "--allow-cgroup-v1", "--bundle", path(&bundle)];
         let node = [
             "--name",
             self.name,
@@ -111,7 +176,7 @@ impl Machine {
             "--drain-timeout",
             drain,
         ];
-        self.start("run", &[&own[..], &node[..], more].concat())
+        self.start(command, &[&[command], &own[..], &node[..], more].concat())
     }
 
     /// A file of the worker's folder.
@@ -132,11 +197,7 @@ impl Machine {
     /// Every control group of the worker beneath a path, deepest first.
     pub(crate) fn groups(&self, below: &str) -> Vec<PathBuf> {
         let Some(cgroup) = self.cgroup() else { return Vec::new() };
-        let path = format!("*/{cgroup}{below}*");
-        let mut find = Command::new("find");
-        find.args(["/sys/fs/cgroup", "-depth", "-type", "d", "-path", &path]);
-        let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
-        found.lines().map(PathBuf::from).collect()
+        find_groups(&format!("*/{cgroup}{below}*"))
     }
 
     /// Kills what a test that failed has left, for no other test looks after it.
@@ -164,8 +225,15 @@ impl Machine {
         lines.any(|line| line.contains("\0--leave\0") && line.contains(path(&self.root())))
     }
 
-    /// Groups, mounts, rules and links of a worker.
-    pub(crate) fn left_over(&self) -> [(&'static str, Vec<String>); 5] {
+    /// What there is of its `/etc/hosts` that is not so on every machine.
+    pub(crate) fn hosts(&self) -> String {
+        let usual = std::fs::read_to_string("/etc/hosts").unwrap();
+        let own = std::fs::read_to_string(self.dir.join("etc/hosts")).unwrap_or_else(|_| usual.clone());
+        own.strip_prefix(&usual).expect("what was there stays").to_owned()
+    }
+
+    /// Groups, mounts, rules, links, routes and hosts of a worker.
+    pub(crate) fn left_over(&self) -> [(&'static str, Vec<String>); 6] {
         let groups = self.groups("").into_iter().map(|group| path(&group).to_owned());
         let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.holder.id())).unwrap();
         let root = path(&self.root()).to_owned();
@@ -189,6 +257,7 @@ impl Machine {
             ("rules", rules.lines().filter(of_pods).map(owned).collect()),
             ("links", links.lines().filter(own).map(owned).collect()),
             ("routes", routes.lines().filter(of_pods).map(owned).collect()),
+            ("hosts", self.hosts().lines().map(owned).collect()),
         ]
     }
 
@@ -245,10 +314,96 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = self.holder.kill();
-        let _ = self.holder.wait();
+        self.halt();
         self.empty_groups();
     }
+}
+
+fn find_groups(path: &str) -> Vec<PathBuf> {
+    let mut find = Command::new("find");
+    find.args(["/sys/fs/cgroup", "-depth", "-type", "d", "-path", path]);
+    let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
+    found.lines().map(PathBuf::from).collect()
+}
+
+/// What is there before the unit of a worker: what it is ordered by.
+const UNITS: &[(&str, &str)] = &[
+    ("sysinit.target", "[Unit]\nDefaultDependencies=no\n"),
+    (
+        "basic.target",
+        "[Unit]\nDefaultDependencies=no\nRequires=sysinit.target\nAfter=sysinit.target\n",
+    ),
+    (
+        "multi-user.target",
+        "[Unit]\nDefaultDependencies=no\nRequires=basic.target\nAfter=basic.target\n",
+    ),
+    ("network-online.target", "[Unit]\nDefaultDependencies=no\n"),
+    ("shutdown.target", "[Unit]\nDefaultDependencies=no\n"),
+];
+
+/// Changes of `/etc` are kept in a folder.
+const BOOT: &str = r#"cd "$0"
+    mount -t overlay overlay -o lowerdir=/etc,upperdir=etc,workdir=etc.work /etc
+    for usual in /run /var/lib /var/log; do mount -t tmpfs tmpfs "$usual"; done
+"#;
+const WAIT: &str = "touch made && exec sleep 600";
+/// Its groups are beneath one of its own, as in a container.
+const SYSTEMD: &str = r#"mount --bind units /etc/systemd/system
+    for all in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
+        if [ -e "$all/cgroup.procs" ]; then mkdir -p "$all/$1" && echo 0 > "$all/$1/cgroup.procs"; fi
+    done
+    exec env -i PATH="$PATH" container=other SYSTEMD_LOG_TARGET=console SYSTEMD_UNIT_PATH=/etc/systemd/system \
+        SYSTEMD_GENERATOR_PATH="$0/none" /lib/systemd/systemd --system --unit=multi-user.target"#;
+
+/// Its control group, if its process 1 makes groups.
+fn group_of(dir: &Path) -> String {
+    format!("yoke-boot-{}", dir.file_name().unwrap().display())
+}
+
+fn boot(dir: &Path, network: &Network, init: Init) -> Child {
+    let console = std::fs::File::create(dir.join("console.log")).unwrap();
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/run/netns/{}", network.namespace));
+    let (more, last): (&[&str], _) = match init {
+        Init::None => (&[], WAIT),
+        Init::Systemd => (
+            &["--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "--ipc"],
+            SYSTEMD,
+        ),
+    };
+    command.args(["unshare", "--mount"]).args(more);
+    command.args(["sh", "-ec", &format!("{BOOT}{last}"), path(dir), &group_of(dir)]);
+    let holder = command
+        .stdout(console.try_clone().unwrap())
+        .stderr(console)
+        .spawn()
+        .unwrap();
+    let is_made = || match init {
+        Init::None => dir.join("made").exists(),
+        Init::Systemd => {
+            let mut ask = enter(&holder, init);
+            ask.args(["systemctl", "--quiet", "is-active", "multi-user.target"]);
+            ask.stderr(Stdio::null()).status().unwrap().success()
+        }
+    };
+    let deadline = Instant::now() + BOOT_LIMIT;
+    while !is_made() {
+        let said = std::fs::read_to_string(dir.join("console.log")).unwrap();
+        assert!(Instant::now() < deadline, "the machine is not made: {said}");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    holder
+}
+
+/// Calls a program in a machine.
+fn enter(holder: &Child, init: Init) -> Command {
+    let file = |name: &str| format!("/proc/{}/ns/{name}", holder.id());
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--mount={}", file("mnt")));
+    if init == Init::Systemd {
+        command.arg(format!("--pid={}", file("pid_for_children")));
+    }
+    command
 }
 
 pub(crate) fn members(group: &Path) -> impl Iterator<Item = Pid> + use<> {

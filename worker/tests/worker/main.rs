@@ -11,3 +11,4 @@ mod node;
 mod pair;
 mod program;
 mod signer;
+mod systemd;

@@ -9,16 +9,16 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::cluster::{Cluster, create};
-use crate::machine::{END_LIMIT, JOIN_LIMIT, Machine, Worker, members, until};
+use crate::machine::{END_LIMIT, Init, JOIN_LIMIT, Machine, Worker, members, until};
 use crate::network::Network;
 use crate::signer::{Authority, sign_all};
 
-const NAME: &str = "box-1";
+pub(crate) const NAME: &str = "box-1";
 const PODS: &str = "10.232.7.0/24";
 
 /// A machine, a cluster that it may join, and what signs for that.
-struct Story {
-    machine: Machine,
+pub(crate) struct Story {
+    pub(crate) machine: Machine,
     client: Client,
     nodes: Api<Node>,
     authorities: (Authority, Authority),
@@ -27,13 +27,17 @@ struct Story {
 
 impl Story {
     async fn begin(dir: &Path) -> Self {
+        Self::begin_with(dir, Init::None).await
+    }
+
+    pub(crate) async fn begin_with(dir: &Path, init: Init) -> Self {
         assert!(rustix::process::geteuid().is_root(), "a worker needs root");
         let network = Network::make();
         let authorities = (Authority::new("clients"), Authority::new("kubelets"));
         let cluster = Cluster::start(dir, &network.host, &authorities.0, &authorities.1).await;
         network.ask("sysctl", &["-w", "net.ipv4.ip_forward=0"]);
         Self {
-            machine: Machine::make(dir, network, &cluster, NAME, PODS),
+            machine: Machine::make(dir, network, &cluster, (NAME, PODS), init),
             nodes: Api::all(cluster.client.clone()),
             client: cluster.client.clone(),
             authorities,
@@ -42,7 +46,7 @@ impl Story {
     }
 
     /// The worker is let in, and runs a Pod.
-    async fn let_in(&self, worker: &Worker) {
+    pub(crate) async fn let_in(&self, worker: &Worker) {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
             () = self.machine.join(worker, &self.client) => {}
@@ -54,10 +58,11 @@ impl Story {
         for family in ["ip", "ip6"] {
             self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
         }
-        // What is looked for later is seen now, but for the mounts of a box.
+        // What is looked for later is seen now, but for the mounts and hosts of a box.
         let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
         for (kind, found) in self.machine.left_over() {
-            assert_eq!(found.is_empty(), boxed && kind == "mounts", "{kind}: {found:?}");
+            let hidden = boxed && ["mounts", "hosts"].contains(&kind);
+            assert_eq!(found.is_empty(), hidden, "{kind}: {found:?}");
         }
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         assert_eq!(self.machine.read("sysctls.json").unwrap()["boot"], boot.trim());
@@ -75,7 +80,7 @@ impl Story {
             .is_some()
     }
 
-    async fn assert_gone(&self, said: &str) {
+    pub(crate) async fn assert_gone(&self, said: &str) {
         assert!(!self.has_pod().await, "it was evicted: {said}");
         self.assert_left(said).await;
     }
@@ -94,8 +99,12 @@ impl Story {
 
     /// What the Pod answers: it does as long as it runs, whoever looks after it.
     fn ask_pod(&self) -> String {
+        self.try_pod().unwrap()
+    }
+
+    pub(crate) fn try_pod(&self) -> Result<String, String> {
         let url = format!("http://{}:18080/", self.machine.network.worker);
-        self.machine.network.ask("curl", &["--silent", "--max-time", "5", &url])
+        self.machine.ask("curl", &["--silent", "--max-time", "5", &url])
     }
 }
 
@@ -232,6 +241,7 @@ async fn a_worker_goes_on_and_leaves() {
     let mut leave = story.machine.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(1));
     assert!(leave.said().contains("runs, or is being changed"), "{}", leave.said());
+    assert_eq!(story.machine.hosts().lines().count(), 1, "{}", story.machine.hosts());
     assert_eq!(again.end().await, Some(0), "{}", again.said());
 
     let mut killed = story.machine.start("killed", &["leave"]);

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
-use crate::machine::{END_LIMIT, JOIN_LIMIT, Machine, Worker, members, until};
+use crate::machine::{END_LIMIT, Init, JOIN_LIMIT, Machine, Worker, members, until};
 use crate::network::{Network, run_in};
 use crate::signer::{Authority, sign_all};
 
@@ -103,7 +103,9 @@ async fn pods_of_two_workers_reach_each_other() {
     let signers = (Authority::new("clients"), Authority::new("kubelets"));
     let cluster = Cluster::start(dir.path(), &router.host, &signers.0, &signers.1).await;
     let client = cluster.client.clone();
-    let make = |network, name: &'static str, pods| Machine::make(&dir.path().join(name), network, &cluster, name, pods);
+    let make = |network, name: &'static str, pods| {
+        Machine::make(&dir.path().join(name), network, &cluster, (name, pods), Init::None)
+    };
     let [near, far] = networks;
     let (one, two) = (make(near, "one", "10.232.7.0/24"), make(far, "two", "10.232.8.0/24"));
     // As Docker has it.

@@ -22,7 +22,10 @@ pub(crate) fn call(arguments: &[&str]) -> (Option<i32>, String, String) {
 
 /// The word to paste.
 pub(crate) fn token(server: &str, ca: &str, client_ca: &str, bootstrap: &str) -> String {
-    let fields = json!({"server": server, "ca": ca, "clientCa": client_ca, "token": bootstrap, "version": "v1.35.4"});
+    encode(&json!({"server": server, "ca": ca, "clientCa": client_ca, "token": bootstrap, "version": "v1.35.4"}))
+}
+
+pub(crate) fn encode(fields: &Value) -> String {
     format!(
         "yoke1.{}",
         data_encoding::BASE64URL_NOPAD.encode(fields.to_string().as_bytes())

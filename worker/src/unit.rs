@@ -1,0 +1,154 @@
+//! The unit by which systemd keeps a worker running. Pure.
+//!
+//! The worker's control groups are not in the unit's, but at the top, as with `run`: Pods outlive the unit's processes, and
+//! where there are groups beneath the unit's own no new process can begin in that (version 2 has processes in leaves only, and
+//! `DelegateSubgroup=` is younger than Debian 12).
+
+use std::path::{Path, PathBuf};
+
+use crate::arguments::ROOT;
+use crate::id::Id;
+use crate::layout::Layout;
+
+/// Where an administrator's units are.
+const FOLDER: &str = "/etc/systemd/system";
+/// The first line of each, by which it is known that it may be changed and removed.
+const MARK: &str = "# Made by `yoke-worker join`, removed by `yoke-worker leave`. `systemctl edit` keeps changes of yours beside it.\n";
+
+/// The unit of one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unit {
+    name: String,
+    program: PathBuf,
+    root: PathBuf,
+}
+
+impl Unit {
+    pub(crate) fn new(layout: &Layout, id: &Id) -> Self {
+        let name = if layout.root() == Path::new(ROOT) {
+            "yoke-worker.service".to_owned()
+        } else {
+            format!("yoke-worker-{id}.service")
+        };
+        Self {
+            name,
+            program: layout.own_program(),
+            root: layout.root().to_owned(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        Path::new(FOLDER).join(&self.name)
+    }
+
+    /// Whether a file is this unit, of this or another version.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        text.starts_with(MARK) && text.lines().any(|line| line == self.command())
+    }
+
+    /// A folder's path has nothing that systemd would expand.
+    fn command(&self) -> String {
+        let (program, root) = (self.program.display(), self.root.display());
+        format!("ExecStart={program} run --root {root}")
+    }
+
+    /// Its file.
+    pub(crate) fn build(&self) -> String {
+        format!(
+            "\
+{MARK}
+[Unit]
+Description=Worker of a Kubernetes cluster that Yoke hosts
+Wants=network-online.target
+After=network-online.target
+RequiresMountsFor={root}
+
+[Service]
+# It is ready when its kubelet is started. What that begins with has limits of its own.
+Type=notify
+TimeoutStartSec=infinity
+{command}
+Restart=always
+RestartSec=5
+# Pods run on while the worker is started again.
+KillMode=process
+# As long as it runs, systemd leaves all controllers to the worker's groups, too.
+Delegate=yes
+LimitNOFILE=1048576
+LimitNPROC=infinity
+TasksMax=infinity
+OOMScoreAdjust=-999
+
+[Install]
+WantedBy=multi-user.target
+",
+            root = self.root.display(),
+            command = self.command(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn unit(root: &str) -> Unit {
+        let layout = Layout::new(Path::new(root)).unwrap();
+        Unit::new(&layout, &"00c0ffee".to_owned().try_into().unwrap())
+    }
+
+    #[test]
+    fn a_unit_is_as_written_down() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/yoke-worker.service");
+        let text = unit(ROOT).build();
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, expected, "{}; UPDATE=1 writes it anew", path.display());
+    }
+
+    #[test]
+    fn every_folder_has_a_unit() {
+        assert_eq!(unit(ROOT).path(), Path::new("/etc/systemd/system/yoke-worker.service"));
+        assert_eq!(unit("/srv/w").name(), "yoke-worker-00c0ffee.service");
+        let own = unit("/srv/w").build();
+        assert!(unit("/srv/w").is(&own));
+        assert!(
+            unit("/srv/w").is(&own.replace("RestartSec=5", "RestartSec=9")),
+            "of another version"
+        );
+        assert!(!unit("/srv/v").is(&own), "of another worker");
+        assert!(!unit("/srv/w").is(own.strip_prefix(MARK).unwrap()), "somebody else's");
+    }
+
+    /// systemd, which is on every machine that such a unit is for, reads it without a word.
+    #[test]
+    fn systemd_understands_a_unit() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("bin/yoke-worker");
+        std::fs::create_dir(dir.path().join("bin")).unwrap();
+        std::fs::copy("/bin/true", &program).unwrap();
+        let unit = unit(dir.path().to_str().unwrap());
+        let verify = |text: &str| {
+            let path = dir.path().join(unit.name());
+            std::fs::write(&path, text).unwrap();
+            let mut command = Command::new("systemd-analyze");
+            command.args(["verify", "--man=no"]).arg(path);
+            let output = command.output().expect("systemd-analyze is of the package systemd");
+            let said = String::from_utf8(output.stderr).unwrap();
+            // Of units of the machine that this one is ordered by.
+            let own = said.lines().filter(|line| line.contains(unit.name()));
+            (output.status.success(), own.map(str::to_owned).collect::<Vec<_>>())
+        };
+        assert_eq!(verify(&unit.build()), (true, Vec::new()));
+        let (_, said) = verify(&unit.build().replace("KillMode=process", "KillMode=proces"));
+        assert_eq!(said.len(), 1, "control: {said:?}");
+    }
+}

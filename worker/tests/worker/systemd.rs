@@ -1,0 +1,182 @@
+//! A worker that a real systemd keeps: it joins, is started again and with the machine, and leaves nothing.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::bundle;
+use crate::machine::{Init, members, until};
+use crate::node::{NAME, Story};
+use crate::program::{PEM, token};
+
+/// A unit begins, and a Pod after it.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+impl Story {
+    /// The name of the worker's unit.
+    fn unit(&self) -> String {
+        let worker = self.machine.read("worker.json").unwrap();
+        format!("yoke-worker-{}.service", worker["id"].as_str().unwrap())
+    }
+
+    fn systemctl(&self, arguments: &[&str]) -> String {
+        let said = self.machine.ask("systemctl", arguments);
+        said.unwrap_or_else(|error| panic!("systemctl {arguments:?}: {error}\n{}", self.machine.journal()))
+    }
+
+    fn show(&self, property: &str) -> String {
+        let said = self.systemctl(&["show", "--value", "--property", property, &self.unit()]);
+        said.trim().to_owned()
+    }
+
+    /// Units of workers, and links to them.
+    fn unit_files(&self) -> Vec<PathBuf> {
+        let mut find = Command::new("find");
+        find.arg(self.machine.units()).args(["-name", "yoke-worker-*.service"]);
+        let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
+        found.lines().map(PathBuf::from).collect()
+    }
+
+    /// The processes of Pods.
+    fn pods(&self) -> Vec<i32> {
+        let groups = self.machine.groups("/pods");
+        let pids = groups.iter().flat_map(|group| members(group));
+        let mut pids: Vec<_> = pids.map(|pid| pid.as_raw_nonzero().get()).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// Its main process is another one, and all is started.
+    async fn until_restarted(&self, main: &str) {
+        let deadline = Instant::now() + START_LIMIT;
+        while self.show("ActiveState") != "active" || self.show("MainPID") == main {
+            assert!(
+                Instant::now() < deadline,
+                "it is not active: {}",
+                self.machine.journal()
+            );
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// A Pod that answers has a network, which takes all of a worker to make.
+    async fn until_pod_answers(&self) {
+        let deadline = Instant::now() + START_LIMIT;
+        while self.try_pod().map(|said| said.trim().to_owned()).as_deref() != Ok(NAME) {
+            assert!(Instant::now() < deadline, "no answer: {}", self.machine.journal());
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_joins_for_good() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
+    let mut join = story.machine.join_for_good();
+    story.let_in(&join).await;
+    assert_eq!(
+        join.ended().await,
+        Some(0),
+        "{}\n{}",
+        join.said(),
+        story.machine.journal()
+    );
+    assert!(join.said().contains("and ready"), "{}", join.said());
+    assert_eq!(story.show("Type"), "notify");
+    assert_eq!(story.show("UnitFileState"), "enabled");
+    assert!(story.show("StatusText").contains(NAME), "{}", story.show("StatusText"));
+
+    let main = story.show("MainPID");
+    let mut again = story.machine.join_for_good();
+    assert_eq!(again.ended().await, Some(0), "{}", again.said());
+    assert!(again.said().contains("nothing is changed"), "{}", again.said());
+    assert_eq!(story.show("MainPID"), main);
+    let other = token("other.worker.test:443", PEM, PEM, "abcdef.0123456789abcdef");
+    let mut refused = story.machine.start("refused", &["join", &other]);
+    assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
+    let taken = format!("belongs to Node {NAME}");
+    assert!(refused.said().contains(&taken), "{}", refused.said());
+    assert!(refused.said().contains("`yoke-worker leave`"), "{}", refused.said());
+
+    let pods = story.pods();
+    assert!(!pods.is_empty(), "control");
+    story.systemctl(&["restart", &story.unit()]);
+    story.until_restarted(&main).await;
+    let main = story.show("MainPID");
+    story.systemctl(&["kill", "--kill-who=main", "--signal=KILL", &story.unit()]);
+    story.until_restarted(&main).await;
+    assert_eq!(story.pods(), pods, "Pods outlive the unit's processes");
+    story.until_pod_answers().await;
+
+    story.machine.boot_again();
+    story.until_restarted("0").await;
+    story.until_pod_answers().await;
+
+    let mut leave = story.machine.start("leave", &["leave"]);
+    assert_eq!(
+        leave.ended().await,
+        Some(0),
+        "{}\n{}",
+        leave.said(),
+        story.machine.journal()
+    );
+    story.assert_gone(&leave.said()).await;
+    assert_eq!(story.unit_files(), Vec::<PathBuf>::new());
+    let known = story.systemctl(&["list-units", "--all", "--plain", "--no-legend", "yoke-worker-*"]);
+    assert_eq!(known.trim(), "");
+}
+
+#[tokio::test]
+async fn a_worker_is_let_in_after_its_machine_was_started_again() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
+    // Nobody signs anything yet.
+    let join = story.machine.join_for_good();
+    until(&join, "it waits", START_LIMIT, async || {
+        join.said().contains("waiting: ")
+    })
+    .await;
+    story.machine.boot_again();
+    let mut again = story.machine.start("again", &["join"]);
+    story.let_in(&again).await;
+    assert_eq!(
+        again.ended().await,
+        Some(0),
+        "{}\n{}",
+        again.said(),
+        story.machine.journal()
+    );
+    assert!(again.said().contains("nothing is changed"), "{}", again.said());
+    story.until_pod_answers().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_cannot_begin_leaves_nothing() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin_with(dir.path(), Init::Systemd).await;
+    let bundle = dir.path().join("bundle");
+    fs::remove_file(bundle.join("ctr")).unwrap();
+    std::os::unix::fs::symlink("/bin/false", bundle.join("ctr")).unwrap();
+    bundle::seal(&bundle);
+    let mut join = story.machine.join_for_good();
+    assert_eq!(join.ended().await, Some(1), "{}", join.said());
+    assert!(join.said().contains("nothing of the worker is left"), "{}", join.said());
+    assert!(
+        join.said().contains("`systemctl enable --now yoke-worker-"),
+        "{}",
+        join.said()
+    );
+    assert!(
+        story.machine.journal().contains("cannot load"),
+        "{}",
+        story.machine.journal()
+    );
+    assert!(!story.machine.root().exists());
+    assert_eq!(story.unit_files(), Vec::<PathBuf>::new());
+    for (kind, found) in story.machine.left_over() {
+        assert_eq!(found, [""; 0], "{kind}");
+    }
+}
