@@ -97,7 +97,6 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         kubelet.stop().await;
         containerd.stop().await;
     }
-    // Pods that end in order may have something to say to others.
     if let Some(network) = network {
         network.stop().await;
     }
@@ -109,10 +108,16 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
     let containerd = start_containerd(layout, &worker)?;
+    let mut network = None;
     let kubelet = match start_kubelet(layout, &worker).await {
         Ok(kubelet) => {
-            // From now on: loading images takes what it takes.
-            if tokio::time::timeout(HEALTH_LIMIT, wait_healthy()).await.is_err() {
+            // From now on: loading images takes what it takes. Pods that end in order may have something to say to others.
+            let (healthy, connected) = tokio::join!(
+                tokio::time::timeout(HEALTH_LIMIT, wait_healthy()),
+                tokio::time::timeout(node::REQUEST, connect_pods(layout, &mut worker)),
+            );
+            network = connected.ok().and_then(Result::ok);
+            if healthy.is_err() {
                 say(&format!(
                     "the kubelet is not healthy after {HEALTH_LIMIT:?}; it is drained all the same"
                 ));
@@ -125,6 +130,9 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
         }
     };
     finish(layout, &worker, kubelet, containerd).await;
+    if let Some(network) = network {
+        network.stop().await;
+    }
     Ok(())
 }
 

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::DeleteParams;
 use kube::{Api, Client};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, create};
 use crate::machine::{END_LIMIT, Init, JOIN_LIMIT, Machine, Worker, members, until};
 use crate::network::{Network, run_in};
 use crate::signer::{Authority, sign_all};
@@ -133,6 +134,29 @@ async fn pods_of_two_workers_reach_each_other() {
     let machine = format!("/run/netns/{}", one.network.namespace);
     assert!(!ask(&machine, &there), "the machine has another address");
 
+    // A Node that somebody makes to have what is for another one.
+    let evil = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "evil", "annotations": {
+            "yoke.drzzl.io/wireguard-public-key": "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=",
+            "yoke.drzzl.io/wireguard-endpoint": "192.0.2.1:51820",
+        }},
+        "spec": {"podCIDR": "10.232.8.0/25", "podCIDRs": ["10.232.8.0/25"]},
+    });
+    create(&client, "/api/v1/nodes", &evil).await;
+    until(&first, "it is left out", MEET_LIMIT, async || {
+        let said = first.said();
+        said.contains("Pods of Node evil are not reached: its Pods and those of Node two have the same addresses")
+    })
+    .await;
+    assert!(
+        one.pod_reaches(&there),
+        "the older one is right: {}",
+        first.last_words()
+    );
+    let nodes = Api::<Node>::all(client.clone());
+    nodes.delete("evil", &DeleteParams::default()).await.unwrap();
+
     // A worker that is killed: Pods run on, and nothing of theirs goes another way.
     first.signal(Signal::KILL);
     assert_eq!(first.ended().await, None);
@@ -167,6 +191,8 @@ async fn pods_of_two_workers_reach_each_other() {
     assert!(!one.has_device(), "{}", again.said());
     let mut leave = one.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    // Its Pod could have said goodbye to the other one.
+    assert!(leave.said().contains("this machine is Node one"), "{}", leave.said());
     assert!(!one.root().exists(), "{}", leave.said());
     assert_left(&one, &client, &leave.said()).await;
 }
