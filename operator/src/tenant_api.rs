@@ -33,6 +33,7 @@ pub use self::addons::{AddonError, Foreign};
 pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE};
+pub(crate) use self::leaving::is_marked;
 pub(crate) use self::nodes::NODES_MAX;
 pub(crate) use self::object::to_dynamic;
 use self::object::{Objects, is_so};

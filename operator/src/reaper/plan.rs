@@ -11,6 +11,8 @@ use kube::ResourceExt as _;
 use yoke_api::join_token::parse_time;
 use yoke_api::labels;
 
+use crate::tenant_api::is_marked;
+
 /// Looks after which it begins anew what was seen of a cluster: in between nobody knows whether it could be reached.
 const GAP: Duration = Duration::from_secs(180);
 /// The longest UID of an object: Kubernetes' own have 36 bytes.
@@ -136,6 +138,8 @@ impl Watch {
 /// What is done next about a Node, given its Lease if that is silent.
 pub(super) fn plan(node: &Node, silent: Option<&Lease>, now: Timestamp, pace: &Pace) -> Step {
     let mark = node.labels().get(labels::REAPING);
+    // A kubelet that is silent on purpose must not have its Node made anew without what the cluster's administrators gave it.
+    let silent = silent.filter(|_| !is_marked(node, &[OUT_OF_SERVICE]));
     let Some(lease) = silent else {
         return if mark.is_some() { Step::Release } else { Step::Nothing };
     };

@@ -9,6 +9,8 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
     Variable,
 };
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use yoke_api::labels::JOINED_TAINTS;
 
@@ -17,9 +19,32 @@ use super::base::NODES_GROUP;
 const NAME: &str = "leaving-nodes.yoke.drzzl.io";
 /// Taints that controllers of Kubernetes set, and take away, by the Node's state; the kubelet itself may cordon its Node.
 /// `out-of-service` is not among them: people set it.
-const STATE_TAINTS: &str = "['node.kubernetes.io/not-ready', 'node.kubernetes.io/unreachable', \
-    'node.kubernetes.io/unschedulable', 'node.kubernetes.io/memory-pressure', 'node.kubernetes.io/disk-pressure', \
-    'node.kubernetes.io/pid-pressure', 'node.kubernetes.io/network-unavailable']";
+const STATE_TAINTS: [&str; 7] = [
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+    "node.kubernetes.io/unschedulable",
+    "node.kubernetes.io/memory-pressure",
+    "node.kubernetes.io/disk-pressure",
+    "node.kubernetes.io/pid-pressure",
+    "node.kubernetes.io/network-unavailable",
+];
+const RESTRICTED: &str = "node-restriction.kubernetes.io/";
+
+/// Whether others gave a Node what its kubelet would shed if it were made anew, but for taints of these keys.
+pub(crate) fn is_marked(node: &Node, besides: &[&str]) -> bool {
+    let noted = node.annotations().get(JOINED_TAINTS).map_or("", String::as_str);
+    let spec = node.spec.as_ref();
+    let mut taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default().iter();
+    let is_others = |taint: &Taint| {
+        let value = taint.value.as_deref().filter(|value| !value.is_empty());
+        let value = value.map(|value| format!("={value}")).unwrap_or_default();
+        let text = format!("{}{value}:{}", taint.key, taint.effect);
+        let key = taint.key.as_str();
+        !STATE_TAINTS.contains(&key) && !besides.contains(&key) && !noted.split(',').any(|noted| noted == text)
+    };
+    let is_restricted = |key: &String| key.starts_with(RESTRICTED) || key.contains(&format!(".{RESTRICTED}"));
+    taints.any(is_others) || node.labels().keys().any(is_restricted)
+}
 
 /// The policy, and what puts it into force.
 pub(super) fn build_policy() -> (ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding) {
@@ -87,12 +112,13 @@ fn build_validations() -> Vec<Validation> {
         reason: Some("Forbidden".into()),
         ..Validation::default()
     };
+    let state = STATE_TAINTS.map(|key| format!("'{key}'")).join(", ");
     let text = "taint.key + (has(taint.value) && taint.value != '' ? '=' + taint.value : '') + ':' + taint.effect";
     vec![
         validation(
             format!(
                 "request.operation != 'DELETE' || !has(oldObject.spec) || !has(oldObject.spec.taints) || \
-                 oldObject.spec.taints.all(taint, taint.key in {STATE_TAINTS} || {text} in variables.noted.split(','))"
+                 oldObject.spec.taints.all(taint, taint.key in [{state}] || {text} in variables.noted.split(','))"
             ),
             "a kubelet may not delete its Node while it has a taint that somebody else gave it: delete it yourself, or remove the taint",
         ),

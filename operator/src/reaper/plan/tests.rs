@@ -124,6 +124,49 @@ fn a_silent_node_goes_step_by_step() {
     assert_eq!(plan(&ending, Some(&lease), at(2000), &PACE), Step::Nothing);
 }
 
+/// A kubelet would have its Node made anew without it, by keeping silent.
+#[test]
+fn what_administrators_gave_a_node_keeps_it() {
+    let lease = lease("5m", Some(1000));
+    let joined = json!([{"key": "gpu", "value": "a100", "effect": "NoSchedule"}]);
+    let others = json!([{"key": "gpu", "value": "a100", "effect": "NoExecute"}]);
+    let none = json!([]);
+    for (rule, mark, taints, label, expected) in [
+        ("a taint of its JoinToken", None, &joined, "a.example/b", Step::Mark),
+        ("another one", None, &others, "a.example/b", Step::Nothing),
+        (
+            "another one, marked",
+            Some("1940"),
+            &others,
+            "a.example/b",
+            Step::Release,
+        ),
+        (
+            "a label",
+            None,
+            &none,
+            "node-restriction.kubernetes.io/trusted",
+            Step::Nothing,
+        ),
+        (
+            "a label of a part",
+            None,
+            &none,
+            "a.node-restriction.kubernetes.io/b",
+            Step::Nothing,
+        ),
+    ] {
+        let mut node = node(mark, taints);
+        let noted = (
+            "yoke.drzzl.io/joined-taints".into(),
+            "x:NoExecute,gpu=a100:NoSchedule".into(),
+        );
+        node.metadata.annotations = Some([noted].into());
+        node.labels_mut().insert(label.into(), String::new());
+        assert_eq!(plan(&node, Some(&lease), at(2000), &PACE), expected, "{rule}");
+    }
+}
+
 #[test]
 fn taints_of_others_stay() {
     let others = json!([{"key": "a", "effect": "NoSchedule"},
