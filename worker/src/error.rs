@@ -92,6 +92,9 @@ pub enum Error {
     /// A program cannot be started.
     #[error("cannot start the worker")]
     Start(#[source] std::io::Error),
+    /// The cluster says no.
+    #[error("the cluster does not let this machine in: {0}")]
+    Refused(String),
     /// The worker ended without being asked to.
     #[error("the worker ended ({0})")]
     Ended(ExitStatus),
@@ -196,6 +199,9 @@ impl Error {
             Self::NotReady { .. } => {
                 Some("it goes on trying: `yoke-worker join` waits once more, and `yoke-worker leave` removes it")
             }
+            Self::Refused(_) => Some(
+                "a token is for as many workers as it says, and for a short time: get another; or give another --name",
+            ),
             Self::Busy(_) => Some("end it first"),
             Self::NoCgroups => {
                 Some("`nsenter --net=FILE` calls it in another network without hiding them, as `ip netns exec` does")

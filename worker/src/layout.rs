@@ -112,6 +112,11 @@ impl Layout {
         self.root.join("pki")
     }
 
+    /// The newest certificate that the kubelet was given to ask with, and its key.
+    pub(crate) fn client_certificate(&self) -> PathBuf {
+        self.pki().join("kubelet-client-current.pem")
+    }
+
     pub(crate) fn authority(&self) -> PathBuf {
         self.pki().join("ca.crt")
     }

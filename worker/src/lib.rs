@@ -35,6 +35,7 @@ mod node;
 mod output;
 mod place;
 mod preflight;
+mod refusal;
 mod root;
 mod rules;
 mod setup;

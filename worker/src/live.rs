@@ -26,7 +26,7 @@ use crate::machine::{PATH, has_sys_resource, resolv_conf};
 use crate::network::Network;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cgroups, cni, drain, files, hosts, network, node, sysctls, systemd};
+use crate::{Error, cgroups, cni, drain, files, hosts, network, node, refusal, sysctls, systemd};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -71,8 +71,10 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
     };
     let mut network = None;
     systemd::tell_ready();
+    let asking = worker.clone();
     let connected = tokio::select! {
         connected = connect_pods(layout, &mut worker) => Some(connected),
+        refused = refusal::wait(layout, &asking) => Some(Err(refused)),
         () = &mut end => None,
     };
     let result = match connected {

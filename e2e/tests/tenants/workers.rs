@@ -1,17 +1,25 @@
-//! Workers of a tenant's cluster: they join by a line from the SSH server, and run what the tenant runs.
+//! Workers of a tenant's cluster: they join by a line from the SSH server, run what the tenant runs, and may be lost.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
+use yoke_api::join_token::JoinLine;
 use yoke_e2e::readme::{commands, root, type_in};
+use yoke_e2e::ssh::{Key, ssh};
+use yoke_e2e::worker::{ECHO, try_to_join};
 use yoke_e2e::workload::POD_LIMIT;
-use yoke_e2e::{Stack, Worker, Workload, run, wait_for};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, run, wait_for, wait_until};
 
 /// A worker's programs are packed, it joins, and it is Ready.
 const MAKE_LIMIT: Duration = Duration::from_secs(300);
-/// Where every Pod has its API.
+/// Of each name of a Service's Pods, which are chosen by chance.
+const ROUNDS: usize = 40;
+/// kube-controller-manager waits 50 s until it holds a worker for lost.
+const LOST_LIMIT: Duration = Duration::from_secs(90);
 const API: &str = "https://10.96.0.1/api/v1/namespaces";
 
 /// `make worker`, as a person runs it.
@@ -24,29 +32,131 @@ async fn make_worker(stack: &Stack) -> Result<Worker> {
     Worker::find(stack, &run(make, MAKE_LIMIT).await?.ok()?)
 }
 
+/// A Deployment with a Pod on each of two workers, and its Service: as in Kubernetes' tutorial, with what a rolling update needs
+/// to fail no request.
+fn build_web() -> [Value; 2] {
+    let labels = json!({"app": "web"});
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": labels},
+            "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "containers": [{
+                        "name": "echo", "image": ECHO, "imagePullPolicy": "IfNotPresent",
+                        "ports": [{"containerPort": 8080}],
+                        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
+                        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
+                    }],
+                    "topologySpreadConstraints": [{
+                        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+                        "labelSelector": {"matchLabels": labels}, "matchLabelKeys": ["pod-template-hash"],
+                    }],
+                    "tolerations": (["not-ready", "unreachable"]).map(|taint| json!({
+                        "key": format!("node.kubernetes.io/{taint}"), "operator": "Exists", "effect": "NoExecute",
+                        "tolerationSeconds": 5,
+                    })),
+                },
+            },
+        },
+    });
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+        "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": 8080}]},
+    });
+    [deployment, service]
+}
+
+/// The Deployment's Pods and their workers.
+async fn list_web(inside: Workload<'_>) -> Result<BTreeSet<(String, String)>> {
+    let find = "jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName}{\"\\n\"}{end}";
+    let running = "--field-selector=status.phase=Running";
+    let found = inside
+        .kubectl(&["get", "pods", "-l", "app=web", running, "-o", find])
+        .await?;
+    let pairs = found.lines().filter_map(|line| line.split_once(' '));
+    Ok(pairs.map(|(pod, node)| (pod.to_owned(), node.to_owned())).collect())
+}
+
+/// Every Pod of a Service answers to a Pod, wherever both are.
+async fn reach_all(inside: Workload<'_>, from: &str, url: &str, expected: &BTreeSet<String>) -> Result<()> {
+    let mut heard = BTreeSet::new();
+    for _ in 0..ROUNDS {
+        let answer = inside.ask_from(from, url).await?.ok();
+        let answer = answer.with_context(|| format!("{url} from {from}, after {heard:?}"))?;
+        heard.insert(answer.trim().to_owned());
+        if heard == *expected {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{url} answered as {heard:?} to {from}, and not as {expected:?}")
+}
+
 #[tokio::test]
-async fn a_worker_serves_the_demo_cluster() -> Result<()> {
+async fn two_workers_are_one_cluster() -> Result<()> {
     let stack = Stack::connect().await?;
     let kubeconfig = stack.dir.join("demo.kubeconfig");
     let inside = Workload {
         stack: &stack,
         kubeconfig: &kubeconfig,
     };
-    let worker = make_worker(&stack).await?;
+    let one = make_worker(&stack).await?;
     type_in(&root(), &[], &commands("console worker")?)
         .await
-        .with_context(|| worker.last_words())?;
-    inside.run_pod("asks", &[], None).await?;
-    inside.wait_phase("asks", "Running").await?;
-    let heard = exec_on_terminal(inside, "asks").await?;
-    ensure!(heard.trim() == "asks", "exec -it: {heard}");
-    read_own_namespace(inside).await?;
-    inside.kubectl(&["delete", "pod/asks", "rolebinding/sees"]).await?;
+        .with_context(|| one.last_words())?;
+    let two = make_worker(&stack).await?;
+    for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
+        inside.wait_addon(addon, 2).await?;
+    }
+    inside.apply(&build_web()).await?;
+    inside
+        .kubectl(&["rollout", "status", "deployment/web", "--timeout=60s"])
+        .await?;
+    let web = list_web(inside).await?;
+    let nodes: BTreeSet<_> = web.iter().map(|(_, node)| node).collect();
+    ensure!(nodes == BTreeSet::from([&one.name, &two.name]), "{web:?}");
+    for (asks, worker) in [("asks-one", &one), ("asks-two", &two)] {
+        inside.run_pod(asks, &[], Some(&worker.name)).await?;
+        inside.wait_phase(asks, "Running").await?;
+    }
 
-    let name = worker.name.clone();
-    worker.remove().await?;
-    let left = inside.kubectl(&["get", "nodes", "-o", "name"]).await?;
-    ensure!(!left.contains(&name), "{left}");
+    // Each kubelet is called, through whichever agent.
+    for (pod, _) in &web {
+        let heard = inside.ask_forwarded(pod).await?;
+        ensure!(heard.trim() == pod, "port-forward: {heard}");
+        ensure!(exec_on_terminal(inside, pod).await?.contains(pod), "exec -it: {pod}");
+    }
+    let address = inside
+        .kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])
+        .await?;
+    let pods: BTreeSet<_> = web.iter().map(|(pod, _)| pod.clone()).collect();
+    for asks in ["asks-one", "asks-two"] {
+        for name in [&address, "web", "web.default.svc.cluster.local"] {
+            reach_all(inside, asks, &format!("http://{name}/"), &pods).await?;
+        }
+    }
+
+    read_own_namespace(inside).await?;
+    update_without_a_failure(inside, &one, &web).await?;
+    lose(inside, &one, &two).await?;
+
+    let used = one.folder().join("token");
+    let refusal = try_to_join(&stack, &stack.dir.join("ssh/demo"), "demo", Some(&used)).await?;
+    ensure!(refusal.code == Some(1), "a used token: {refusal:?}");
+    let refusal = refusal.refused()?;
+    ensure!(
+        refusal.contains("does not let this machine in"),
+        "a used token: {refusal}"
+    );
+
+    clean(inside).await?;
+    for worker in [one, two] {
+        worker.remove().await?;
+    }
+    ensure!(inside.kubectl(&["get", "nodes", "-o", "name"]).await?.is_empty());
     Ok(())
 }
 
@@ -70,17 +180,135 @@ async fn read_own_namespace(inside: Workload<'_>) -> Result<()> {
         "--serviceaccount=default:default",
     ];
     inside.kubectl(&view).await?;
-    let own = format!("{API}/default/pods/asks");
+    let own = format!("{API}/default/pods/asks-two");
     let seen = wait_for("a Pod to read its namespace", POD_LIMIT, async || {
-        inside.ask_from("asks", &own).await?.ok().map(Some)
+        inside.ask_from("asks-two", &own).await?.ok().map(Some)
     })
     .await?;
     let seen: Value = serde_json::from_str(&seen).context(seen)?;
-    ensure!(seen["metadata"]["name"] == "asks", "{seen}");
+    ensure!(seen["metadata"]["name"] == "asks-two", "{seen}");
     let refusal = inside
-        .ask_from("asks", &format!("{API}/kube-system/pods"))
+        .ask_from("asks-two", &format!("{API}/kube-system/pods"))
         .await?
         .refused()?;
     ensure!(refusal.contains("403 Forbidden"), "{refusal}");
+    Ok(())
+}
+
+/// Somebody asks the Service all the time while its Pods are replaced.
+async fn update_without_a_failure(
+    inside: Workload<'_>,
+    on: &Worker,
+    before: &BTreeSet<(String, String)>,
+) -> Result<()> {
+    inside
+        .run_pod("polls", &["poll", "http://web/"], Some(&on.name))
+        .await?;
+    inside.wait_phase("polls", "Running").await?;
+    let answers = async || inside.kubectl(&["logs", "polls"]).await;
+    wait_until("answers of the Service", POD_LIMIT, async || {
+        Ok(answers().await?.lines().count() > 10)
+    })
+    .await?;
+    inside.kubectl(&["rollout", "restart", "deployment/web"]).await?;
+    inside
+        .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
+        .await?;
+    // Those that are to go still answer for a while.
+    wait_until("the former Pods to be gone", POD_LIMIT, async || {
+        Ok(list_web(inside).await?.is_disjoint(before))
+    })
+    .await?;
+    let after: BTreeSet<_> = list_web(inside).await?.into_iter().map(|(pod, _)| pod).collect();
+    wait_until("each new Pod to answer", POD_LIMIT, async || {
+        let answers = answers().await?;
+        Ok(after.iter().all(|pod| answers.lines().any(|line| line == pod)))
+    })
+    .await?;
+    let answers = answers().await?;
+    let failures: Vec<_> = answers.lines().filter(|line| !line.starts_with("web-")).collect();
+    ensure!(failures.is_empty(), "requests failed: {failures:?}");
+    inside.kubectl(&["delete", "pod", "polls", "--now"]).await.map(drop)
+}
+
+/// A machine that loses power takes its Pods along; what a Deployment wants is elsewhere soon.
+async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
+    // There is no other worker to spread to.
+    let constraints = json!([{"op": "remove", "path": "/spec/template/spec/topologySpreadConstraints"}]).to_string();
+    let patch = ["patch", "deployment", "web", "--type=json", "-p", &constraints];
+    inside.kubectl(&patch).await?;
+    inside
+        .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
+        .await?;
+    lost.kill().await?;
+    wait_until("the Pods to be elsewhere", LOST_LIMIT, async || {
+        let count = ["get", "deployment", "web", "-o", "jsonpath={.status.readyReplicas}"];
+        let web = list_web(inside).await?;
+        let elsewhere = web.iter().filter(|(_, node)| *node == left.name).count();
+        Ok(elsewhere == 2 && inside.kubectl(&count).await? == "2")
+    })
+    .await?;
+    Ok(())
+}
+
+async fn clean(inside: Workload<'_>) -> Result<()> {
+    let objects = ["delete", "deployment/web", "service/web", "rolebinding/sees"];
+    inside.kubectl(&objects).await?;
+    inside
+        .kubectl(&["delete", "pods", "--all", "--force", "--grace-period=0"])
+        .await
+        .map(drop)
+}
+
+#[tokio::test]
+async fn a_token_lets_nobody_in_elsewhere_or_later() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let key = Key::draw().await?;
+    let tenant = TenantFixture::create_with(&stack, "tokens", key.to_spec()).await?;
+    for name in ["a", "b"] {
+        tenant.create_cluster(name, Default::default()).await?;
+    }
+    for name in ["a", "b"] {
+        tenant
+            .wait_condition(
+                name,
+                yoke_api::ConditionType::Ready,
+                "True",
+                yoke_e2e::tenant::READY_LIMIT,
+            )
+            .await?;
+    }
+    let join = async |cluster: &str| -> Result<(String, JoinLine)> {
+        let said = ssh(&stack, &key.path, &format!("join {cluster} --json")).await?.ok()?;
+        let said: Value = serde_json::from_str(&said)?;
+        let token = said["token"].as_str().context("no token")?;
+        Ok((
+            said["name"].as_str().context("no name")?.to_owned(),
+            JoinLine::parse(token)?,
+        ))
+    };
+    let (revoked, of_a) = join("a").await?;
+    let (_, of_b) = join("b").await?;
+    let forged = JoinLine {
+        token: of_b.token.clone(),
+        ..of_a.clone()
+    };
+    refuse(&stack, &key.path, "the token of another cluster", &forged).await?;
+    stack
+        .host_kubectl(&["delete", "jointoken", &revoked, "-n", &tenant.name])
+        .await?
+        .ok()?;
+    refuse(&stack, &key.path, "a token that was revoked", &of_a).await?;
+    tenant.remove().await
+}
+
+/// The API does not know the token, and so says nothing to the worker.
+async fn refuse(stack: &Stack, key: &Path, rule: &str, line: &JoinLine) -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), line.encode()?)?;
+    let refusal = try_to_join(stack, key, "a", Some(file.path())).await?;
+    ensure!(refusal.code == Some(1), "{rule}: {refusal:?}");
+    let refusal = refusal.refused()?;
+    ensure!(refusal.contains("does not let this machine in"), "{rule}: {refusal}");
     Ok(())
 }

@@ -1,0 +1,236 @@
+//! Whether a worker that waits to be let in ever will be: the API must know its token, and must not have said no.
+//!
+//! ```text
+//!  kubelet ─▶ CertificateSigningRequest ─▶ the cluster ─▶ Failed, Denied ─▶ here ─▶ the worker ends, and says why
+//! ```
+
+use std::future::pending;
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::api::{ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use rustls_pki_types::CertificateSigningRequestDer;
+use rustls_pki_types::pem::PemObject as _;
+use tokio::time::{Instant, sleep};
+
+use crate::layout::Layout;
+use crate::node::limited;
+use crate::state::Worker;
+use crate::{Error, hosts};
+
+const PAUSE: Duration = Duration::from_secs(2);
+/// An API server may not have heard of a token that was made just now.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Those that are asked for by kubelets. They are removed after an hour; a worker does not see itself refused among more.
+const REQUESTS: &str = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
+const PAGE: u32 = 250;
+/// Of what a cluster says.
+const SAID_MAX: usize = 300;
+
+/// What a cluster has to say to a worker.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    /// Nothing, or nothing that would be final.
+    None,
+    /// It does not know who asks.
+    Unknown,
+    /// No, and why.
+    Refusal(String),
+}
+
+/// Comes when the worker is refused, and never if it is not.
+pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
+    let mut unknown = None;
+    // Who has a certificate was let in, whatever becomes of the token. The kubelet writes its kubeconfig before it has one.
+    while !layout.client_certificate().exists() {
+        if let Some(client) = connect(layout, worker).await
+            && let Some(why) = look(&client, &worker.name, &mut unknown).await
+        {
+            return Error::Refused(why);
+        }
+        sleep(PAUSE).await;
+    }
+    pending().await
+}
+
+/// A client with the bootstrap token.
+async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
+    let kubeconfig = Kubeconfig::read_from(layout.bootstrap_kubeconfig()).ok()?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .ok()?;
+    hosts::dial(&mut config, &worker.server, worker.address);
+    Client::try_from(config).ok()
+}
+
+/// Why the worker is refused, if it is. `unknown` is since when the token has been.
+async fn look(client: &Client, name: &str, unknown: &mut Option<Instant>) -> Option<String> {
+    match ask(client, name).await {
+        Answer::Refusal(why) => return Some(why),
+        Answer::Unknown if unknown.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
+            return Some("it does not know the token, or not any more".to_owned());
+        }
+        Answer::Unknown => {}
+        Answer::None => *unknown = None,
+    }
+    None
+}
+
+async fn ask(client: &Client, name: &str) -> Answer {
+    let review = Api::<SelfSubjectReview>::all(client.clone());
+    let user = match limited(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
+        Ok(review) => review.status.and_then(|status| status.user_info?.username),
+        Err(kube::Error::Api(status)) if status.code == 401 => return Answer::Unknown,
+        Err(_) => None,
+    };
+    let Some(user) = user else { return Answer::None };
+    let requests = Api::<CertificateSigningRequest>::all(client.clone());
+    let page = ListParams::default().fields(REQUESTS).limit(PAGE);
+    let found = limited(requests.list(&page)).await.map(|list| list.items);
+    let refusal = found
+        .unwrap_or_default()
+        .iter()
+        .find_map(|request| judge(request, &user, name));
+    refusal.map_or(Answer::None, Answer::Refusal)
+}
+
+/// Why a request is refused, if it is one of this user for the Node of this name. Pure.
+fn judge(request: &CertificateSigningRequest, user: &str, name: &str) -> Option<String> {
+    let own = request.spec.username.as_deref() == Some(user) && is_for(&request.spec.request.0, name);
+    let conditions = request.status.as_ref()?.conditions.as_ref()?;
+    let refused = conditions
+        .iter()
+        .find(|condition| matches!(condition.type_.as_str(), "Failed" | "Denied") && condition.status == "True")?;
+    let why = [&refused.reason, &refused.message].map(|text| text.as_deref().unwrap_or_default());
+    let why = why.join(": ");
+    own.then(|| why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect())
+}
+
+/// Whether a request in PEM has the Node's user as a text of its own.
+fn is_for(request: &[u8], name: &str) -> bool {
+    let Ok(request) = CertificateSigningRequestDer::from_pem_slice(request) else {
+        return false;
+    };
+    let user = format!("system:node:{name}");
+    // In DER the last byte of a text's length is right before it, so that no longer name is taken for it.
+    let text = [&[user.len().to_le_bytes()[0]], user.as_bytes()].concat();
+    request.windows(text.len()).any(|part| part == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+
+    const USER: &str = "system:bootstrap:abcdef";
+
+    fn request(user: &str, node: &str, condition: &str) -> Value {
+        let mut parameters = CertificateParams::default();
+        parameters
+            .distinguished_name
+            .push(DnType::OrganizationName, "system:nodes");
+        parameters
+            .distinguished_name
+            .push(DnType::CommonName, format!("system:node:{node}"));
+        let pem = parameters
+            .serialize_request(&KeyPair::generate().unwrap())
+            .unwrap()
+            .pem()
+            .unwrap();
+        let conditions = json!([{"type": condition, "status": "True", "reason": "UsedUp", "message": "one\ntoo many"}]);
+        json!({
+            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "r"},
+            "spec": {
+                "request": data_encoding::BASE64.encode(pem.as_bytes()), "username": user,
+                "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+            },
+            "status": {"conditions": conditions},
+        })
+    }
+
+    #[test]
+    fn only_the_own_request_is_an_answer() {
+        for (rule, user, node, condition, refused) in [
+            ("it failed", USER, "box-1", "Failed", true),
+            ("it was denied", USER, "box-1", "Denied", true),
+            ("it may get a certificate", USER, "box-1", "Approved", false),
+            ("another token", "system:bootstrap:zzzzzz", "box-1", "Failed", false),
+            ("a longer name", USER, "box-10", "Failed", false),
+            ("another name", USER, "box-2", "Failed", false),
+        ] {
+            let request = serde_json::from_value(request(user, node, condition)).unwrap();
+            let expected = refused.then(|| "UsedUp: onetoo many".to_owned());
+            assert_eq!(judge(&request, USER, "box-1"), expected, "{rule}");
+        }
+        let name = "a".repeat(253);
+        let long = serde_json::from_value(request(USER, &name, "Failed")).unwrap();
+        assert!(judge(&long, USER, &name).is_some(), "a long name");
+    }
+
+    /// An API that knows the token if `known`, and has these requests.
+    fn serve(known: &Arc<Mutex<bool>>, requests: Value) -> Client {
+        let known = Arc::clone(known);
+        let service = service_fn(move |request: Request<Body>| {
+            let body = match *known.lock().unwrap() {
+                false => json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "message": "Unauthorized", "reason": "Unauthorized", "code": 401}),
+                true if request.uri().path().ends_with("selfsubjectreviews") => json!({
+                    "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+                    "status": {"userInfo": {"username": USER}},
+                }),
+                true => json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequestList",
+                    "metadata": {}, "items": requests}),
+            };
+            let status = body["code"].as_u64().map_or(200, |code| u16::try_from(code).unwrap());
+            let answer = Response::builder()
+                .status(status)
+                .body(Body::from(body.to_string().into_bytes()))
+                .unwrap();
+            async move { Ok::<_, kube::Error>(answer) }
+        });
+        Client::new(service, "default")
+    }
+
+    async fn learn(client: &Client) -> String {
+        let mut unknown = None;
+        loop {
+            if let Some(why) = look(client, "box-1", &mut unknown).await {
+                return why;
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_worker_learns_why() {
+        let known = Arc::new(Mutex::new(true));
+        let client = serve(&known, json!([request(USER, "box-1", "Failed")]));
+        assert_eq!(learn(&client).await, "UsedUp: onetoo many");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_unknown_for_a_moment_is_not_refused() {
+        let known = Arc::new(Mutex::new(false));
+        let client = serve(&known, json!([]));
+        let later = async {
+            sleep(PATIENCE / 2).await;
+            *known.lock().unwrap() = true;
+            sleep(PATIENCE * 10).await;
+            *known.lock().unwrap() = false;
+            Instant::now()
+        };
+        let (why, gone) = tokio::join!(learn(&client), later);
+        assert!(why.contains("does not know the token"), "{why}");
+        assert!(gone.elapsed() > PATIENCE, "{:?}", gone.elapsed());
+    }
+}
