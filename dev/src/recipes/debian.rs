@@ -24,6 +24,8 @@ const PACKAGES: &[(&str, &str)] = &[
     // The clients of the SSH server: in its tests, and of people. In its tests, a terminal for them.
     ("ssh", "openssh-client"),
     ("tmux", "tmux"),
+    // What keeps workers on most machines. In tests it runs beside this machine's own.
+    ("systemd-analyze", "systemd"),
 ];
 
 /// Installs the packages that are missing and returns their names.
