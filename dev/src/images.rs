@@ -35,8 +35,10 @@ pub const KONNECTIVITY_AGENT: &str = "registry.k8s.io/kas-network-proxy/proxy-ag
 pub const KUBE_PROXY: &str = "kube-proxy";
 /// A server for tests.
 pub const ECHO: &str = "docker.io/yoke/echo:dev";
-/// The folder of the binary in every image.
+/// The folder of the binary in every image, but for that of [`AT_ROOT`].
 const BIN: &str = "usr/local/bin";
+/// A binary that people call by its path.
+const AT_ROOT: &str = "echo";
 const TAG_DIGITS: usize = 12;
 
 /// Images of binaries that others release, but for control planes: name, binary.
@@ -252,7 +254,11 @@ impl Contents {
     }
 
     fn read(&self) -> Result<Vec<ImageFile>> {
-        let programs = self.programs.iter().map(|(name, path)| (format!("{BIN}/{name}"), path));
+        let place = |name: &String| match name.as_str() {
+            AT_ROOT => name.clone(),
+            _ => format!("{BIN}/{name}"),
+        };
+        let programs = self.programs.iter().map(|(name, path)| (place(name), path));
         let in_place = |path: &Path| path.to_string_lossy().trim_start_matches('/').to_owned();
         let libraries = self.libraries.iter().map(|path| (in_place(path), path));
         let read = |(path, file): (String, &PathBuf)| {

@@ -78,7 +78,7 @@ impl Workload<'_> {
 
     /// What a URL answers to a Pod.
     pub async fn ask_from(&self, pod: &str, url: &str) -> Result<Output> {
-        let exec = ["exec", pod, "--", "echo", "get", url];
+        let exec = ["exec", pod, "--", "/echo", "get", url];
         self.stack.kubectl(self.kubeconfig, &exec).await
     }
 

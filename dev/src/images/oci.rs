@@ -62,7 +62,7 @@ impl Image {
             "os": "linux",
             "config": {
                 "Entrypoint": [entrypoint],
-                "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+                "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/"],
             },
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.digest)]},
         });
