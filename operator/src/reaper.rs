@@ -36,7 +36,7 @@ use plan::{Step, Watch};
 /// Clusters that wait for a look. One that finds no place is told of again by its next look.
 const CAPACITY: usize = 256;
 /// Clusters that are looked at at once.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 8;
 /// How long one look may take.
 const LIMIT: Duration = Duration::from_secs(15);
 /// Who takes long is left alone this many times as long, so that others have their turn.

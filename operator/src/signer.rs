@@ -480,7 +480,7 @@ async fn sign(
         ward.api.prepare_lease(&asked.name, reap_after).await?;
     }
     if let Some(node) = node.filter(|_| asked.purpose == Use::Server) {
-        note_taints(context, ward, &node).await;
+        note_taints(context, ward, &node).await?;
         if !asked.is_approved {
             ward.api.approve(csr, &context.signer.params).await?;
         }
@@ -512,18 +512,15 @@ async fn find_node(ward: &Ward, asked: &Asked) -> Result<Option<Node>, SignError
     Ok(found.map(|node| node.0.unwrap_or_default()))
 }
 
-/// Has a Node say which taints its JoinToken gave it, while that is known. Without it, whoever runs the cluster has to delete the
-/// Node in the end: no reason for it to have no certificate.
-async fn note_taints(context: &Context, ward: &Ward, node: &Node) {
+/// Has a Node say which taints its JoinToken gave it, while that is known: without it, whoever runs the cluster has to delete the
+/// Node in the end.
+async fn note_taints(context: &Context, ward: &Ward, node: &Node) -> Result<(), TenantApiError> {
     if node.annotations().contains_key(labels::JOINED_TAINTS) {
-        return;
+        return Ok(());
     }
-    let Some(taints) = uses::find_taints(context, &ward.identity, &node.name_any()) else {
-        return;
-    };
-    if let Err(error) = ward.api.note_taints(node, &taints).await {
-        let error = crate::chain(&error);
-        tracing::debug!(cluster = %ward.identity.id, error, "the taints of a Node are not noted");
+    match uses::find_taints(context, &ward.identity, &node.name_any()) {
+        Some(taints) => ward.api.note_taints(node, &taints).await,
+        None => Ok(()),
     }
 }
 

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment};
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec, Volume, VolumeMount,
+    ResourceRequirements, SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec, Toleration, Volume,
+    VolumeMount,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, RoleBinding};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -19,7 +20,7 @@ use yoke_api::labels;
 
 use super::kube_system::{
     NAMESPACE, build_account, build_account_binding, build_files, build_metadata, build_mount, build_subject,
-    build_volume, to_labels, to_map, to_selector,
+    build_toleration, build_volume, to_labels, to_map, to_selector,
 };
 use super::{Facts, Parts, digest, images};
 use crate::rbac::build_role_ref;
@@ -147,6 +148,11 @@ fn build_deployment(facts: &Facts<'_>, files_digest: String) -> Deployment {
                     service_account_name: Some(NAME.into()),
                     priority_class_name: Some("system-cluster-critical".into()),
                     node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
+                    // While it runs nowhere, no namespace can be deleted.
+                    tolerations: Some(vec![Toleration {
+                        effect: Some("NoSchedule".into()),
+                        ..build_toleration(None)
+                    }]),
                     containers: vec![build_container(
                         images::to_metrics_server(facts),
                         &facts.config.image_pull_policy,

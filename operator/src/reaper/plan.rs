@@ -26,6 +26,8 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const NO_EXECUTE: &str = "NoExecute";
 /// The value of that taint where the operator has set it.
 const SILENT: &str = "yoke-silent";
+/// All of that taint, as text.
+const OWN_TAINT: &str = "node.kubernetes.io/out-of-service=yoke-silent:NoExecute";
 
 /// How often it is looked, and how long each step takes.
 #[derive(Clone, Copy, Debug)]
@@ -38,15 +40,19 @@ pub struct Pace {
     pub doubt: Duration,
     /// Between the taint and the end of the Node: how long Pods and volumes have.
     pub linger: Duration,
+    /// For how long this process must have looked before a Lease counts that says more: while it did not, nobody saw whether the
+    /// Cluster could be reached.
+    pub known: Duration,
 }
 
 impl Default for Pace {
     fn default() -> Self {
         Self {
-            every: Duration::from_secs(15),
+            every: Duration::from_secs(25),
             looks: 3,
             doubt: Duration::from_secs(15),
             linger: Duration::from_secs(45),
+            known: Duration::from_secs(600),
         }
     }
 }
@@ -56,6 +62,8 @@ impl Default for Pace {
 pub(super) struct Watch {
     signs: HashMap<String, Sign>,
     last: Option<Instant>,
+    /// Since when there was no gap.
+    since: Option<Instant>,
     /// Number of looks.
     pub(super) count: usize,
 }
@@ -99,6 +107,7 @@ impl Watch {
     pub(super) fn note(&mut self, leases: &[Lease], now: Instant) {
         if !self.is_fresh(now) {
             self.signs.clear();
+            self.since = Some(now);
         }
         let mut signs = HashMap::new();
         for lease in leases {
@@ -131,7 +140,9 @@ impl Watch {
         };
         let said = sign.renewed.or_else(|| made(lease)).map(|since| age(since, now.0));
         let seen = now.1.saturating_duration_since(sign.since);
-        sign.looks >= pace.looks && well >= limit && said.unwrap_or_default().max(seen) >= limit
+        let known = self.since.map(|since| now.1.saturating_duration_since(since));
+        let is_known = known.is_some_and(|known| known >= limit.min(pace.known));
+        sign.looks >= pace.looks && is_known && well >= limit && said.unwrap_or_default().max(seen) >= limit
     }
 }
 
@@ -139,7 +150,7 @@ impl Watch {
 pub(super) fn plan(node: &Node, silent: Option<&Lease>, now: Timestamp, pace: &Pace) -> Step {
     let mark = node.labels().get(labels::REAPING);
     // A kubelet that is silent on purpose must not have its Node made anew without what the cluster's administrators gave it.
-    let silent = silent.filter(|_| !is_marked(node, &[OUT_OF_SERVICE]));
+    let silent = silent.filter(|_| !is_marked(node, OWN_TAINT));
     let Some(lease) = silent else {
         return if mark.is_some() { Step::Release } else { Step::Nothing };
     };
@@ -196,10 +207,9 @@ fn is_of_another(lease: &Lease, node: &Node) -> bool {
     owners.any(|owner| Some(owner.uid.as_str()) != node.metadata.uid.as_deref())
 }
 
-/// Whether a Node is out of service, whoever said so: there is one such taint at most.
+/// Whether the operator has said that a Node is out of service.
 fn is_tainted(node: &Node) -> bool {
-    let mut taints = taints(node).iter();
-    taints.any(|taint| taint.key == OUT_OF_SERVICE && taint.effect == NO_EXECUTE)
+    without_taint(node).is_some()
 }
 
 fn taints(node: &Node) -> &[Taint] {

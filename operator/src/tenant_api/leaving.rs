@@ -19,7 +19,9 @@ use super::base::NODES_GROUP;
 const NAME: &str = "leaving-nodes.yoke.drzzl.io";
 /// Taints that controllers of Kubernetes set, and take away, by the Node's state; the kubelet itself may cordon its Node.
 /// `out-of-service` is not among them: people set it.
-const STATE_TAINTS: [&str; 7] = [
+const STATE_TAINTS: [&str; 9] = [
+    "node.cloudprovider.kubernetes.io/shutdown",
+    "node.cloudprovider.kubernetes.io/uninitialized",
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
     "node.kubernetes.io/unschedulable",
@@ -30,8 +32,8 @@ const STATE_TAINTS: [&str; 7] = [
 ];
 const RESTRICTED: &str = "node-restriction.kubernetes.io/";
 
-/// Whether others gave a Node what its kubelet would shed if it were made anew, but for taints of these keys.
-pub(crate) fn is_marked(node: &Node, besides: &[&str]) -> bool {
+/// Whether others gave a Node what its kubelet would shed if it were made anew, but for this taint.
+pub(crate) fn is_marked(node: &Node, besides: &str) -> bool {
     let noted = node.annotations().get(JOINED_TAINTS).map_or("", String::as_str);
     let spec = node.spec.as_ref();
     let mut taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default().iter();
@@ -39,11 +41,15 @@ pub(crate) fn is_marked(node: &Node, besides: &[&str]) -> bool {
         let value = taint.value.as_deref().filter(|value| !value.is_empty());
         let value = value.map(|value| format!("={value}")).unwrap_or_default();
         let text = format!("{}{value}:{}", taint.key, taint.effect);
-        let key = taint.key.as_str();
-        !STATE_TAINTS.contains(&key) && !besides.contains(&key) && !noted.split(',').any(|noted| noted == text)
+        let is_state = STATE_TAINTS.contains(&taint.key.as_str());
+        !is_state && text != besides && !noted.split(',').any(|noted| noted == text)
     };
-    let is_restricted = |key: &String| key.starts_with(RESTRICTED) || key.contains(&format!(".{RESTRICTED}"));
-    taints.any(is_others) || node.labels().keys().any(is_restricted)
+    taints.any(is_others) || node.labels().keys().any(|key| is_restricted(key))
+}
+
+/// Whether no kubelet sets a label of this key.
+pub(super) fn is_restricted(key: &str) -> bool {
+    key.starts_with(RESTRICTED) || key.contains(&format!(".{RESTRICTED}"))
 }
 
 /// The policy, and what puts it into force.
@@ -135,12 +141,19 @@ fn build_validations() -> Vec<Validation> {
         ),
         // What the kubelet can delete would take the Node with it.
         validation(
-            "request.operation != 'CREATE' || !has(object.metadata.ownerReferences) || \
-             size(object.metadata.ownerReferences) == 0"
-                .into(),
-            "a kubelet may not make a Node that has an owner",
+            format!(
+                "request.operation == 'DELETE' || {} == (request.operation == 'CREATE' ? [] : {})",
+                owners_of("object"),
+                owners_of("oldObject")
+            ),
+            "a kubelet may not give its Node an owner",
         ),
     ]
+}
+
+fn owners_of(object: &str) -> String {
+    let owners = format!("{object}.metadata.ownerReferences");
+    format!("(has({owners}) ? {owners} : [])")
 }
 
 /// What the operator noted on an object.

@@ -15,20 +15,19 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
+use super::leaving::is_restricted;
 use super::{TenantApi, TenantApiError, limited};
 
 /// Where kubelets have their Leases.
 const NAMESPACE: &str = "kube-node-lease";
 /// As a kubelet has it.
 const LEASE_SECONDS: i32 = 40;
-/// Leases in one page.
-const PAGE: u32 = 250;
+/// Leases in one page, and Nodes: whoever writes one may put as many values into it as an object of a tenant's may have.
+const PAGE: u32 = 8;
 /// A cluster of Kubernetes has no more Nodes than are on these.
-const PAGES_MAX: usize = 20;
+const PAGES_MAX: usize = 625;
 /// Characters by which an owner is known.
 const UID_MAX: usize = 64;
-/// Nodes in one page: they are large.
-const NODES_PAGE: u32 = 32;
 /// Nodes that are removed at a time, at most.
 pub(crate) const NODES_MAX: usize = 128;
 
@@ -93,12 +92,10 @@ impl TenantApi {
 
     /// The Nodes that are about to be removed, as far as they can be read.
     pub async fn reaping_nodes(&self) -> Result<Vec<Node>, TenantApiError> {
-        let mut params = ListParams::default().labels(labels::REAPING).limit(NODES_PAGE);
+        let mut params = ListParams::default().labels(labels::REAPING).limit(PAGE);
         let (api, mut found) = (Api::<Lenient<Node>>::all(self.client.clone()), Vec::new());
         while found.len() < NODES_MAX {
             let list = limited("its Nodes", api.list(&params)).await?;
-            // Of a Node's status nothing is needed, and it is the most of it.
-            let strip = |node: Node| Node { status: None, ..node };
             found.extend(list.items.into_iter().filter_map(|node| node.0.ok()).map(strip));
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -203,6 +200,26 @@ fn build_lease(node: &str, reap_after: &str) -> Lease {
 }
 
 /// A Lease without what nobody here asks for: others write it, as large as they like.
+/// What is looked at of a Node: of labels and annotations, which may be large, those that keep it.
+fn strip(mut node: Node) -> Node {
+    let is_said = |key: &String| key == labels::REAPING || is_restricted(key);
+    node.labels_mut().retain(|key, _| is_said(key));
+    node.annotations_mut().retain(|key, _| key == labels::JOINED_TAINTS);
+    Node {
+        metadata: ObjectMeta {
+            name: node.metadata.name,
+            uid: node.metadata.uid,
+            resource_version: node.metadata.resource_version,
+            deletion_timestamp: node.metadata.deletion_timestamp,
+            labels: node.metadata.labels,
+            annotations: node.metadata.annotations,
+            ..ObjectMeta::default()
+        },
+        spec: node.spec,
+        status: None,
+    }
+}
+
 fn trim(mut lease: Lease) -> Lease {
     let said = lease.labels_mut().remove_entry(labels::REAP_AFTER);
     let owner = lease.owner_references().iter().find(|owner| owner.kind == "Node");

@@ -45,6 +45,7 @@ const PACE: Pace = Pace {
     doubt: Duration::from_secs(1),
     // Kubernetes looks each 20 s which Pods are on machines that are out of service.
     linger: Duration::from_secs(25),
+    known: Duration::ZERO,
 };
 /// Namespace of the certificate authorities.
 pub(crate) const PKI: &str = "yoke-pki";

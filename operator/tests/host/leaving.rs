@@ -129,7 +129,7 @@ async fn a_kubelet_sheds_nothing_by_deleting_its_node() {
     // What it can delete does not take the Node with it.
     let owner = json!([{"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "name": "n", "uid": "1"}]);
     let why = refusal(make(kubelet, "n", json!({"ownerReferences": owner})).await);
-    assert!(why.contains("has an owner"), "{why}");
+    assert!(why.contains("its Node an owner"), "{why}");
     make(kubelet, "n", json!({})).await.unwrap();
     let why = refusal(patch(kubelet, "n", json!({"metadata": {"ownerReferences": owner}})).await);
     assert!(why.contains("ownerReferences"), "{why}");

@@ -7,6 +7,7 @@ const PACE: Pace = Pace {
     looks: 3,
     doubt: Duration::from_secs(15),
     linger: Duration::from_secs(60),
+    known: Duration::ZERO,
 };
 
 fn lease(reap_after: &str, renewed: Option<i64>) -> Lease {
@@ -60,8 +61,20 @@ fn silent_is_who_is_heard_of_neither_by_the_clock_nor_by_looking() {
             now = begun + seconds(every) * look;
             watch.note(std::slice::from_ref(&lease), now);
         }
-        let found = watch.is_silent(&lease, seconds(well), (at(2000), now), &PACE);
-        assert_eq!(found, expected, "{rule}");
+        let is_silent = |pace: &Pace| watch.is_silent(&lease, seconds(well), (at(2000), now), pace);
+        assert_eq!(is_silent(&PACE), expected, "{rule}");
+        // As long as the Lease says, and not less.
+        let strict = Pace {
+            known: Duration::MAX,
+            ..PACE
+        };
+        let looked = now.saturating_duration_since(begun);
+        let is_known = parse_time(reap_after).is_some_and(|limit| looked >= limit);
+        assert_eq!(
+            is_silent(&strict),
+            expected && is_known,
+            "{rule}, by one that has just begun"
+        );
     }
 }
 
@@ -105,7 +118,7 @@ fn a_silent_node_goes_step_by_step() {
         ("marked", Some("1985"), &none, true, Step::Taint),
         ("tainted just now", Some("1941"), &own, true, Step::Nothing),
         ("tainted", Some("1940"), &own, true, Step::Delete),
-        ("tainted by somebody else", Some("1940"), &others, true, Step::Delete),
+        ("tainted by somebody else", Some("1940"), &others, true, Step::Release),
         ("a mark that is no time", Some("x"), &own, true, Step::Mark),
         ("a mark from the future", Some("2001"), &own, true, Step::Mark),
         ("back, marked", Some("1985"), &none, false, Step::Release),
