@@ -76,13 +76,15 @@ impl Authorization for Gatekeeper {
         let mut attributes = request.into_inner().attributes.unwrap_or_default();
         let http = attributes.request.take().and_then(|request| request.http);
         // Only Envoy's HTTP filter says anything of a request.
+        let is_source = terminated && http.is_none();
         let response = match http {
             Some(http) => self.check_request(&attributes, &http),
             None if terminated => self.check_source(&attributes),
             None => self.check_connection(&attributes),
         };
         let code = response.status.as_ref().map(|status| Code::from(status.code));
-        if code == Some(Code::ResourceExhausted) {
+        // Who asks about a source does not wait long, and lets it in then.
+        if code == Some(Code::ResourceExhausted) && !is_source {
             self.tarpit.wait().await;
         }
         Ok(Response::new(response))
