@@ -82,6 +82,8 @@ pub(crate) fn build_cni(layout: &Layout, id: &Id, pods: Cidr, mtu: u32) -> Strin
                 "type": "bridge",
                 "bridge": id.bridge(),
                 "isGateway": true,
+                // A Node that is made anew has other addresses for its Pods.
+                "forceAddress": true,
                 "mtu": mtu,
                 "hairpinMode": true,
                 "ipam": {

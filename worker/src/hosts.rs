@@ -12,7 +12,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ use crate::id::Id;
 use crate::state::Worker;
 
 pub(crate) const HOSTS: &str = "/etc/hosts";
+/// Held by who writes it.
+const LOCK: &str = "/run/yoke-worker-hosts.lock";
 
 /// Some block whatever they do not like by it.
 const HOSTS_MAX: u64 = 64 << 20;
@@ -87,7 +89,7 @@ fn change(path: &Path, id: &Id, entry: Option<&str>) -> Result<(), FileError> {
     }
     // What a link leads to is changed, and the link stays.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let _held = hold(path.parent().unwrap_or(Path::new("/")))?;
+    let _held = hold()?;
     let text = build(&read(&path)?, id, entry);
     let mode = fs::metadata(&path).map_or(files::PUBLIC, |found| found.permissions().mode() & 0o7777);
     match files::write(&path, &text, mode) {
@@ -99,10 +101,12 @@ fn change(path: &Path, id: &Id, entry: Option<&str>) -> Result<(), FileError> {
     }
 }
 
-/// Other workers of the machine read it, and write it, as well.
-fn hold(folder: &Path) -> Result<File, FileError> {
-    let failed = |error| FileError::new("lock", folder, error);
-    let file = File::open(folder).map_err(failed)?;
+/// Other workers of the machine read it, and write it, as well. Nobody else can hold what only root opens.
+fn hold() -> Result<File, FileError> {
+    let failed = |error| FileError::new("lock", Path::new(LOCK), error);
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).mode(files::SECRET);
+    let file = file.open(LOCK).map_err(failed)?;
     for _ in 0..TRIES {
         match file.try_lock() {
             Ok(()) => return Ok(file),

@@ -20,7 +20,7 @@ use crate::output::say;
 use crate::place::Place;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, clean, commands, node, root, setup, systemd};
+use crate::{Error, clean, commands, node, refusal, root, setup, systemd};
 
 /// From the start of the unit to a Node that is ready.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -51,6 +51,10 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
     let unit = Unit::new(&layout, &worker.id);
     tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
+        refused = refusal::wait(&layout, &worker) => {
+            undo(&layout, &worker, &unit).await;
+            Err(refused)
+        }
         () = signals.next() => {
             say(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));
             Err(Error::Interrupted)

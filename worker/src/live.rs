@@ -26,7 +26,7 @@ use crate::machine::{PATH, has_sys_resource, resolv_conf};
 use crate::network::Network;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cgroups, cni, drain, files, hosts, network, node, refusal, sysctls, systemd};
+use crate::{Error, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -49,11 +49,7 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
 pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
-    if !network::has_table(&worker.id).await {
-        // The machine was booted: no Pod is connected before there is one again.
-        files::remove(&layout.network_config())?;
-    }
-    let containerd = start_containerd(layout, &worker)?;
+    let containerd = start_containerd(layout, &worker).await?;
     tokio::pin!(end);
     let kubelet = tokio::select! {
         kubelet = start_kubelet(layout, &worker) => kubelet,
@@ -109,7 +105,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
 pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     let mut worker = worker.clone();
     check_node(layout, &mut worker).await?;
-    let containerd = start_containerd(layout, &worker)?;
+    let containerd = start_containerd(layout, &worker).await?;
     let mut network = None;
     let kubelet = match start_kubelet(layout, &worker).await {
         Ok(kubelet) => {
@@ -211,7 +207,12 @@ async fn wait_healthy() {
     }
 }
 
-fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
+async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
+    if !network::has_table(&worker.id).await {
+        // The machine was booted: no Pod is connected before there is one again.
+        files::remove(&layout.network_config())?;
+    }
+    machine::load_bridge_filter().await;
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
     // A box has its own.

@@ -11,6 +11,8 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use crate::arguments::MachineOptions;
+use crate::feed::call;
+use crate::output::say;
 use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
 use crate::systemd;
 
@@ -28,6 +30,23 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
 /// Of what a program says that failed.
 const SAID_MAX: usize = 200;
+
+/// Whether a packet from one port of a bridge to another passes the packet filter.
+const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+
+/// Has the kernel load what a Pod needs to reach a Service whose Pod is on the same bridge, cluster DNS among them.
+pub(crate) async fn load_bridge_filter() {
+    if Path::new(BRIDGE_FILTER).exists() {
+        return;
+    }
+    let loaded = call("modprobe", &["br_netfilter"], "").await;
+    if !Path::new(BRIDGE_FILTER).exists() {
+        let why = loaded.err().unwrap_or_default();
+        say(&format!(
+            "Pods do not reach Services whose Pods are on this machine, cluster DNS among them: br_netfilter is not loaded {why}"
+        ));
+    }
+}
 
 /// Reads everything but the clock of the API. The folder of the worker need not be there.
 pub(crate) async fn observe(options: &MachineOptions) -> Facts {
@@ -48,7 +67,7 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
         nf_tables: nft == Filter::Works || has_module(release.trim(), "nf_tables"),
         overlay: has_overlay(&read("/proc/filesystems")) || has_module(release.trim(), "overlay"),
         ip_forward: parse_flag("/proc/sys/net/ipv4/ip_forward"),
-        bridge_filter: parse_flag("/proc/sys/net/bridge/bridge-nf-call-iptables"),
+        bridge_filter: parse_flag(BRIDGE_FILTER),
         nft,
         tun: fs::OpenOptions::new().read(true).write(true).open(TUN).is_ok(),
         wireguard: (options.wireguard_port, is_taken_by_udp(options.wireguard_port)),

@@ -231,6 +231,8 @@ impl Upkeep {
         let own = [self.worker.id.bridge(), self.worker.id.tunnel()];
         let mut host = host::observe(&own).await?;
         host.reserved.extend(&self.api);
+        host.reserved
+            .extend(self.worker.address.map(|address| Cidr::of(address.to_canonical())));
         Ok(host)
     }
 

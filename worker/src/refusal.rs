@@ -22,7 +22,7 @@ use crate::state::Worker;
 use crate::{Error, hosts};
 
 const PAUSE: Duration = Duration::from_secs(2);
-/// An API server may not have heard of a token that was made just now.
+/// An API server may not have heard of a token that was made just now, and the newest request may be an earlier worker's.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Those that are asked for by kubelets. They are removed after an hour; a worker does not see itself refused among more.
 const REQUESTS: &str = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
@@ -66,17 +66,17 @@ async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
     Client::try_from(config).ok()
 }
 
-/// Why the worker is refused, if it is. `unknown` is since when the token has been.
+/// Why the worker is refused, if it is and has been for a while. `unknown` is since when.
 async fn look(client: &Client, name: &str, unknown: &mut Option<Instant>) -> Option<String> {
-    match ask(client, name).await {
-        Answer::Refusal(why) => return Some(why),
-        Answer::Unknown if unknown.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
-            return Some("it does not know the token, or not any more".to_owned());
+    let why = match ask(client, name).await {
+        Answer::Refusal(why) => why,
+        Answer::Unknown => "it does not know the token, or not any more".to_owned(),
+        Answer::None => {
+            *unknown = None;
+            return None;
         }
-        Answer::Unknown => {}
-        Answer::None => *unknown = None,
-    }
-    None
+    };
+    (unknown.get_or_insert_with(Instant::now).elapsed() > PATIENCE).then_some(why)
 }
 
 async fn ask(client: &Client, name: &str) -> Answer {
@@ -90,23 +90,29 @@ async fn ask(client: &Client, name: &str) -> Answer {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let page = ListParams::default().fields(REQUESTS).limit(PAGE);
     let found = limited(requests.list(&page)).await.map(|list| list.items);
-    let refusal = found
-        .unwrap_or_default()
+    let found = found.unwrap_or_default();
+    let newest = found
         .iter()
-        .find_map(|request| judge(request, &user, name));
+        .filter(|request| is_own(request, &user, name))
+        .max_by_key(|request| request.metadata.creation_timestamp.as_ref().map(|made| made.0));
+    let refusal = newest.and_then(find_refusal);
     refusal.map_or(Answer::None, Answer::Refusal)
 }
 
-/// Why a request is refused, if it is one of this user for the Node of this name. Pure.
-fn judge(request: &CertificateSigningRequest, user: &str, name: &str) -> Option<String> {
-    let own = request.spec.username.as_deref() == Some(user) && is_for(&request.spec.request.0, name);
+/// Whether a request is one of this user for the Node of this name. Pure.
+fn is_own(request: &CertificateSigningRequest, user: &str, name: &str) -> bool {
+    request.spec.username.as_deref() == Some(user) && is_for(&request.spec.request.0, name)
+}
+
+/// Why a request is refused, if it is. Pure.
+fn find_refusal(request: &CertificateSigningRequest) -> Option<String> {
     let conditions = request.status.as_ref()?.conditions.as_ref()?;
     let refused = conditions
         .iter()
         .find(|condition| matches!(condition.type_.as_str(), "Failed" | "Denied") && condition.status == "True")?;
     let why = [&refused.reason, &refused.message].map(|text| text.as_deref().unwrap_or_default());
     let why = why.join(": ");
-    own.then(|| why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect())
+    Some(why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect())
 }
 
 /// Whether a request in PEM has the Node's user as a text of its own.
@@ -170,11 +176,12 @@ mod tests {
         ] {
             let request = serde_json::from_value(request(user, node, condition)).unwrap();
             let expected = refused.then(|| "UsedUp: onetoo many".to_owned());
-            assert_eq!(judge(&request, USER, "box-1"), expected, "{rule}");
+            let own = Some(&request).filter(|request| is_own(request, USER, "box-1"));
+            assert_eq!(own.and_then(find_refusal), expected, "{rule}");
         }
         let name = "a".repeat(253);
         let long = serde_json::from_value(request(USER, &name, "Failed")).unwrap();
-        assert!(judge(&long, USER, &name).is_some(), "a long name");
+        assert!(is_own(&long, USER, &name), "a long name");
     }
 
     /// An API that knows the token if `known`, and has these requests.

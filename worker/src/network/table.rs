@@ -49,7 +49,6 @@ table inet {name} {{
         type filter hook forward priority filter
         iifname "{tunnel}" oifname != "{bridge}" drop
         iifname != "{tunnel}" ip saddr @peers drop
-        oifname != "{tunnel}" ip daddr @peers drop
     }}
     chain input {{
         type filter hook input priority filter
@@ -57,8 +56,8 @@ table inet {name} {{
         iifname "{tunnel}" ip protocol != icmp drop
         iifname != "{tunnel}" ip saddr @peers drop
     }}
-    chain output {{
-        type filter hook output priority filter
+    chain leaving {{
+        type filter hook postrouting priority filter
         oifname != "{tunnel}" ip daddr @peers drop
     }}
 }}

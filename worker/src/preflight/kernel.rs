@@ -56,8 +56,8 @@ pub(super) fn inspect_bridge(filter: Option<bool>) -> Row {
         ),
         None => Row::warning(
             CHECK,
-            "the kernel has br_netfilter not loaded",
-            format!("modprobe br_netfilter: {need}"),
+            "the kernel has br_netfilter not loaded; the worker tries to",
+            format!("modprobe br_netfilter, if that fails: {need}"),
         ),
     }
 }

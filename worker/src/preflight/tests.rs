@@ -172,7 +172,7 @@ fn what_is_missing_is_named() {
             "bridge filter",
             with(|facts| facts.bridge_filter = None),
             Warning,
-            "the kernel has br_netfilter not loaded",
+            "the kernel has br_netfilter not loaded; the worker tries to",
         ),
         (
             "packet filter",
