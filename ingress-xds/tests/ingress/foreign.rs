@@ -132,15 +132,13 @@ impl Foreign {
         .await;
     }
 
-    /// Waits until it knows a cluster by both of its names at this address.
+    /// Waits until it knows a cluster by its name at this address.
     async fn wait_address(&mut self, public: &str, expected: &str) {
         let what = format!("{public} is at {expected}");
         self.wait(&what, |client| {
-            ["l4", "l7"].iter().all(|way| {
-                let key = ("ClusterLoadAssignment".to_owned(), format!("{way}/{public}"));
-                let address = "/endpoints/0/lbEndpoints/0/endpoint/address/socketAddress/address";
-                client.served.get(&key).and_then(|body| body.pointer(address)) == Some(&expected.into())
-            })
+            let key = ("ClusterLoadAssignment".to_owned(), format!("name/{public}"));
+            let address = "/endpoints/0/lbEndpoints/0/endpoint/address/socketAddress/address";
+            client.served.get(&key).and_then(|body| body.pointer(address)) == Some(&expected.into())
         })
         .await;
     }
@@ -191,8 +189,8 @@ async fn stage() -> (Site, [ClusterFixture; 2]) {
     (site, clusters)
 }
 
-const OF_A: [&str; 2] = ["l4/a-bcdfghjk.yoke.test", "l7/a-bcdfghjk.yoke.test"];
-const OF_B: [&str; 2] = ["l4/b-zzzzzzzz.yoke.test", "l7/b-zzzzzzzz.yoke.test"];
+const OF_A: [&str; 1] = ["name/a-bcdfghjk.yoke.test"];
+const OF_B: [&str; 1] = ["name/b-zzzzzzzz.yoke.test"];
 const OF_TENANTS: [&str; 2] = ["Cluster", "ClusterLoadAssignment"];
 /// What is left when there is no cluster of a tenant.
 const OWN: [(&str, &[&str]); 5] = [
@@ -221,7 +219,7 @@ async fn a_foreign_client_is_led_and_goes_on_where_it_was() {
     client.wait_names("it has everything", &all).await;
     client.wait_address(&public, "10.0.0.1").await;
     let body = |client: &Foreign, kind: &str, name: &str| client.served[&(kind.to_owned(), name.to_owned())].clone();
-    let tls = body(&client, "Cluster", OF_A[1])["transportSocket"]["typedConfig"].clone();
+    let tls = body(&client, "Cluster", OF_A[0])["transportSocket"]["typedConfig"].clone();
     assert_eq!(tls["sni"], a.config.upstream.server_name.as_str(), "{tls}");
     let names = &tls["commonTlsContext"]["validationContext"]["matchTypedSubjectAltNames"];
     assert_eq!(
