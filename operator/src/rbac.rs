@@ -1,7 +1,30 @@
-//! Who may do what in tenants' clusters.
+//! What rights are made of, on the host and in tenants' clusters.
 
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject};
 use kube::api::ObjectMeta;
+
+/// A ClusterRole with these rules.
+pub(crate) fn build_role(name: &str, rules: Vec<PolicyRule>) -> ClusterRole {
+    ClusterRole {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            ..ObjectMeta::default()
+        },
+        rules: Some(rules),
+        ..ClusterRole::default()
+    }
+}
+
+/// What may be done with all resources of these names in these groups.
+pub(crate) fn build_rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule {
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    PolicyRule {
+        api_groups: Some(owned(groups)),
+        resources: Some(owned(resources)),
+        verbs: owned(verbs),
+        ..PolicyRule::default()
+    }
+}
 
 /// Gives a ClusterRole to a subject.
 pub(crate) fn build_binding(name: &str, subject: Subject, role: &str) -> ClusterRoleBinding {

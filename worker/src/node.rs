@@ -1,5 +1,6 @@
 //! The worker's Node, as the worker itself sees it: with the certificate that its kubelet was given.
 
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
@@ -25,7 +26,12 @@ const SILENCE: u32 = 30;
 
 /// A client with the kubelet's certificate, once it has one.
 pub(crate) async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
-    let kubeconfig = Kubeconfig::read_from(layout.kubeconfig()).ok()?;
+    connect_by(&layout.kubeconfig(), worker).await
+}
+
+/// A client by a kubeconfig, once that can be read.
+pub(crate) async fn connect_by(kubeconfig: &Path, worker: &Worker) -> Option<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).ok()?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .ok()?;
@@ -62,8 +68,7 @@ impl Seen {
 
 /// The UID of the Node of this name; nothing if there is none.
 pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<String>> {
-    let node = limited(Api::<Node>::all(client.clone()).get_opt(name)).await?;
-    Ok(node.and_then(|node| node.metadata.uid))
+    Ok(look(client, name).await?.map(|seen| seen.uid))
 }
 
 /// Waits until the cluster has let the Node in, and has said which addresses it may give to Pods. The Node's UID is kept as

@@ -10,16 +10,15 @@ use std::time::Duration;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::api::{ListParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client};
 use rustls_pki_types::CertificateSigningRequestDer;
 use rustls_pki_types::pem::PemObject as _;
 use tokio::time::{Instant, sleep};
 
+use crate::Error;
 use crate::layout::Layout;
-use crate::node::limited;
+use crate::node::{connect_by, limited};
 use crate::state::Worker;
-use crate::{Error, hosts};
 
 const PAUSE: Duration = Duration::from_secs(2);
 /// An API server may not have heard of a token that was made just now, and the newest request may be an earlier worker's.
@@ -30,24 +29,14 @@ const PAGE: u32 = 250;
 /// Of what a cluster says.
 const SAID_MAX: usize = 300;
 
-/// What a cluster has to say to a worker.
-#[derive(Debug, PartialEq)]
-enum Answer {
-    /// Nothing, or nothing that would be final.
-    None,
-    /// It does not know who asks.
-    Unknown,
-    /// No, and why.
-    Refusal(String),
-}
-
 /// Comes when the worker is refused, and never if it is not.
 pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
-    let mut unknown = None;
+    let mut since = None;
     // Who has a certificate was let in, whatever becomes of the token. The kubelet writes its kubeconfig before it has one.
     while !layout.client_certificate().exists() {
-        if let Some(client) = connect(layout, worker).await
-            && let Some(why) = look(&client, &worker.name, &mut unknown).await
+        // With the bootstrap token.
+        if let Some(client) = connect_by(&layout.bootstrap_kubeconfig(), worker).await
+            && let Some(why) = look(&client, &worker.name, &mut since).await
         {
             return Error::Refused(why);
         }
@@ -56,47 +45,31 @@ pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
     pending().await
 }
 
-/// A client with the bootstrap token.
-async fn connect(layout: &Layout, worker: &Worker) -> Option<Client> {
-    let kubeconfig = Kubeconfig::read_from(layout.bootstrap_kubeconfig()).ok()?;
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .ok()?;
-    hosts::dial(&mut config, &worker.server, worker.address);
-    Client::try_from(config).ok()
-}
-
-/// Why the worker is refused, if it is and has been for a while. `unknown` is since when.
-async fn look(client: &Client, name: &str, unknown: &mut Option<Instant>) -> Option<String> {
-    let why = match ask(client, name).await {
-        Answer::Refusal(why) => why,
-        Answer::Unknown => "it does not know the token, or not any more".to_owned(),
-        Answer::None => {
-            *unknown = None;
-            return None;
-        }
+/// Why the worker is refused, if it is and has been for a while. `since` is when that was first heard.
+async fn look(client: &Client, name: &str, since: &mut Option<Instant>) -> Option<String> {
+    let Some(why) = ask(client, name).await else {
+        *since = None;
+        return None;
     };
-    (unknown.get_or_insert_with(Instant::now).elapsed() > PATIENCE).then_some(why)
+    (since.get_or_insert_with(Instant::now).elapsed() > PATIENCE).then_some(why)
 }
 
-async fn ask(client: &Client, name: &str) -> Answer {
+/// Why the API refuses the worker right now, if it does.
+async fn ask(client: &Client, name: &str) -> Option<String> {
     let review = Api::<SelfSubjectReview>::all(client.clone());
     let user = match limited(review.create(&PostParams::default(), &SelfSubjectReview::default())).await {
-        Ok(review) => review.status.and_then(|status| status.user_info?.username),
-        Err(kube::Error::Api(status)) if status.code == 401 => return Answer::Unknown,
-        Err(_) => None,
+        Ok(review) => review.status?.user_info?.username?,
+        Err(kube::Error::Api(status)) if status.code == 401 => {
+            return Some("it does not know the token, or not any more".to_owned());
+        }
+        Err(_) => return None,
     };
-    let Some(user) = user else { return Answer::None };
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let page = ListParams::default().fields(REQUESTS).limit(PAGE);
-    let found = limited(requests.list(&page)).await.map(|list| list.items);
-    let found = found.unwrap_or_default();
-    let newest = found
-        .iter()
-        .filter(|request| is_own(request, &user, name))
-        .max_by_key(|request| request.metadata.creation_timestamp.as_ref().map(|made| made.0));
-    let refusal = newest.and_then(find_refusal);
-    refusal.map_or(Answer::None, Answer::Refusal)
+    let found = limited(requests.list(&page)).await.ok()?.items;
+    let own = found.iter().filter(|request| is_own(request, &user, name));
+    let newest = own.max_by_key(|request| request.metadata.creation_timestamp.as_ref().map(|made| made.0));
+    newest.and_then(find_refusal)
 }
 
 /// Whether a request is one of this user for the Node of this name. Pure.
@@ -209,9 +182,9 @@ mod tests {
     }
 
     async fn learn(client: &Client) -> String {
-        let mut unknown = None;
+        let mut since = None;
         loop {
-            if let Some(why) = look(client, "box-1", &mut unknown).await {
+            if let Some(why) = look(client, "box-1", &mut since).await {
                 return why;
             }
             sleep(PAUSE).await;

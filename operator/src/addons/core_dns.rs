@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, HTTPGetAction, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
     SecurityContext, Service, ServicePort, ServiceSpec,
 };
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
@@ -16,6 +16,7 @@ use super::kube_system::{
     to_labels, to_map, to_selector,
 };
 use super::{DNS_NUMBER, Facts, Parts, images};
+use crate::rbac::{build_role, build_rule};
 use crate::security::build_security;
 
 const NAME: &str = "coredns";
@@ -33,7 +34,7 @@ const READY_PORT: i32 = 8181;
 pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     let file = to_corefile(&facts.spec.network.cluster_domain);
     parts.add(&build_account(NAME));
-    parts.add(&build_role());
+    parts.add(&build_role(ROLE, build_rules()));
     parts.add(&build_account_binding(ROLE, ROLE, NAME));
     parts.add(&build_files(NAME, [("Corefile".to_owned(), file)].into()));
     parts.add(&build_service(&facts.spec.network.service_cidr));
@@ -76,24 +77,12 @@ import /etc/{CUSTOM}/*.server
     )
 }
 
-fn build_role() -> ClusterRole {
-    let rule = |group: &str, resources: &[&str]| PolicyRule {
-        api_groups: Some(vec![group.into()]),
-        resources: Some(resources.iter().map(|&name| name.into()).collect()),
-        verbs: vec!["list".into(), "watch".into()],
-        ..PolicyRule::default()
-    };
-    ClusterRole {
-        metadata: ObjectMeta {
-            name: Some(ROLE.into()),
-            ..ObjectMeta::default()
-        },
-        rules: Some(vec![
-            rule("", &["endpoints", "services", "pods", "namespaces"]),
-            rule("discovery.k8s.io", &["endpointslices"]),
-        ]),
-        ..ClusterRole::default()
-    }
+fn build_rules() -> Vec<PolicyRule> {
+    let verbs = ["list", "watch"];
+    vec![
+        build_rule(&[""], &["endpoints", "services", "pods", "namespaces"], &verbs),
+        build_rule(&["discovery.k8s.io"], &["endpointslices"], &verbs),
+    ]
 }
 
 fn build_service(range: &str) -> Service {

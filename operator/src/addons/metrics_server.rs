@@ -23,7 +23,7 @@ use super::kube_system::{
     build_toleration, build_volume, to_labels, to_map, to_selector,
 };
 use super::{Facts, Parts, digest, images};
-use crate::rbac::build_role_ref;
+use crate::rbac::{build_role, build_role_ref, build_rule};
 use crate::security::build_security;
 
 const NAME: &str = "metrics-server";
@@ -41,7 +41,7 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     let files_digest = digest(&files);
     parts.add(&build_account(NAME));
     parts.add(&build_reader());
-    parts.add(&build_role());
+    parts.add(&build_role(ROLE, build_rules()));
     parts.add(&build_account_binding(ROLE, ROLE, NAME));
     parts.add(&build_account_binding(
         "metrics-server:system:auth-delegator",
@@ -62,39 +62,17 @@ fn build_reader() -> ClusterRole {
         let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
         (label, "true".to_owned())
     });
-    ClusterRole {
-        metadata: ObjectMeta {
-            name: Some("system:aggregated-metrics-reader".into()),
-            labels: Some(aggregated.into()),
-            ..ObjectMeta::default()
-        },
-        rules: Some(vec![build_rule(GROUP, &["pods", "nodes"], &["get", "list", "watch"])]),
-        ..ClusterRole::default()
-    }
+    let rules = vec![build_rule(&[GROUP], &["pods", "nodes"], &["get", "list", "watch"])];
+    let mut role = build_role("system:aggregated-metrics-reader", rules);
+    role.metadata.labels = Some(aggregated.into());
+    role
 }
 
-fn build_role() -> ClusterRole {
-    ClusterRole {
-        metadata: ObjectMeta {
-            name: Some(ROLE.into()),
-            ..ObjectMeta::default()
-        },
-        rules: Some(vec![
-            build_rule("", &["nodes/metrics"], &["get"]),
-            build_rule("", &["pods", "nodes"], &["get", "list", "watch"]),
-        ]),
-        ..ClusterRole::default()
-    }
-}
-
-fn build_rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let to_owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    PolicyRule {
-        api_groups: Some(vec![group.into()]),
-        resources: Some(to_owned(resources)),
-        verbs: to_owned(verbs),
-        ..PolicyRule::default()
-    }
+fn build_rules() -> Vec<PolicyRule> {
+    vec![
+        build_rule(&[""], &["nodes/metrics"], &["get"]),
+        build_rule(&[""], &["pods", "nodes"], &["get", "list", "watch"]),
+    ]
 }
 
 /// By which it learns how the API server says for whom it asks.

@@ -26,8 +26,6 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const NO_EXECUTE: &str = "NoExecute";
 /// The value of that taint where the operator has set it.
 const SILENT: &str = "yoke-silent";
-/// All of that taint, as text.
-const OWN_TAINT: &str = "node.kubernetes.io/out-of-service=yoke-silent:NoExecute";
 
 /// How often it is looked, and how long each step takes.
 #[derive(Clone, Copy, Debug)]
@@ -150,7 +148,8 @@ impl Watch {
 pub(super) fn plan(node: &Node, silent: Option<&Lease>, now: Timestamp, pace: &Pace) -> Step {
     let mark = node.labels().get(labels::REAPING);
     // A kubelet that is silent on purpose must not have its Node made anew without what the cluster's administrators gave it.
-    let silent = silent.filter(|_| !is_marked(node, OWN_TAINT));
+    let own = format!("{OUT_OF_SERVICE}={SILENT}:{NO_EXECUTE}");
+    let silent = silent.filter(|_| !is_marked(node, &own));
     let Some(lease) = silent else {
         return if mark.is_some() { Step::Release } else { Step::Nothing };
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota, ResourceQuotaSpec};
-use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, Subject};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -17,6 +17,7 @@ use yoke_api::{Cluster, GROUP, JoinToken, Tenant};
 
 use super::validate::may_act;
 use crate::join_token::plan::TENANT_MAX;
+use crate::rbac::{build_role_ref, build_rule};
 
 /// Clusters that may be there beyond the Tenant's quota, refused.
 const WAITING_CLUSTERS: i32 = 16;
@@ -191,11 +192,7 @@ pub fn build_role_binding(tenant: &Tenant) -> RoleBinding {
     });
     RoleBinding {
         metadata: build_meta(&name),
-        role_ref: RoleRef {
-            api_group: RBAC.into(),
-            kind: "Role".into(),
-            name: ROLE.into(),
-        },
+        role_ref: build_role_ref("Role", ROLE),
         subjects: Some(subjects.chain(ssh).collect()),
     }
 }
@@ -206,16 +203,6 @@ fn build_meta(tenant: &str) -> ObjectMeta {
         namespace: Some(tenant.to_owned()),
         labels: Some(labels_of(tenant)),
         ..ObjectMeta::default()
-    }
-}
-
-fn build_rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-    PolicyRule {
-        api_groups: Some(owned(groups)),
-        resources: Some(owned(resources)),
-        verbs: owned(verbs),
-        ..PolicyRule::default()
     }
 }
 

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Subject};
 use kube::api::ObjectMeta;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
 use super::leaving::build_policy;
 use super::workers::JOINING_GROUP;
-use crate::rbac::build_binding;
+use crate::rbac::{build_binding, build_role, build_rule};
 
 /// Namespace of the Service by which workloads find their API.
 pub(super) const NAMESPACE: &str = "default";
@@ -42,9 +42,12 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
         roles: vec![
             // A worker that leaves deletes its Node: nobody could join by that name otherwise. The admission plugin
             // NodeRestriction keeps each to its own, and the policy from shedding what others gave it.
-            build_node_role(LEAVING_ROLE, &["delete"]),
+            build_role(LEAVING_ROLE, vec![build_rule(&[""], &["nodes"], &["delete"])]),
             // Each worker has a tunnel to each other one; Kubernetes' own rules show a kubelet its own Node.
-            build_node_role(NETWORK_ROLE, &["get", "list", "watch"]),
+            build_role(
+                NETWORK_ROLE,
+                vec![build_rule(&[""], &["nodes"], &["get", "list", "watch"])],
+            ),
         ],
         policy: build_policy(),
         bindings: vec![
@@ -77,22 +80,6 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
             .ok()
             .filter(|address: &IpAddr| !address.is_loopback())
             .map(|address| build_endpoints(address, ingress_port)),
-    }
-}
-
-fn build_node_role(name: &str, verbs: &[&str]) -> ClusterRole {
-    ClusterRole {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
-        rules: Some(vec![PolicyRule {
-            api_groups: Some(vec![String::new()]),
-            resources: Some(vec!["nodes".into()]),
-            verbs: verbs.iter().map(ToString::to_string).collect(),
-            ..PolicyRule::default()
-        }]),
-        ..ClusterRole::default()
     }
 }
 

@@ -199,7 +199,6 @@ fn build_lease(node: &str, reap_after: &str) -> Lease {
     }
 }
 
-/// A Lease without what nobody here asks for: others write it, as large as they like.
 /// What is looked at of a Node: of labels and annotations, which may be large, those that keep it.
 fn strip(mut node: Node) -> Node {
     let is_said = |key: &String| key == labels::REAPING || is_restricted(key);
@@ -220,6 +219,7 @@ fn strip(mut node: Node) -> Node {
     }
 }
 
+/// A Lease without what nobody here asks for: others write it, as large as they like.
 fn trim(mut lease: Lease) -> Lease {
     let said = lease.labels_mut().remove_entry(labels::REAP_AFTER);
     let owner = lease.owner_references().iter().find(|owner| owner.kind == "Node");
