@@ -2,7 +2,8 @@
 //!
 //! A Node that is deleted is made anew by its kubelet, as the kubelet likes: without the taints, and without the labels under
 //! `node-restriction.kubernetes.io/`, by which the cluster's administrators keep workloads from it. The admission plugin
-//! NodeRestriction lets no kubelet change those, nor touch another Node than its own; it says nothing of an own Node's deletion.
+//! NodeRestriction lets no kubelet change those, nor touch another Node than its own; it says nothing of an own Node's deletion, nor
+//! of the range of its Pods.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
@@ -141,19 +142,25 @@ fn build_validations() -> Vec<Validation> {
         ),
         // What the kubelet can delete would take the Node with it.
         validation(
-            format!(
-                "request.operation == 'DELETE' || {} == (request.operation == 'CREATE' ? [] : {})",
-                owners_of("object"),
-                owners_of("oldObject")
-            ),
+            is_unchanged("metadata", "ownerReferences"),
             "a kubelet may not give its Node an owner",
+        ),
+        // Other workers send there what is for these Pods. The first of them is `podCIDR`, for every Node that is judged.
+        validation(
+            is_unchanged("spec", "podCIDRs"),
+            "no kubelet says which addresses the Pods of its Node have: kube-controller-manager does",
         ),
     ]
 }
 
-fn owners_of(object: &str) -> String {
-    let owners = format!("{object}.metadata.ownerReferences");
-    format!("(has({owners}) ? {owners} : [])")
+/// A list that is empty in a new Node, and in each other as it was.
+fn is_unchanged(part: &str, list: &str) -> String {
+    let list = |object: &str| {
+        let part = format!("{object}.{part}");
+        format!("(has({part}) && has({part}.{list}) ? {part}.{list} : [])")
+    };
+    let (new, old) = (list("object"), list("oldObject"));
+    format!("request.operation == 'DELETE' || {new} == (request.operation == 'CREATE' ? [] : {old})")
 }
 
 /// What the operator noted on an object.

@@ -182,3 +182,45 @@ async fn what_a_join_token_gave_goes_with_the_node() {
     delete(kubelet, "n").await.unwrap();
     assert!(nodes(admin).get_opt("n").await.unwrap().is_none());
 }
+
+/// Traffic for a range goes to the Node that has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_kubelet_says_which_addresses_its_pods_have() {
+    const WHY: &str = "no kubelet says which addresses";
+    let stage = start().await;
+    let (admin, kubelet) = (&stage.client, &stage.node("n"));
+    let range = |range: &str| json!({"spec": {"podCIDR": range, "podCIDRs": [range]}});
+    for (rule, claim) in [
+        ("both fields", range("10.244.1.0/24")),
+        ("the one", json!({"spec": {"podCIDR": "10.244.1.0/24"}})),
+        ("the other", json!({"spec": {"podCIDRs": ["10.244.1.0/24"]}})),
+    ] {
+        let why = refusal(make(kubelet, "n", claim).await);
+        assert!(why.contains(WHY), "{rule}: {why}");
+    }
+    make(kubelet, "n", json!({})).await.unwrap();
+    let why = refusal(patch(kubelet, "n", range("10.244.1.0/24")).await);
+    assert!(why.contains(WHY), "{why}");
+
+    // As kube-controller-manager does.
+    let controller = &stage.someone(
+        "system:serviceaccount:kube-system:node-controller",
+        "system:serviceaccounts",
+    );
+    patch(controller, "n", range("10.244.2.0/24")).await.unwrap();
+    for claim in [
+        range("10.244.1.0/24"),
+        json!({"spec": {"podCIDR": null, "podCIDRs": null}}),
+    ] {
+        let refused = patch(kubelet, "n", claim).await;
+        assert!(refused.is_err(), "{refused:?}");
+    }
+    // What it says beside that is its own.
+    let beside = json!({"metadata": {"annotations": {"example.org/own": "x"}}});
+    patch(kubelet, "n", beside).await.unwrap();
+    let status = Patch::Merge(json!({"status": {"phase": "Running"}}));
+    let params = PatchParams::default();
+    nodes(kubelet).patch_status("n", &params, &status).await.unwrap();
+    let found = nodes(admin).get("n").await.unwrap().spec.unwrap();
+    assert_eq!(found.pod_cidr.as_deref(), Some("10.244.2.0/24"));
+}

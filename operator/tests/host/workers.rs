@@ -106,11 +106,16 @@ impl Stage {
 
     /// A client of the tenant's API that is a node, as whom the owner acts.
     pub(crate) fn node(&self, name: &str) -> Client {
+        self.someone(&format!("system:node:{name}"), "system:nodes")
+    }
+
+    /// A client of the tenant's API that is somebody of a group, as whom the owner acts.
+    pub(crate) fn someone(&self, name: &str, group: &str) -> Client {
         let mut config = kube::Config::new(self.url.parse().unwrap());
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
-        config.auth_info.impersonate = Some(format!("system:node:{name}"));
-        config.auth_info.impersonate_groups = Some(vec!["system:nodes".into()]);
+        config.auth_info.impersonate = Some(name.into());
+        config.auth_info.impersonate_groups = Some(vec![group.into()]);
         Client::try_from(config).unwrap()
     }
 
