@@ -10,6 +10,7 @@
 
 mod core_dns;
 mod images;
+pub(crate) mod konnectivity;
 mod kube_proxy;
 mod kube_system;
 mod metrics_server;
@@ -24,8 +25,9 @@ use sha2::{Digest as _, Sha256};
 use yoke_api::names::PublicName;
 use yoke_api::{ClusterSpec, KubernetesVersion, labels};
 
+pub(crate) use self::kube_system::NAMESPACE;
 use crate::config::{Config, VersionEntry};
-use crate::tenant_api::{build_agent, to_dynamic};
+use crate::tenant_api::to_dynamic;
 
 /// Which address of a Service range is that of cluster DNS, as everywhere.
 pub const DNS_NUMBER: u32 = 10;
@@ -121,12 +123,7 @@ impl Addon {
             Self::CoreDns => core_dns::build(facts, &mut parts),
             Self::KubeProxy => kube_proxy::build(facts, &mut parts),
             Self::MetricsServer => metrics_server::build(facts, &mut parts),
-            Self::Konnectivity => {
-                let agent = build_agent(facts.public_name, facts.config);
-                parts.add(&agent.account);
-                parts.add(&agent.binding);
-                parts.add(&agent.agents);
-            }
+            Self::Konnectivity => konnectivity::build(facts, &mut parts),
         }
         parts.parts
     }

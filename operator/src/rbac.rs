@@ -46,3 +46,22 @@ pub(crate) fn build_role_ref(kind: &str, name: &str) -> RoleRef {
         name: name.into(),
     }
 }
+
+/// Everybody of a group.
+pub(crate) fn to_group(name: &str) -> Subject {
+    to_subject("Group", name)
+}
+
+/// Who has that name.
+pub(crate) fn to_user(name: &str) -> Subject {
+    to_subject("User", name)
+}
+
+fn to_subject(kind: &str, name: &str) -> Subject {
+    Subject {
+        api_group: Some("rbac.authorization.k8s.io".into()),
+        kind: kind.into(),
+        name: name.into(),
+        namespace: None,
+    }
+}

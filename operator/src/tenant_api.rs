@@ -7,7 +7,6 @@
 //! as something is wanted of it.
 
 mod addons;
-pub mod agent;
 mod base;
 mod connection;
 mod leaving;
@@ -30,7 +29,6 @@ use serde::de::DeserializeOwned;
 use yoke_api::{ClusterId, Lenient};
 
 pub use self::addons::{AddonError, Foreign};
-pub use self::agent::{AgentObjects, build_agent};
 pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE};
 pub(crate) use self::leaving::is_marked;

@@ -1,9 +1,9 @@
 //! CoreDNS, in the form that kubeadm gives it, but one on each worker.
 
-use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
+use k8s_openapi::api::apps::v1::RollingUpdateDaemonSet;
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, HTTPGetAction, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    SecurityContext, Service, ServicePort, ServiceSpec,
+    Capabilities, Container, ContainerPort, HTTPGetAction, PodSpec, Probe, ResourceRequirements, SecurityContext,
+    Service, ServicePort, ServiceSpec,
 };
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -12,8 +12,8 @@ use kube::api::ObjectMeta;
 use yoke_api::Cidr;
 
 use super::kube_system::{
-    build_account, build_account_binding, build_files, build_metadata, build_mount, build_toleration, build_volume,
-    to_labels, to_map, to_selector,
+    DaemonPods, build_account, build_account_binding, build_daemon_set, build_files, build_metadata, build_mount,
+    build_toleration, build_volume, to_labels, to_map,
 };
 use super::{DNS_NUMBER, Facts, Parts, images};
 use crate::rbac::{build_role, build_rule};
@@ -38,10 +38,8 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     parts.add(&build_account_binding(ROLE, ROLE, NAME));
     parts.add(&build_files(NAME, [("Corefile".to_owned(), file)].into()));
     parts.add(&build_service(&facts.spec.network.service_cidr));
-    parts.add(&build_daemon_set(
-        images::to_core_dns(facts),
-        &facts.config.image_pull_policy,
-    ));
+    let (image, pull_policy) = (images::to_core_dns(facts), &facts.config.image_pull_policy);
+    parts.add(&build_daemon_set(build_pods(image, pull_policy)));
 }
 
 /// What is asked about others is sent to whom the worker asks. `loop` ends a server that would ask itself.
@@ -124,39 +122,27 @@ fn build_service(range: &str) -> Service {
     }
 }
 
-/// One for each worker, because Pods of one do not reach those of another: also where others keep Pods off, and with no moment
+/// One for each worker, because Pods of one may not reach those of another: also where others keep Pods off, and with no moment
 /// without one while it is replaced.
-fn build_daemon_set(image: String, pull_policy: &str) -> DaemonSet {
-    DaemonSet {
-        metadata: build_metadata(NAME, to_labels(SERVICE)),
-        spec: Some(DaemonSetSpec {
-            selector: to_selector(SERVICE),
-            template: PodTemplateSpec {
-                metadata: Some(ObjectMeta {
-                    labels: Some(to_labels(SERVICE)),
-                    ..ObjectMeta::default()
-                }),
-                spec: Some(PodSpec {
-                    service_account_name: Some(NAME.into()),
-                    priority_class_name: Some("system-node-critical".into()),
-                    dns_policy: Some("Default".into()),
-                    node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
-                    tolerations: Some(vec![build_toleration(None)]),
-                    containers: vec![build_container(image, pull_policy)],
-                    volumes: Some(vec![build_volume(NAME, None), build_volume(CUSTOM, Some(true))]),
-                    ..PodSpec::default()
-                }),
-            },
-            update_strategy: Some(DaemonSetUpdateStrategy {
-                type_: Some("RollingUpdate".into()),
-                rolling_update: Some(RollingUpdateDaemonSet {
-                    max_surge: Some(IntOrString::Int(1)),
-                    max_unavailable: Some(IntOrString::Int(0)),
-                }),
-            }),
-            ..DaemonSetSpec::default()
-        }),
-        status: None,
+fn build_pods(image: String, pull_policy: &str) -> DaemonPods {
+    DaemonPods {
+        name: NAME,
+        app: SERVICE,
+        files_digest: None,
+        pod: PodSpec {
+            service_account_name: Some(NAME.into()),
+            priority_class_name: Some("system-node-critical".into()),
+            dns_policy: Some("Default".into()),
+            node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
+            tolerations: Some(vec![build_toleration(None)]),
+            containers: vec![build_container(image, pull_policy)],
+            volumes: Some(vec![build_volume(NAME, None), build_volume(CUSTOM, Some(true))]),
+            ..PodSpec::default()
+        },
+        update: RollingUpdateDaemonSet {
+            max_surge: Some(IntOrString::Int(1)),
+            max_unavailable: Some(IntOrString::Int(0)),
+        },
     }
 }
 

@@ -5,21 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EnvVar, EnvVarSource, HostPathVolumeSource, ObjectFieldSelector, PodSpec, PodTemplateSpec,
-    ResourceRequirements, SecurityContext, Volume, VolumeMount,
+    Capabilities, Container, HostPathVolumeSource, PodSpec, ResourceRequirements, SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::api::ObjectMeta;
 use serde::Serialize;
-use yoke_api::{KubernetesVersion, labels};
+use yoke_api::KubernetesVersion;
 use yoke_pki::kubeconfig::{Authority, Credential, Kubeconfig};
 
 use super::kube_system::{
-    build_account, build_account_binding, build_files, build_metadata, build_mount, build_toleration, build_volume,
-    to_labels, to_map, to_selector,
+    DaemonPods, build_account, build_account_binding, build_daemon_set, build_files, build_mount, build_toleration,
+    build_variable, build_volume, to_map,
 };
 use super::{Facts, Parts, digest, images};
 use crate::cluster::build::secrets::ingress_url;
@@ -81,7 +77,13 @@ pub(super) fn build(facts: &Facts<'_>, parts: &mut Parts) {
     parts.add(&build_account(NAME));
     parts.add(&build_account_binding("yoke:node-proxier", "system:node-proxier", NAME));
     parts.add(&build_files(NAME, files));
-    parts.add(&build_daemon_set(facts, mode, files_digest));
+    parts.add(&build_daemon_set(DaemonPods {
+        name: NAME,
+        app: NAME,
+        files_digest: Some(files_digest),
+        pod: build_pod(facts, mode),
+        update: DaemonPods::tenth(),
+    }));
 }
 
 fn to_mode(version: KubernetesVersion) -> Mode {
@@ -123,33 +125,6 @@ fn to_kubeconfig(facts: &Facts<'_>) -> String {
         credential: Credential::TokenFile(format!("{TOKEN_FILES}/token")),
     };
     kubeconfig.to_yaml().expect("fields are strings")
-}
-
-fn build_daemon_set(facts: &Facts<'_>, mode: Mode, files_digest: String) -> DaemonSet {
-    DaemonSet {
-        metadata: build_metadata(NAME, to_labels(NAME)),
-        spec: Some(DaemonSetSpec {
-            selector: to_selector(NAME),
-            template: PodTemplateSpec {
-                metadata: Some(ObjectMeta {
-                    labels: Some(to_labels(NAME)),
-                    // It reads its configuration once.
-                    annotations: Some([(labels::CONFIG_DIGEST.to_owned(), files_digest)].into()),
-                    ..ObjectMeta::default()
-                }),
-                spec: Some(build_pod(facts, mode)),
-            },
-            update_strategy: Some(DaemonSetUpdateStrategy {
-                type_: Some("RollingUpdate".into()),
-                rolling_update: Some(RollingUpdateDaemonSet {
-                    max_unavailable: Some(IntOrString::String("10%".into())),
-                    ..RollingUpdateDaemonSet::default()
-                }),
-            }),
-            ..DaemonSetSpec::default()
-        }),
-        status: None,
-    }
 }
 
 fn build_pod(facts: &Facts<'_>, mode: Mode) -> PodSpec {
@@ -199,17 +174,7 @@ fn build_container(facts: &Facts<'_>, mode: Mode) -> Container {
             format!("--config={FILES}/{CONFIG}"),
             "--hostname-override=$(NODE_NAME)".into(),
         ]),
-        env: Some(vec![EnvVar {
-            name: "NODE_NAME".into(),
-            value: None,
-            value_from: Some(EnvVarSource {
-                field_ref: Some(ObjectFieldSelector {
-                    api_version: Some("v1".into()),
-                    field_path: "spec.nodeName".into(),
-                }),
-                ..EnvVarSource::default()
-            }),
-        }]),
+        env: Some(vec![build_variable("NODE_NAME", "spec.nodeName")]),
         resources: Some(ResourceRequirements {
             requests: Some(requests.map(|(name, value)| (name, Quantity(value))).collect()),
             ..ResourceRequirements::default()

@@ -2,15 +2,42 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount, Toleration, Volume, VolumeMount};
+use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, EnvVar, EnvVarSource, ObjectFieldSelector, PodSpec, PodTemplateSpec, ServiceAccount, Toleration, Volume,
+    VolumeMount,
+};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
+use yoke_api::labels;
 
 use crate::rbac::build_binding;
 
 /// Where all of them are.
-pub(super) const NAMESPACE: &str = "kube-system";
+pub(crate) const NAMESPACE: &str = "kube-system";
+
+/// Pods of a DaemonSet.
+pub(super) struct DaemonPods {
+    pub(super) name: &'static str,
+    /// The label by which they are found.
+    pub(super) app: &'static str,
+    /// Of what each of them reads once.
+    pub(super) files_digest: Option<String>,
+    pub(super) pod: PodSpec,
+    pub(super) update: RollingUpdateDaemonSet,
+}
+
+impl DaemonPods {
+    /// A tenth of them is replaced at a time.
+    pub(super) fn tenth() -> RollingUpdateDaemonSet {
+        RollingUpdateDaemonSet {
+            max_unavailable: Some(IntOrString::String("10%".into())),
+            ..RollingUpdateDaemonSet::default()
+        }
+    }
+}
 
 pub(super) fn build_metadata(name: &str, labels: BTreeMap<String, String>) -> ObjectMeta {
     ObjectMeta {
@@ -37,6 +64,49 @@ pub(super) fn to_selector(app: &str) -> LabelSelector {
     LabelSelector {
         match_labels: Some(to_labels(app)),
         ..LabelSelector::default()
+    }
+}
+
+pub(super) fn build_daemon_set(pods: DaemonPods) -> DaemonSet {
+    DaemonSet {
+        metadata: build_metadata(pods.name, to_labels(pods.app)),
+        spec: Some(DaemonSetSpec {
+            selector: to_selector(pods.app),
+            template: build_template(pods.app, pods.files_digest, pods.pod),
+            update_strategy: Some(DaemonSetUpdateStrategy {
+                type_: Some("RollingUpdate".into()),
+                rolling_update: Some(pods.update),
+            }),
+            ..DaemonSetSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Pods that are replaced when what they read once is another.
+pub(super) fn build_template(app: &str, files_digest: Option<String>, pod: PodSpec) -> PodTemplateSpec {
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(to_labels(app)),
+            annotations: files_digest.map(|digest| [(labels::CONFIG_DIGEST.to_owned(), digest)].into()),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(pod),
+    }
+}
+
+/// A variable with what a field of its Pod says.
+pub(super) fn build_variable(name: &str, field: &str) -> EnvVar {
+    EnvVar {
+        name: name.into(),
+        value: None,
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                api_version: Some("v1".into()),
+                field_path: field.into(),
+            }),
+            ..EnvVarSource::default()
+        }),
     }
 }
 

@@ -7,20 +7,18 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment};
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec, Toleration, Volume,
-    VolumeMount,
+    Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, PodSpec, Probe, ResourceRequirements,
+    SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec, Toleration, Volume, VolumeMount,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, RoleBinding};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec, ServiceReference};
 use kube::api::ObjectMeta;
-use yoke_api::labels;
 
 use super::kube_system::{
     NAMESPACE, build_account, build_account_binding, build_files, build_metadata, build_mount, build_subject,
-    build_toleration, build_volume, to_labels, to_map, to_selector,
+    build_template, build_toleration, build_volume, to_labels, to_map, to_selector,
 };
 use super::{Facts, Parts, digest, images};
 use crate::rbac::{build_role, build_role_ref, build_rule};
@@ -115,14 +113,11 @@ fn build_deployment(facts: &Facts<'_>, files_digest: String) -> Deployment {
                     ..RollingUpdateDeployment::default()
                 }),
             }),
-            template: PodTemplateSpec {
-                metadata: Some(ObjectMeta {
-                    labels: Some(to_labels(NAME)),
-                    // It reads the CA once.
-                    annotations: Some([(labels::CONFIG_DIGEST.to_owned(), files_digest)].into()),
-                    ..ObjectMeta::default()
-                }),
-                spec: Some(PodSpec {
+            // It reads the CA once.
+            template: build_template(
+                NAME,
+                Some(files_digest),
+                PodSpec {
                     service_account_name: Some(NAME.into()),
                     priority_class_name: Some("system-cluster-critical".into()),
                     node_selector: Some(to_map(&[("kubernetes.io/os", "linux")])),
@@ -144,8 +139,8 @@ fn build_deployment(facts: &Facts<'_>, files_digest: String) -> Deployment {
                         },
                     ]),
                     ..PodSpec::default()
-                }),
-            },
+                },
+            ),
             ..DeploymentSpec::default()
         }),
         status: None,

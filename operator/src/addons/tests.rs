@@ -262,6 +262,19 @@ fn agents_of_operators_without_add_ons_are_the_operators() {
     }
 }
 
+#[test]
+fn an_ingress_without_an_address_is_found_by_dns() {
+    let aliases = |address: &str| {
+        let mut config = config();
+        config.ingress.address = address.into();
+        let plan = plan_with(&config, "v1.35.4", |spec| spec.konnectivity = Konnectivity::Enabled);
+        let agents = &find(&plan, "DaemonSet kube-system/konnectivity-agent").object.data;
+        agents.pointer("/spec/template/spec/hostAliases").cloned()
+    };
+    assert_eq!(aliases("in.example.org"), None);
+    assert_eq!(aliases("192.0.2.1").unwrap()[0]["ip"], "192.0.2.1");
+}
+
 /// The API server says that an API is not there as long as what answers for it is not.
 #[test]
 fn the_api_of_metrics_is_made_last() {

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::ObjectMeta;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
 use super::leaving::build_policy;
 use super::workers::JOINING_GROUP;
-use crate::rbac::{build_binding, build_role, build_rule};
+use crate::rbac::{build_binding, build_role, build_rule, to_group};
 
 /// Namespace of the Service by which workloads find their API.
 pub(super) const NAMESPACE: &str = "default";
@@ -80,23 +80,6 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
             .ok()
             .filter(|address: &IpAddr| !address.is_loopback())
             .map(|address| build_endpoints(address, ingress_port)),
-    }
-}
-
-fn to_group(name: &str) -> Subject {
-    to_subject("Group", name)
-}
-
-pub(super) fn to_user(name: &str) -> Subject {
-    to_subject("User", name)
-}
-
-fn to_subject(kind: &str, name: &str) -> Subject {
-    Subject {
-        api_group: Some("rbac.authorization.k8s.io".into()),
-        kind: kind.into(),
-        name: name.into(),
-        namespace: None,
     }
 }
 

@@ -16,7 +16,7 @@ use yoke_api::names::{KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 use super::arguments::PKI;
 use super::stateful_set::{SECRET_MODE, build_container, build_mount, build_probe};
 use super::{Blueprint, secrets};
-use crate::tenant_api::agent;
+use crate::addons::{self, konnectivity as agent};
 
 /// Name of the container.
 pub(super) const NAME: &str = "konnectivity-server";
@@ -124,7 +124,7 @@ fn to_arguments() -> Vec<String> {
         format!("--cluster-key={PKI}/{}", secrets::SERVING_KEY),
         format!("--kubeconfig={PKI}/kubeconfig"),
         format!("--authentication-audience={}", agent::AUDIENCE),
-        format!("--agent-namespace={}", agent::NAMESPACE),
+        format!("--agent-namespace={}", addons::NAMESPACE),
         format!("--agent-service-account={}", agent::NAME),
         // A node is reached by the agent on it: of workers behind different NATs no other could.
         "--proxy-strategies=destHost,default".into(),
