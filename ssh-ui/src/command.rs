@@ -60,6 +60,12 @@ pub enum Command {
     },
     /// Print the one line by which a worker joins a Cluster
     Join(JoinOptions),
+    /// Take such a line back: no further worker joins by it
+    Revoke {
+        /// Name of the JoinToken, as `join` said it
+        #[arg(value_name = "TOKEN", value_parser = parse_token_name)]
+        name: String,
+    },
     /// Put a Cluster to sleep: it keeps all that it has, and no API answers
     Sleep(ChangeOptions),
     /// Wake a Cluster
@@ -169,6 +175,7 @@ impl Command {
             Self::Create(_) => "create",
             Self::Kubeconfig { .. } => "kubeconfig",
             Self::Join(_) => "join",
+            Self::Revoke { .. } => "revoke",
             Self::Sleep(_) => "sleep",
             Self::Wake(_) => "wake",
             Self::Delete { .. } => "delete",
@@ -234,6 +241,14 @@ pub(crate) fn parse_new_name(text: &str) -> Result<String, String> {
         return Err(format!("a Cluster's name has at most {CLUSTER_NAME_MAX} characters"));
     }
     Ok(name)
+}
+
+/// A name that a JoinToken can have.
+fn parse_token_name(text: &str) -> Result<String, String> {
+    match is_label(text) {
+        true => Ok(text.to_owned()),
+        false => Err("a JoinToken's name is made of lower-case letters, digits and dashes".to_owned()),
+    }
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
@@ -325,6 +340,7 @@ mod tests {
             ("kubeconfig 1a", "lower-case letters"),
             ("join a/b", "lower-case letters"),
             ("join a --uses 0", "1..=100"),
+            ("revoke ../a", "a JoinToken's name"),
             ("clusters %2e%2e", "lower-case letters"),
             ("create a --storage much", "256Mi"),
             ("create a --wait --timeout 0", "1s to 1h"),
@@ -351,6 +367,7 @@ mod tests {
                 "create",
                 "kubeconfig",
                 "join",
+                "revoke",
                 "sleep",
                 "wake",
                 "delete",

@@ -76,6 +76,20 @@ impl Directory {
         unusable
     }
 
+    /// Takes over what another directory knows of a Tenant.
+    pub fn keep(&mut self, tenant: &str, known: &Self) {
+        let Some(fingerprints) = known.fingerprints.get(tenant) else {
+            return;
+        };
+        self.remove(tenant);
+        for fingerprint in fingerprints {
+            let claims = known.claims.get(fingerprint).into_iter().flatten();
+            let own = claims.filter(|claim| claim.tenant == tenant).cloned();
+            self.claims.entry(fingerprint.clone()).or_default().extend(own);
+        }
+        self.fingerprints.insert(tenant.to_owned(), fingerprints.clone());
+    }
+
     /// Forgets a Tenant.
     pub fn remove(&mut self, tenant: &str) {
         for fingerprint in self.fingerprints.remove(tenant).unwrap_or_default() {

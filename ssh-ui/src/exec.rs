@@ -16,7 +16,7 @@ use crate::screen::form::edit;
 use crate::screen::keys::{Key, Keys};
 
 /// Lines of progress on their way to the client; the command waits when they are as many.
-const LINES: usize = 16;
+pub(crate) const LINES: usize = 16;
 
 /// What a client types at a command. What is typed ahead is not kept.
 pub struct Typed {

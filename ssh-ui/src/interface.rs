@@ -19,10 +19,12 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use crate::Error;
 use crate::actor::{Actor, Answer};
 use crate::console::Console;
+use crate::exec::LINES;
 use crate::perform::perform;
 use crate::screen::keys::{Key, Keys};
-use crate::screen::{Deed, Screen, draw};
+use crate::screen::{Deed, Screen, Shown, draw};
 use crate::server::Ends;
+use crate::tenant::Progress;
 use crate::terminal::{ENTER, LEAVE, Look, Terminal};
 
 /// How often ages are drawn anew.
@@ -66,8 +68,10 @@ struct Session<'a> {
     screen: Screen,
     keys: Keys,
     terminal: ratatui::Terminal<Terminal>,
-    /// What is being done, and whether its answer is to be printed.
-    deed: Option<BoxFuture<'a, (Answer, bool)>>,
+    /// What is being done, and how its answer is shown.
+    deed: Option<BoxFuture<'a, (Answer, Shown)>>,
+    /// How far that is; dropped, nobody waits for it.
+    progress: Option<mpsc::Receiver<String>>,
     /// Something was printed, and is looked at.
     is_away: bool,
     /// With the next frame everything is drawn anew.
@@ -90,6 +94,7 @@ impl<'a> Session<'a> {
             keys: Keys::default(),
             terminal,
             deed: None,
+            progress: None,
             is_away: false,
             is_cleared: false,
             escape_at: None,
@@ -101,11 +106,12 @@ impl<'a> Session<'a> {
         if !session.is_away {
             console.send(LEAVE).await;
         }
-        // What was asked for is seen to its end, though nobody looks any more.
+        // What was asked for is seen to its end, though nobody looks any more. It does not wait any longer for anything.
+        session.progress = None;
         if let Some(deed) = session.deed.take() {
-            let (answer, _) = deed.await;
+            let (answer, shown) = deed.await;
             match answer.result {
-                Ok(text) => console.put(&text).await,
+                Ok(text) => console.put(&session.screen.answer(&text, shown).unwrap_or(text)).await,
                 Err(error) => console.say(&error.to_text(false)).await,
             };
         }
@@ -142,7 +148,8 @@ impl<'a> Session<'a> {
                 },
                 // That it failed is told of Clusters. Not every Tenant may see events.
                 Ok(event) = events.next() => self.screen.follow_events(event),
-                (answer, print) = settle(&mut self.deed) => self.tell(answer, print).await?,
+                (answer, shown) = settle(&mut self.deed) => self.tell(answer, shown).await?,
+                Some(line) = listen(&mut self.progress) => self.screen.hear(&line),
                 Ok(()) = size.changed() => self.terminal.backend_mut().resize(*size.borrow_and_update()),
                 Ok(()) = directory.changed() => self.actor.shared().know(self.actor.identity())?,
                 _ = ticks.tick() => {}
@@ -185,32 +192,33 @@ impl<'a> Session<'a> {
         for key in keys {
             if self.is_away && key != Key::Interrupt {
                 self.come_back();
-                continue;
             }
             match self.screen.press(key) {
                 None => {}
                 Some(Deed::Leave) => return true,
                 Some(Deed::Redraw) => self.come_back(),
-                Some(Deed::Ask { line, print }) => {
-                    let actor = self.actor;
-                    self.deed = Some(async move { (carry_out(actor, &line).await, print) }.boxed());
+                Some(Deed::GiveUp) => self.progress = None,
+                Some(Deed::Ask { line, shown }) => {
+                    let (actor, (progress, told)) = (self.actor, mpsc::channel(LINES));
+                    self.progress = Some(told);
+                    self.deed = Some(async move { (carry_out(actor, &line, &progress).await, shown) }.boxed());
                 }
             }
         }
         false
     }
 
-    async fn tell(&mut self, answer: Answer, print: bool) -> Result<(), Error> {
-        self.deed = None;
+    async fn tell(&mut self, answer: Answer, shown: Shown) -> Result<(), Error> {
+        (self.deed, self.progress) = (None, None);
         match answer.result {
-            Ok(text) if print => {
-                self.screen.tell("");
-                self.console.send(LEAVE).await;
-                self.console.put(&text).await;
-                self.console.say("\nPress a key to go back, Ctrl-C to leave.\n").await;
-                self.is_away = true;
+            Ok(text) => {
+                if let Some(page) = self.screen.answer(&text, shown) {
+                    self.console.send(LEAVE).await;
+                    self.console.put(&page).await;
+                    self.is_away = true;
+                }
             }
-            Ok(text) => self.screen.tell(&text),
+            Err(Error::Left(_)) => self.screen.tell("Given up: nobody joins by it."),
             Err(error @ Error::KeyWithdrawn) => return Err(error),
             Err(error) => self.screen.tell(&error.to_text(false)),
         }
@@ -236,18 +244,22 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The same as that line after `ssh HOST`. Its progress is what the screen shows anyway.
-async fn carry_out(actor: &Actor, line: &str) -> Answer {
-    let work = async |request| {
-        let (progress, _) = mpsc::channel(1);
-        perform(&actor.host()?, actor.identity(), &request, &progress).await
-    };
+/// The same as that line after `ssh HOST`.
+async fn carry_out(actor: &Actor, line: &str, progress: &Progress) -> Answer {
+    let work = async |request| perform(&actor.host()?, actor.identity(), &request, progress).await;
     actor.act(line.as_bytes(), work).await
 }
 
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+async fn listen(progress: &mut Option<mpsc::Receiver<String>>) -> Option<String> {
+    match progress {
+        Some(progress) => progress.recv().await,
         None => pending().await,
     }
 }

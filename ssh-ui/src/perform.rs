@@ -9,7 +9,7 @@ use crate::Error;
 use crate::command::{ChangeOptions, Command, CreateOptions, JoinOptions, Request};
 use crate::directory::Identity;
 use crate::report::{ClusterReports, PersonReport, build_person, build_report, build_table, to_json};
-use crate::tenant::{Progress, TenantHost, Wanted};
+use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
 
 /// Carries a command out. The answer is what goes to standard output.
 pub async fn perform(
@@ -32,6 +32,13 @@ pub async fn perform(
             Ok(to_json(&value)?)
         }
         Command::Join(options) => join(host, options, json, progress).await,
+        Command::Revoke { name } => {
+            host.revoke(name).await?;
+            match json {
+                true => Ok(to_json(&serde_json::json!({"name": name}))?),
+                false => Ok(format!("JoinToken {name} is revoked\n")),
+            }
+        }
         Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
         Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
         Command::Delete { change, yes } => delete(host, change, *yes, json, progress).await,
@@ -107,16 +114,23 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
         node_labels: checked.map_err(|error| Error::Usage(error.to_string()))?,
         taints: options.taints.clone(),
     };
-    let (name, line) = host.join(spec, progress).await?;
+    let Invitation { name, line, expires } = host.join(spec, progress).await?;
+    let expires = expires.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
     let wrong = |_| Error::JoinWrong(name.clone());
     if json {
         let word = line.encode().map_err(wrong)?;
         let line = line.command().map_err(wrong)?;
         return Ok(to_json(
-            &serde_json::json!({"name": name, "token": word, "line": line}),
+            &serde_json::json!({"name": name, "token": word, "line": line, "expires": expires}),
         )?);
     }
-    Ok(format!("{}\n", line.command().map_err(wrong)?))
+    let text = format!("{}\n", line.command().map_err(wrong)?);
+    let until = expires.map(|time| format!(" until {time}")).unwrap_or_default();
+    // Whoever has gone has not read the line either.
+    let _ = progress
+        .send(format!("It holds{until}. Take it back: revoke {name}\n"))
+        .await;
+    Ok(text)
 }
 
 async fn change(

@@ -11,6 +11,7 @@ mod draw;
 mod events;
 pub mod form;
 pub mod keys;
+mod page;
 
 use k8s_openapi::api::core::v1::Event;
 use kube::runtime::watcher;
@@ -24,6 +25,7 @@ use self::clusters::Clusters;
 use self::events::Events;
 use self::form::{Form, Pressed};
 use self::keys::Key;
+use self::page::Token;
 use crate::directory::Identity;
 
 /// Characters of a text of the host's that are kept.
@@ -39,13 +41,26 @@ pub enum Deed {
     Ask {
         /// A line as after `ssh HOST`.
         line: String,
-        /// The answer is for the person's own shell: it is printed below what was there before the interface.
-        print: bool,
+        /// What becomes of the answer.
+        shown: Shown,
     },
+    /// Wait no longer for what was asked for, which undoes it.
+    GiveUp,
     /// Draw everything anew.
     Redraw,
     /// End the interface.
     Leave,
+}
+
+/// How an answer is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// In a line of the screen.
+    Note,
+    /// It is for the person's own shell: printed below what was there before the interface.
+    Print,
+    /// The same for a line by which a worker joins.
+    Join,
 }
 
 /// What is seen.
@@ -60,7 +75,10 @@ enum Mode {
     Help,
     Kubeconfig(String),
     Create(Form),
+    Join(String, Form),
     Delete(String, Form),
+    /// Nothing: an answer was printed, of this JoinToken if it is one's.
+    Away(Option<Token>),
 }
 
 /// The state of the interface.
@@ -114,6 +132,27 @@ impl Screen {
         self.trouble = Some(clip(why));
     }
 
+    /// Says how far the deed is that was asked for last.
+    pub fn hear(&mut self, progress: &str) {
+        self.note = clip(progress.trim_end());
+    }
+
+    /// Takes the answer to the deed that was asked for last. What comes back is to be printed; the key that follows brings the
+    /// screen back.
+    pub fn answer(&mut self, text: &str, shown: Shown) -> Option<String> {
+        let page = match shown {
+            Shown::Note => {
+                self.tell(text);
+                return None;
+            }
+            Shown::Print => page::build_plain(text),
+            Shown::Join => page::build_join(text),
+        };
+        self.tell("");
+        self.mode = Mode::Away(page.token);
+        Some(page.text)
+    }
+
     /// Says how the deed went that was asked for last.
     pub fn tell(&mut self, text: &str) {
         self.doing = None;
@@ -125,7 +164,7 @@ impl Screen {
     pub fn press(&mut self, key: Key) -> Option<Deed> {
         match key {
             Key::Interrupt => return Some(Deed::Leave),
-            Key::Redraw => return Some(Deed::Redraw),
+            Key::Redraw if !matches!(self.mode, Mode::Away(_)) => return Some(Deed::Redraw),
             _ => {}
         }
         match std::mem::replace(&mut self.mode, Mode::List) {
@@ -134,9 +173,11 @@ impl Screen {
             Mode::Status(name) => self.press_in_status(name, key),
             Mode::Events => self.press_in_events(key),
             Mode::Kubeconfig(name) => match key {
-                Key::Char('p') => self.ask(format!("kubeconfig {name}"), true),
+                Key::Char('p') => self.ask(format!("kubeconfig {name}"), Shown::Print),
                 _ => None,
             },
+            Mode::Join(name, form) => self.press_in_join(name, form, key),
+            Mode::Away(token) => self.press_when_away(token?, key),
             Mode::Create(form) => self.press_in_create(form, key),
             Mode::Delete(name, form) => self.press_in_delete(name, form, key),
         }
@@ -152,6 +193,7 @@ impl Screen {
             Key::PageDown => self.clusters.choose(place + PAGE),
             Key::Home => self.clusters.choose(0),
             Key::End => self.clusters.choose(usize::MAX),
+            Key::Escape if self.doing.as_deref().is_some_and(is_join) => return Some(Deed::GiveUp),
             Key::Escape => "Press q to leave.".clone_into(&mut self.note),
             Key::Char('q') => return Some(Deed::Leave),
             Key::Char('?' | 'h') => self.mode = Mode::Help,
@@ -170,13 +212,14 @@ impl Screen {
         match key {
             Key::Enter => self.mode = Mode::Status(name),
             Key::Char('d') => self.mode = Mode::Delete(name, Form::confirm()),
+            Key::Char('j') => self.mode = Mode::Join(name, Form::join()),
             Key::Char('k') => self.mode = Mode::Kubeconfig(name),
             Key::Char('s') => {
                 let verb = match state {
                     DesiredState::Running => "sleep",
                     DesiredState::Asleep => "wake",
                 };
-                return self.ask(format!("{verb} {name}"), false);
+                return self.ask(format!("{verb} {name}"), Shown::Note);
             }
             _ => {}
         }
@@ -190,7 +233,7 @@ impl Screen {
                 self.mode = Mode::Status(name.clone());
                 self.press_on(name, state, key)
             }
-            (Key::Char('d' | 'k'), Some(state)) => self.press_on(name, state, key),
+            (Key::Char('d' | 'j' | 'k'), Some(state)) => self.press_on(name, state, key),
             (_, Some(_)) => {
                 self.mode = Mode::Status(name);
                 None
@@ -220,7 +263,7 @@ impl Screen {
                 }
                 Ok(line) => {
                     self.clusters.expect(form.first());
-                    self.ask(line, false)
+                    self.ask(line, Shown::Note)
                 }
                 Err(why) => {
                     form.refuse(why);
@@ -235,7 +278,7 @@ impl Screen {
         match form.press(key) {
             Pressed::Back => return None,
             Pressed::Done if self.doing.is_some() => form.refuse(BUSY.to_owned()),
-            Pressed::Done if form.first() == name => return self.ask(format!("delete {name} --yes"), false),
+            Pressed::Done if form.first() == name => return self.ask(format!("delete {name} --yes"), Shown::Note),
             Pressed::Done => form.refuse("That is another name: nothing is deleted.".to_owned()),
             Pressed::Edited => {}
         }
@@ -243,16 +286,43 @@ impl Screen {
         None
     }
 
+    fn press_in_join(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
+        match form.press(key) {
+            Pressed::Back => return None,
+            Pressed::Done if self.doing.is_some() => form.refuse(BUSY.to_owned()),
+            Pressed::Done => match form.to_join(&name) {
+                Ok(line) => return self.ask(line, Shown::Join),
+                Err(why) => form.refuse(why),
+            },
+            Pressed::Edited => {}
+        }
+        self.mode = Mode::Join(name, form);
+        None
+    }
+
+    fn press_when_away(&mut self, token: Token, key: Key) -> Option<Deed> {
+        if key == Key::Char('x') {
+            return self.ask(format!("revoke {}", token.name), Shown::Note);
+        }
+        self.note = clip(&token.kept);
+        None
+    }
+
     /// One thing at a time: what is pressed meanwhile is not kept.
-    fn ask(&mut self, line: String, print: bool) -> Option<Deed> {
+    fn ask(&mut self, line: String, shown: Shown) -> Option<Deed> {
         if self.doing.is_some() {
             BUSY.clone_into(&mut self.note);
             return None;
         }
         self.note.clear();
         self.doing = Some(line.clone());
-        Some(Deed::Ask { line, print })
+        Some(Deed::Ask { line, shown })
     }
+}
+
+/// Whether a line makes a JoinToken: the one deed that is waited for.
+fn is_join(line: &str) -> bool {
+    line.starts_with("join ")
 }
 
 /// A text of the host's, as it is kept: of bounded length, and with nothing in it that a terminal obeys.

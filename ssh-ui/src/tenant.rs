@@ -25,6 +25,8 @@ use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
 use yoke_api::{Cluster, JoinToken, Lenient};
 use yoke_view::verdict::{Verdict, judge, may_pass};
 
+pub use self::join::Invitation;
+
 use crate::Error;
 use crate::feed::Feed;
 

@@ -2,7 +2,7 @@
 //!
 //! A list takes the place of what was known once all of it has come: of half a list a key may seem to be another Tenant's. So
 //! Tenants that went while a watch was lost are forgotten too. While the host API is away, what was seen last holds; nothing can
-//! be done for anybody then anyway.
+//! be done for anybody then anyway. So it does for a Tenant that cannot be read any more, which keeps nobody else out.
 
 use std::pin::pin;
 
@@ -11,7 +11,8 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
-use yoke_api::Tenant;
+use yoke_api::lenient::Unreadable;
+use yoke_api::{Lenient, Tenant};
 use yoke_runtime::{Check, Drain};
 
 use crate::directory::Directory;
@@ -30,7 +31,7 @@ pub async fn keep_directory(
     listed: Check,
     drain: Drain,
 ) -> Result<(), WatchEnded> {
-    let mut events = pin!(watcher(Api::<Tenant>::all(client), watcher::Config::default()).default_backoff());
+    let mut events = pin!(watcher(Api::<Lenient<Tenant>>::all(client), watcher::Config::default()).default_backoff());
     let mut list = Directory::default();
     while let Some(event) = drain.until_started(events.next()).await {
         match event.ok_or(WatchEnded)? {
@@ -50,18 +51,32 @@ pub async fn keep_directory(
 }
 
 /// Brings the directory up to date, and the list that will take its place. True once a list is complete.
-fn follow(event: watcher::Event<Tenant>, list: &mut Directory, directory: &watch::Sender<Directory>) -> bool {
+fn follow(event: watcher::Event<Lenient<Tenant>>, list: &mut Directory, directory: &watch::Sender<Directory>) -> bool {
     match event {
         watcher::Event::Init => *list = Directory::default(),
-        watcher::Event::InitApply(tenant) => set(list, &tenant),
+        watcher::Event::InitApply(Lenient(Ok(tenant))) => set(list, &tenant),
+        watcher::Event::InitApply(Lenient(Err(unreadable))) => {
+            tell(&unreadable);
+            list.keep(&unreadable.metadata.name.unwrap_or_default(), &directory.borrow());
+        }
         watcher::Event::InitDone => {
             directory.send_replace(std::mem::take(list));
             return true;
         }
-        watcher::Event::Apply(tenant) => directory.send_modify(|directory| set(directory, &tenant)),
+        watcher::Event::Apply(Lenient(Err(unreadable))) => tell(&unreadable),
+        watcher::Event::Apply(Lenient(Ok(tenant))) => directory.send_modify(|directory| set(directory, &tenant)),
         watcher::Event::Delete(tenant) => directory.send_modify(|directory| directory.remove(&tenant.name_any())),
     }
     false
+}
+
+fn tell(unreadable: &Unreadable) {
+    let tenant = unreadable.metadata.name.as_deref();
+    tracing::warn!(
+        tenant,
+        error = unreadable as &dyn std::error::Error,
+        "Tenant cannot be read: its keys stay as they were"
+    );
 }
 
 fn set(directory: &mut Directory, tenant: &Tenant) {
@@ -74,6 +89,7 @@ fn set(directory: &mut Directory, tenant: &Tenant) {
 #[cfg(test)]
 mod tests {
     use kube::runtime::watcher::Event;
+    use serde_json::json;
     use yoke_api::TenantSpec;
     use yoke_api::tenant::SshKey;
 
@@ -82,13 +98,19 @@ mod tests {
     const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIF4cgSdJJO3P31gplLK1wwX2772BJdKbpzrsz5kIkyuV";
     const PRINT: &str = "SHA256:Wm7ycGW1bWVYMCDn8uhkj7UthRwNsKvs+YAWmNh4kE8";
 
-    fn tenant(name: &str) -> Tenant {
+    fn unreadable(name: &str) -> Lenient<Tenant> {
+        let text = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Tenant", "metadata": {"name": name},
+            "spec": {"sshKeys": "none"}});
+        serde_json::from_value(text).unwrap()
+    }
+
+    fn tenant(name: &str) -> Lenient<Tenant> {
         let mut tenant = Tenant::new(name, TenantSpec::default());
         tenant.spec.ssh_keys.push(SshKey {
             name: "k".to_owned(),
             public_key: KEY.to_owned(),
         });
-        tenant
+        Lenient(Ok(tenant))
     }
 
     #[test]
@@ -104,7 +126,14 @@ mod tests {
             (Event::Init, false, Some("a")),
             (Event::InitApply(tenant("c")), false, Some("a")),
             (Event::InitDone, true, Some("c")),
-            (Event::Delete(tenant("c")), false, None),
+            (Event::Apply(unreadable("c")), false, Some("c")),
+            (Event::Init, false, Some("c")),
+            (Event::InitApply(unreadable("c")), false, Some("c")),
+            (Event::InitApply(unreadable("never seen")), false, Some("c")),
+            (Event::InitDone, true, Some("c")),
+            (Event::Delete(unreadable("c")), false, None),
+            (Event::Apply(tenant("a")), false, Some("a")),
+            (Event::Delete(tenant("a")), false, None),
         ] {
             let before = format!("{event:?}");
             assert_eq!(follow(event, &mut list, &directory), complete, "{before}");

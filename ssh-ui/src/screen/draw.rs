@@ -13,7 +13,7 @@ use yoke_view::render::{phase_text, span};
 
 use super::clusters::Row;
 use super::events;
-use super::{Mode, Screen};
+use super::{Mode, Screen, is_join};
 
 /// Below this, nothing can be shown.
 const SMALLEST: (u16, u16) = (20, 5);
@@ -206,6 +206,10 @@ fn draw_events(screen: &Screen, about: Option<&str>, frame: &mut Frame<'_>, area
 
 fn draw_note(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     let note = match (&screen.trouble, &screen.doing) {
+        (_, Some(line)) if is_join(line) => {
+            let line = line.trim_end_matches(" --json");
+            Line::raw(format!(" {line} … {} (Esc gives it up)", screen.note))
+        }
         (_, Some(line)) if screen.note.is_empty() => Line::raw(format!(" {line} …")),
         (Some(why), None) if screen.note.is_empty() => {
             Line::styled(format!(" {why}. Trying again …"), BOLD.fg(Color::Red))
@@ -226,16 +230,17 @@ fn build_foot(screen: &Screen, width: u16) -> Line<'static> {
         Mode::List => (
             &[
                 ("c", "create"),
-                ("d", "delete"),
+                ("j", "join"),
                 ("k", "kubeconfig"),
                 ("s", sleep),
                 ("Enter", "more"),
                 ("e", "events"),
+                ("d", "delete"),
             ][..],
             &[("?", "help"), ("q", "quit")][..],
         ),
         Mode::Status(_) => (
-            &[("k", "kubeconfig"), ("s", sleep), ("d", "delete")][..],
+            &[("j", "join"), ("k", "kubeconfig"), ("s", sleep), ("d", "delete")][..],
             &[("Esc", "back")][..],
         ),
         _ => (&[][..], &[("Esc", "back")][..]),

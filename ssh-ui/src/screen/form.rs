@@ -1,7 +1,8 @@
 //! What is typed into the interface. Pure.
 
 use yoke_api::KubernetesVersion;
-use yoke_view::input::parse_quantity;
+use yoke_api::join_token::{LONGEST, SHORTEST};
+use yoke_view::input::{parse_duration, parse_quantity};
 
 use super::keys::Key;
 use crate::command::parse_new_name;
@@ -41,6 +42,11 @@ impl Form {
     /// A Cluster to be made. What is left empty is the host's to choose.
     pub fn create() -> Self {
         Self::of(&["Name", "Version", "Storage"])
+    }
+
+    /// Leave to join. What is left empty is as with the command.
+    pub fn join() -> Self {
+        Self::of(&["Uses", "TTL", "Reap after"])
     }
 
     /// A name to be typed again.
@@ -115,6 +121,34 @@ impl Form {
             line += &format!(" --storage {}", parse_quantity(&storage.text)?.0);
         }
         Ok(line)
+    }
+
+    /// The command line that makes a JoinToken for a Cluster, or why there is none.
+    pub fn to_join(&self, name: &str) -> Result<String, String> {
+        let [uses, ttl, reap_after] = self.fields.as_slice() else {
+            return Err("this form makes no JoinToken".to_owned());
+        };
+        let mut line = format!("join {name}");
+        if !uses.text.is_empty() {
+            let number = uses.text.parse().ok().filter(|number| (1..=100).contains(number));
+            let number: i32 = number.ok_or("expected a number from 1 to 100")?;
+            line += &format!(" --uses {number}");
+        }
+        for (option, field) in [("ttl", ttl), ("reap-after", reap_after)] {
+            if !field.text.is_empty() {
+                line += &format!(" --{option} {}", check_time(&field.text)?);
+            }
+        }
+        Ok(line + " --json")
+    }
+}
+
+/// A time as a JoinToken takes it.
+fn check_time(text: &str) -> Result<&str, String> {
+    let is_good = parse_duration(text).is_ok_and(|time| (SHORTEST..=LONGEST).contains(&time));
+    match is_good && text.ends_with(['m', 'h']) {
+        true => Ok(text),
+        false => Err("expected a time from 1m to 24h".to_owned()),
     }
 }
 

@@ -57,8 +57,8 @@ fn press(screen: &mut Screen, keys: &str) -> Option<Deed> {
 }
 
 fn line(line: &str) -> Option<Deed> {
-    let (line, print) = (line.to_owned(), false);
-    Some(Deed::Ask { line, print })
+    let (line, shown) = (line.to_owned(), Shown::Note);
+    Some(Deed::Ask { line, shown })
 }
 
 fn chosen(screen: &Screen) -> Option<&str> {
@@ -107,8 +107,67 @@ fn keys_become_command_lines() {
         assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");
     }
     let mut screen = screen(vec![cluster("a")]);
-    let (line, print) = ("kubeconfig a".to_owned(), true);
-    assert_eq!(press(&mut screen, "kp"), Some(Deed::Ask { line, print }));
+    let (line, shown) = ("kubeconfig a".to_owned(), Shown::Print);
+    assert_eq!(press(&mut screen, "kp"), Some(Deed::Ask { line, shown }));
+}
+
+#[test]
+fn a_join_is_asked_for_with_what_the_command_takes() {
+    for (rule, keys, expected) in [
+        ("as the command", "j\r", Some("join a --json")),
+        (
+            "all fields",
+            "j3\t1h\t30m\r",
+            Some("join a --uses 3 --ttl 1h --reap-after 30m --json"),
+        ),
+        ("from its own page", "\rj\r", Some("join a --json")),
+        ("too many", "j101\r", None),
+        ("none", "j0\r", None),
+        ("no time", "j\t15\r", None),
+        ("too long a time", "j\t25h\r", None),
+        ("too short a time", "j\t\t0m\r", None),
+        ("not made after all", "j\x1b", None),
+    ] {
+        let mut screen = screen(vec![cluster("a")]);
+        let expected = expected.map(|line| {
+            let (line, shown) = (line.to_owned(), Shown::Join);
+            crate::command::parse(line.as_bytes()).unwrap();
+            Deed::Ask { line, shown }
+        });
+        assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");
+    }
+}
+
+#[test]
+fn a_line_is_kept_or_taken_back() {
+    let answer = r#"{"name": "a-x", "line": "yoke-worker join yoke1.e30", "expires": "2026-03-01T12:15:00Z"}"#;
+    let asked = || {
+        let mut screen = screen(vec![cluster("a")]);
+        assert!(press(&mut screen, "j\r").is_some());
+        screen
+    };
+    // While it is made: Escape is for that, and leaves nothing.
+    assert_eq!(press(&mut asked(), "\x1b"), Some(Deed::GiveUp));
+    for (rule, key, expected, note) in [
+        ("taken back", "x", line("revoke a-x"), ""),
+        (
+            "kept",
+            "\x1b",
+            None,
+            "It holds until 2026-03-01T12:15:00Z; to take it back: revoke a-x",
+        ),
+        ("kept, and left", "^", Some(Deed::Leave), ""),
+    ] {
+        let mut screen = asked();
+        let page = screen.answer(answer, Shown::Join).unwrap();
+        assert!(page.starts_with("yoke-worker join yoke1.e30\n\n"), "{page}");
+        assert_eq!(press(&mut screen, key), expected, "{rule}");
+        assert_eq!(screen.note, note, "{rule}");
+    }
+    // What a later x means is nothing.
+    let mut screen = asked();
+    screen.answer(answer, Shown::Join);
+    assert_eq!(press(&mut screen, "qx"), None);
 }
 
 #[test]

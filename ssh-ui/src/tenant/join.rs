@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -16,8 +17,18 @@ use yoke_view::verdict::{Verdict, judge_join_token};
 use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
 use crate::Error;
 
-/// Its name, and what a worker joins by.
-type Joined = Result<(String, JoinLine), Error>;
+/// Leave to join, of which somebody is told.
+#[derive(Clone, Debug)]
+pub struct Invitation {
+    /// Name of the JoinToken, by which it is revoked.
+    pub name: String,
+    /// What a worker joins by.
+    pub line: JoinLine,
+    /// Until when it holds.
+    pub expires: Option<Timestamp>,
+}
+
+type Joined = Result<Invitation, Error>;
 
 /// How long it may take until workers can join.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -25,8 +36,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(250);
 
 impl TenantHost {
-    /// Makes a JoinToken, and waits until it is ready: its name, and what a worker joins by. Deletes it if that is not to be had,
-    /// or if nobody waits for it any more.
+    /// Makes a JoinToken, and waits until it is ready. Deletes it if it does not become so, or if nobody waits for it any more.
     pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Joined {
         let cluster = spec.cluster_name.clone();
         let (tell, told) = oneshot::channel();
@@ -55,8 +65,13 @@ impl TenantHost {
             joined = self.find_line(&name, &doing, progress) => joined,
         };
         match joined {
-            Ok(line) => {
-                if tell.send(Ok((name.clone(), line))).is_err() {
+            Ok((line, expires)) => {
+                let invitation = Invitation {
+                    name: name.clone(),
+                    line,
+                    expires,
+                };
+                if tell.send(Ok(invitation)).is_err() {
                     self.delete_token(&name).await;
                 }
             }
@@ -65,6 +80,14 @@ impl TenantHost {
                 let _ = tell.send(Err(error));
             }
         }
+    }
+
+    /// Deletes a JoinToken: no further worker joins by it.
+    pub async fn revoke(&self, name: &str) -> Result<(), Error> {
+        let (doing, parameters) = (format!("revoking JoinToken {name}"), DeleteParams::default());
+        ask(&doing, self.join_tokens.delete(name, &parameters))
+            .await
+            .map(|_| ())
     }
 
     async fn make_token(&self, spec: JoinTokenSpec, doing: &str) -> Result<String, Error> {
@@ -85,16 +108,19 @@ impl TenantHost {
 
     /// Deletes one of which nobody was told.
     async fn delete_token(&self, name: &str) {
-        let parameters = DeleteParams::default();
-        let deleted = self.join_tokens.delete(name, &parameters);
-        if let Err(error) = ask("deleting a JoinToken", deleted).await {
+        if let Err(error) = self.revoke(name).await {
             tracing::warn!(name, error = %error, "a JoinToken that nobody was told of stays until it ends");
         }
     }
 
-    /// What a worker joins by, as soon as there is something.
-    async fn find_line(&self, name: &str, doing: &str, progress: &Progress) -> Result<JoinLine, Error> {
-        self.wait_to_join(name, progress).await?;
+    /// What a worker joins by, as soon as there is something, and until when.
+    async fn find_line(
+        &self,
+        name: &str,
+        doing: &str,
+        progress: &Progress,
+    ) -> Result<(JoinLine, Option<Timestamp>), Error> {
+        let expires = self.wait_to_join(name, progress).await?;
         let begun = Instant::now();
         let secret = loop {
             match ask(doing, self.secrets.get(&secret_name(name))).await {
@@ -105,10 +131,11 @@ impl TenantHost {
                 answer => break answer?,
             }
         };
-        JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinWrong(name.to_owned()))
+        let line = JoinLine::from_secret(&secret).ok_or_else(|| Error::JoinWrong(name.to_owned()))?;
+        Ok((line, expires))
     }
 
-    async fn wait_to_join(&self, name: &str, progress: &Progress) -> Result<(), Error> {
+    async fn wait_to_join(&self, name: &str, progress: &Progress) -> Result<Option<Timestamp>, Error> {
         let begun = Instant::now();
         let mut changes = pin!(watcher::watch_object(self.join_tokens.clone(), name).default_backoff());
         let mut last = None;
@@ -128,7 +155,10 @@ impl TenantHost {
                 continue;
             };
             match judge_join_token(&token) {
-                Verdict::Done => return Ok(()),
+                Verdict::Done => {
+                    let expires = token.status.and_then(|status| status.expiration_time);
+                    return Ok(expires.map(|time| time.0));
+                }
                 Verdict::Refused { reason, message } => {
                     return Err(Error::SpecRefused {
                         name: name.to_owned(),
@@ -194,7 +224,8 @@ mod tests {
     fn answer(seen: &mut (usize, Vec<Method>), request: &Request<Body>) -> (u16, Value) {
         let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
             "metadata": {"name": "a-1", "namespace": "t"}, "spec": {"clusterName": "a"},
-            "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "AsExpected", "message": "",
+            "status": {"expirationTime": "2026-01-01T00:15:00Z",
+                "conditions": [{"type": "Ready", "status": "True", "reason": "AsExpected", "message": "",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
         if !request.uri().path().contains("/secrets/") {
             seen.1.push(request.method().clone());
@@ -223,7 +254,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_right_that_is_given_just_now_is_waited_for() {
         let (joined, methods) = join(5).await;
-        assert_eq!(joined.unwrap().0, "a-1");
+        let invitation = joined.unwrap();
+        assert_eq!(invitation.name, "a-1");
+        assert_eq!(invitation.expires, "2026-01-01T00:15:00Z".parse().ok());
         assert_eq!(methods, [Method::POST, Method::GET], "it stays");
     }
 

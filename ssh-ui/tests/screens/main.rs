@@ -16,7 +16,7 @@ use serde_json::json;
 use yoke_api::Cluster;
 use yoke_ssh_ui::directory::Identity;
 use yoke_ssh_ui::screen::keys::Keys;
-use yoke_ssh_ui::screen::{Deed, Screen, draw};
+use yoke_ssh_ui::screen::{Deed, Screen, Shown, draw};
 use yoke_ssh_ui::terminal::{ENTER, LEAVE, Look, Terminal};
 
 const NOW: &str = "2026-03-01T12:00:00Z";
@@ -94,9 +94,29 @@ impl Desk {
         self.draw();
     }
 
+    /// Leaves the screen for the line by which a worker joins, as the interface does.
+    fn print_join(&mut self) {
+        let word = "eyJzZXJ2ZXIiOiJkZW1vLThjMWYwMmFhLmV4YW1wbGUub3JnOjY0NDMi".repeat(6);
+        let line = format!("yoke-worker join yoke1.{word}");
+        let answer = json!({"name": "demo-x7k2p", "line": line, "expires": "2026-03-01T12:15:00Z"});
+        let page = self.screen.answer(&answer.to_string(), Shown::Join).unwrap();
+        self.seen.process(LEAVE.as_bytes());
+        self.seen.process(page.replace('\n', "\r\n").as_bytes());
+    }
+
+    /// Comes back to the screen, as the interface does.
+    fn come_back(&mut self) {
+        self.seen.process(ENTER.as_bytes());
+        let Ok(()) = self.drawn.clear();
+    }
+
     /// What is to be seen now.
     fn text(&mut self) -> String {
         self.draw();
+        self.seen_text()
+    }
+
+    fn seen_text(&self) -> String {
         let (_, columns) = self.seen.screen().size();
         let rows = self.seen.screen().rows(0, columns.get());
         rows.map(|row| format!("{}\n", row.trim_end())).collect()
@@ -189,6 +209,14 @@ fn full(columns: u16, rows: u16, look: Look) -> Desk {
     desk
 }
 
+/// After a line was asked for and printed.
+fn joined(columns: u16, rows: u16) -> Desk {
+    let mut desk = full(columns, rows, RICH);
+    desk.press("j2\t1h\r");
+    desk.print_join();
+    desk
+}
+
 fn many(columns: u16, rows: u16) -> Desk {
     let mut desk = Desk::new(columns, rows, RICH);
     let status =
@@ -274,6 +302,21 @@ fn screens_are_as_they_were_reviewed() {
             "create-narrow",
             shown(full(40, 10, RICH), &format!("c{}-end", "n".repeat(59))),
         ),
+        ("join", shown(full(80, 24, RICH), "j2\t1h")),
+        ("join-wrong", shown(full(80, 24, RICH), "j\t2d\r")),
+        ("join-asked", {
+            let mut desk = full(80, 24, RICH);
+            desk.press("j2\r");
+            desk.screen.hear("   0s  The token is being drawn.\n");
+            desk.text()
+        }),
+        ("join-narrow", shown(full(40, 10, RICH), "j2\t1h")),
+        ("join-line", joined(80, 24).seen_text()),
+        ("join-kept", {
+            let mut desk = joined(80, 24);
+            desk.come_back();
+            shown(desk, "q")
+        }),
         ("delete", shown(full(80, 24, RICH), "ddem")),
         ("delete-wrong", shown(full(80, 24, RICH), "dnightly\r")),
         ("delete-narrow", shown(full(40, 10, RICH), "ddem")),
@@ -287,9 +330,19 @@ fn pictures_show_the_screens() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let docs = root.join("docs/screens");
-    for (name, keys) in [("list", ""), ("create", "cdemo2\t1.35"), ("delete", "ddem")] {
+    let pressed = |keys: &str| {
         let mut desk = full(80, 24, RICH);
         desk.press(keys);
+        desk
+    };
+    for (name, desk) in [
+        ("list", pressed("")),
+        ("status", pressed("\r")),
+        ("create", pressed("cdemo2\t1.35")),
+        ("join", pressed("j2\t1h")),
+        ("join-line", joined(80, 24)),
+        ("delete", pressed("ddem")),
+    ] {
         let picture = picture::to_svg(desk.seen.screen());
         let file = docs.join(format!("{name}.svg"));
         if std::env::var_os("UPDATE").is_some() {
@@ -310,7 +363,7 @@ fn pictures_show_the_screens() {
 
 #[test]
 fn every_size_can_be_drawn() {
-    let modes = ["", "?", "\r", "e", "k", "cnew\t1\r", "ddemo1\r"];
+    let modes = ["", "?", "\r", "e", "k", "cnew\t1\r", "j0\t1\r", "ddemo1\r"];
     for keys in modes {
         let mut desk = full(80, 24, RICH);
         desk.press(keys);

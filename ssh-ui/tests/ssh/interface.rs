@@ -54,7 +54,7 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     window.press("s").await;
     window.shows("Cluster red is to sleep").await;
     window.resize(40, 10).await;
-    window.shows("c create  d delete  ? help  q quit").await;
+    window.shows("c create  j join  ? help  q quit").await;
     window.resize(100, 30).await;
     window.shows("s wake  Enter more  e events").await;
     // Its neighbour stays, and nothing goes for another's name.

@@ -7,6 +7,7 @@ mod commands;
 mod files;
 mod interface;
 mod isolation;
+mod join;
 mod other;
 mod person;
 mod pressure;
@@ -35,6 +36,9 @@ async fn tenants_are_served_over_ssh() {
     interface::host_that_goes_away_comes_back(&world).await;
     interface::much_that_is_typed_is_neither_kept_nor_done(&world).await;
     interface::names_are_asked_for_on_a_terminal(&world).await;
+    join::a_line_is_told_and_taken_back(&world).await;
+    join::waiting_for_a_line_can_be_given_up(&world).await;
+    join::a_line_is_copied_whole(&world).await;
     tmux::a_real_terminal_is_left_as_it_was(&world).await;
     strangers::unknown_keys_are_refused_with_what_to_do(&world).await;
     strangers::a_key_that_is_taken_away_is_out_at_once(&world).await;

@@ -1,5 +1,6 @@
 //! OpenSSH's client in a terminal that is one.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::process::Command;
@@ -10,7 +11,7 @@ use crate::world::World;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A terminal of 80 columns and 24 rows with a shell in it. Ended, whatever the test does.
-struct Tmux {
+pub(crate) struct Tmux {
     socket: String,
 }
 
@@ -22,8 +23,11 @@ impl Drop for Tmux {
 }
 
 impl Tmux {
-    async fn start(world: &World) -> Self {
-        let socket = world.path("tmux").to_str().unwrap().to_owned();
+    pub(crate) async fn start(world: &World) -> Self {
+        // One that has just ended may still hold its socket.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("tmux-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let socket = world.path(&name).to_str().unwrap().to_owned();
         let tmux = Self { socket };
         let shell = "exec env -i PATH=\"$PATH\" TERM=\"$TERM\" PS1='$ ' LC_ALL=C.UTF-8 sh";
         tmux.run(&["-f", "/dev/null", "-u", "new-session", "-d", "-x80", "-y24", shell])
@@ -36,12 +40,33 @@ impl Tmux {
         run(Command::new("tmux").args(["-S", &self.socket]).args(arguments)).await
     }
 
-    async fn press(&self, keys: &[&str]) {
+    /// Calls the server from the shell, as alice.
+    pub(crate) async fn call(&self, world: &World) {
+        let script = world.path("yoke");
+        let command = world.alice.begin(&[], "");
+        let words = command.as_std().get_args().map(|word| word.to_str().unwrap());
+        let line = shlex::try_join(words).unwrap();
+        std::fs::write(&script, format!("ssh {line}\n")).unwrap();
+        self.shows("$").await;
+        self.press(&[&format!(". {}", script.display()), "Enter"]).await;
+    }
+
+    pub(crate) async fn resize(&self, columns: u16, rows: u16) {
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        self.run(&["resize-window", "-x", &columns, "-y", &rows]).await.ok();
+    }
+
+    /// All that was printed, lines that the terminal broke as the ones they are, as they are copied.
+    pub(crate) async fn history(&self) -> String {
+        self.run(&["capture-pane", "-p", "-J", "-S", "-"]).await.ok()
+    }
+
+    pub(crate) async fn press(&self, keys: &[&str]) {
         self.run(&[&["send-keys", "--"], keys].concat()).await.ok();
     }
 
     /// Waits until it shows this, and says all that it shows.
-    async fn shows(&self, text: &str) -> String {
+    pub(crate) async fn shows(&self, text: &str) -> String {
         let deadline = Instant::now() + LIMIT;
         loop {
             let shown = self.run(&["capture-pane", "-p"]).await.ok();
@@ -55,25 +80,18 @@ impl Tmux {
 }
 
 pub(crate) async fn a_real_terminal_is_left_as_it_was(world: &World) {
-    let script = world.path("yoke");
-    let command = world.alice.begin(&[], "");
-    let words = command.as_std().get_args().map(|word| word.to_str().unwrap());
-    let line = shlex::try_join(words).unwrap();
-    std::fs::write(&script, format!("ssh {line}\n")).unwrap();
-
     let tmux = Tmux::start(world).await;
-    tmux.shows("$").await;
-    tmux.press(&[&format!(". {}", script.display()), "Enter"]).await;
+    tmux.call(world).await;
     tmux.shows("You have no Clusters. Press c to make one.").await;
     tmux.press(&["c", "real", "Enter"]).await;
     tmux.shows("Cluster real created").await;
     tmux.press(&["Enter"]).await;
     tmux.shows("Kubeconfig  not there yet").await;
-    tmux.run(&["resize-window", "-x", "40", "-y", "10"]).await.ok();
-    tmux.shows(" k kubeconfig  s sleep  Esc back").await;
+    tmux.resize(40, 10).await;
+    tmux.shows(" j join  k kubeconfig  s sleep  Esc back").await;
     tmux.press(&["Escape"]).await;
     tmux.shows("? help  q quit").await;
-    tmux.run(&["resize-window", "-x", "80", "-y", "24"]).await.ok();
+    tmux.resize(80, 24).await;
     tmux.press(&["d", "real", "Enter"]).await;
     let shown = tmux.shows("You have no Clusters. Press c to make one.").await;
     assert!(shown.starts_with(" Yoke  a · laptop"), "{shown}");

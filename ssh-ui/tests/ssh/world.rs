@@ -32,7 +32,7 @@ pub(crate) const NAMESPACE: &str = "yoke-system";
 pub(crate) const HOST_KEY: &str = "yoke-ssh-host-key";
 const LIMIT: Duration = Duration::from_secs(20);
 /// Commands at once with one key, in these tests.
-pub(crate) const BURST: u32 = 150;
+pub(crate) const BURST: u32 = 250;
 pub(crate) const LIMITS: Limits = Limits {
     connections: 64,
     source_connections: 64,

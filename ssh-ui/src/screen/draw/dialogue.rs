@@ -18,6 +18,7 @@ Up, Down  choose a Cluster
 Enter     all of one Cluster
 c         make a Cluster
 d         delete it
+j         let a worker join it
 k         its kubeconfig
 s         let it sleep, or wake it
 q         leave; so does Ctrl-C
@@ -29,7 +30,7 @@ The same without a screen: ssh HOST help";
 /// Draws the box that is open, if one is.
 pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     match &screen.mode {
-        Mode::List | Mode::Status(_) | Mode::Events => {}
+        Mode::List | Mode::Status(_) | Mode::Events | Mode::Away(_) => {}
         Mode::Help => draw_text(frame, area, "Help", HELP),
         Mode::Kubeconfig(name) => {
             let has_one = screen.clusters.get(name).is_some_and(|row| row.has_kubeconfig);
@@ -45,6 +46,10 @@ pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
         Mode::Create(form) => {
             let text = "Empty is the host's default.\nTab: next  Enter: make  Esc: back";
             draw_form(frame, area, "New Cluster", form, text);
+        }
+        Mode::Join(name, form) => {
+            let text = "Empty: one worker, 15m, never reaped.\nTab: next  Enter: make  Esc: back";
+            draw_form(frame, area, &format!("A worker for {name}"), form, text);
         }
         Mode::Delete(name, form) => {
             let text = "All that is in it will be lost.\nType its name, then Enter. Esc: back";
