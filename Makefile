@@ -91,7 +91,7 @@ tools: yoke-dev ## Build the programs of others into .dev/bin
 	$(call timed,tools,$(DEV) up --until binaries)
 
 .PHONY: images
-images: yoke-dev ## Write the images of Yoke's processes to .dev/images, for a registry
+images: tools ## Write the images of Yoke's processes to .dev/images, for a registry
 	@$(DEV) images
 
 .PHONY: fmt

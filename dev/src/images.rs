@@ -18,8 +18,10 @@ use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::recipes::rust::{self, Profile};
 use crate::releases::{self, Releases};
+use crate::workers;
 
 pub mod oci;
+pub mod worker;
 
 /// CoreDNS.
 pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
@@ -56,7 +58,15 @@ const RELEASED: &[(&str, &str)] = &[
 const OF_WORKERS: &[&str] = &["pause", "coredns", "proxy-agent", "echo", KUBE_PROXY];
 
 /// What a program runs, which is of this machine.
-const RUNS: &[(&str, &str)] = &[(KUBE_PROXY, "nft")];
+const RUNS: &[(&str, &str)] = &[
+    (KUBE_PROXY, "nft"),
+    (worker::PROGRAM, "ip"),
+    (worker::PROGRAM, "mount"),
+    (worker::PROGRAM, "nft"),
+    (worker::PROGRAM, "setpriv"),
+    (worker::PROGRAM, "umount"),
+    (worker::PROGRAM, "unshare"),
+];
 
 /// Images of this workspace's binaries: repository, binary. Each gets the tag `dev` and one that names its content, so
 /// that a Deployment rolls exactly when its image has changed.
@@ -175,8 +185,13 @@ pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
     let folder = layout.dev().join("images");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let mut files = Vec::new();
-    for (repository, binary) in OWN {
-        let image = build(binary, &Contents::find(binary, built.join(binary)).await?).await?;
+    let bundle = workers::pack(layout).await?;
+    for (repository, binary) in OWN.iter().chain([&worker::IMAGE]) {
+        let path = built.join(binary);
+        let image = match *binary {
+            worker::PROGRAM => worker::build(path, &bundle).await?,
+            _ => build(binary, &Contents::find(binary, path).await?).await?,
+        };
         let name = repository.rsplit('/').next().unwrap_or(repository);
         let archive = image
             .to_archive(&[format!("{repository}:{}", env!("CARGO_PKG_VERSION"))])
@@ -229,10 +244,15 @@ pub async fn plan_for_workers(layout: &Layout) -> Result<Vec<Plan>> {
     Ok(plans)
 }
 
-/// What is in an image: programs by their names there, the first one its own, and the shared libraries of them all.
+/// What is in an image: programs by their names there, the first one its own, the shared libraries of them all, and other files
+/// by their paths there, some of which nobody has.
 struct Contents {
     programs: Vec<(String, PathBuf)>,
     libraries: BTreeSet<PathBuf>,
+    others: Vec<(String, PathBuf)>,
+    texts: &'static [(&'static str, &'static str)],
+    /// Where what it writes is kept.
+    volume: Option<&'static str>,
 }
 
 impl Contents {
@@ -246,11 +266,18 @@ impl Contents {
         for (_, path) in &programs {
             libraries.extend(shared_libraries(path).await?);
         }
-        Ok(Self { programs, libraries })
+        Ok(Self {
+            programs,
+            libraries,
+            others: Vec::new(),
+            texts: &[],
+            volume: None,
+        })
     }
 
     fn paths(&self) -> impl Iterator<Item = &PathBuf> {
-        self.programs.iter().map(|(_, path)| path).chain(&self.libraries)
+        let named = self.programs.iter().chain(&self.others);
+        named.map(|(_, path)| path).chain(&self.libraries)
     }
 
     fn read(&self) -> Result<Vec<ImageFile>> {
@@ -265,15 +292,22 @@ impl Contents {
             let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
             Ok(ImageFile { path, content })
         };
-        programs.chain(libraries).map(read).collect()
+        let others = self.others.iter().map(|(place, path)| (place.clone(), path));
+        let texts = self.texts.iter().map(|(path, text)| {
+            Ok(ImageFile {
+                path: (*path).to_owned(),
+                content: text.as_bytes().to_vec(),
+            })
+        });
+        programs.chain(libraries).chain(others).map(read).chain(texts).collect()
     }
 }
 
 /// Builds the image of a binary, which is called `program` in it.
 async fn build(program: &str, contents: &Contents) -> Result<oci::Image> {
     let files = contents.read()?;
-    let entrypoint = program.to_owned();
-    tokio::task::spawn_blocking(move || oci::Image::build(&files, &entrypoint))
+    let (entrypoint, volume) = (program.to_owned(), contents.volume);
+    tokio::task::spawn_blocking(move || oci::Image::build(&files, &entrypoint, volume))
         .await
         .context("building an image")?
         .with_context(|| format!("building the image of {program}"))

@@ -162,6 +162,14 @@ pub async fn kill_all(layout: &Layout) -> Result<usize> {
     Ok(workers.len())
 }
 
+/// Packs the programs of workers, and says where they are.
+pub(crate) async fn pack(layout: &Layout) -> Result<PathBuf> {
+    fs::create_dir_all(layout.workers()).context("making .dev/workers")?;
+    let _lock = lock(layout)?;
+    bundle::make(layout).await.context("packing the programs of workers")?;
+    Ok(layout.bundle())
+}
+
 /// Taken by one at a time who makes what workers share.
 fn lock(layout: &Layout) -> Result<File> {
     let path = layout.workers().join("lock");

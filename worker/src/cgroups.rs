@@ -16,6 +16,8 @@ use crate::id::GROUPS;
 
 const NODE: &str = "node";
 const PODS: &str = "pods";
+/// Of what is in a container beside the worker.
+const INIT: &str = "init";
 
 /// What is killed, or emptied, takes a moment to be gone.
 const ROUNDS: u32 = 100;
@@ -184,6 +186,29 @@ fn parse_hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
+/// Moves the processes of a container out of its top group, which otherwise hands no controllers down: only the machine's own
+/// may have both, and has no type.
+pub(crate) fn vacate_top() {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let hierarchies = parse_hierarchies(&mounts).into_iter();
+    hierarchies
+        .filter(|hierarchy| hierarchy.v2)
+        .for_each(|hierarchy| vacate(&hierarchy.mount));
+}
+
+/// The kubelet reports the controllers that it lacks.
+fn vacate(top: &Path) {
+    let controllers = fs::read_to_string(top.join("cgroup.controllers")).unwrap_or_default();
+    if !top.join("cgroup.type").exists() || controllers.trim().is_empty() {
+        return;
+    }
+    let init = top.join(INIT);
+    for pid in read_members(top).into_iter().filter(|pid| *pid != 0) {
+        let _ = fs::create_dir_all(&init);
+        let _ = fs::write(init.join("cgroup.procs"), pid.to_string());
+    }
+}
+
 /// 0 stands for a process that is not seen from here.
 fn read_members(group: &Path) -> Vec<i32> {
     let list = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
@@ -273,6 +298,24 @@ mod tests {
         // It is in a namespace of process ids that this process does not see into.
         fs::write(pod.join("cgroup.procs"), "0\n").unwrap();
         assert_eq!(cgroups.find_populated(), Some(pod));
+    }
+
+    #[test]
+    fn a_container_s_top_group_is_vacated() {
+        for (rule, files, moved) in [
+            ("a container's", &["cgroup.type", "cgroup.controllers"][..], true),
+            ("the machine's", &["cgroup.controllers"], false),
+            ("one beside version 1", &["cgroup.type"], false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for name in files {
+                fs::write(dir.path().join(name), "memory pids\n").unwrap();
+            }
+            fs::write(dir.path().join("cgroup.procs"), "0\n7\n").unwrap();
+            vacate(dir.path());
+            let found = fs::read_to_string(dir.path().join("init/cgroup.procs")).ok();
+            assert_eq!(found.as_deref(), moved.then_some("7"), "{rule}");
+        }
     }
 
     #[tokio::test]

@@ -13,13 +13,14 @@ use crate::output::say;
 use crate::place::Place;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, clean, clock, live, machine, preflight, root, setup, systemd};
+use crate::{Error, cgroups, clean, clock, live, machine, preflight, root, setup, systemd};
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
     // From the very start: one that comes while the worker is made ends it once it can be ended.
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
+    cgroups::vacate_top();
     let Some(line) = line else {
         let (mut worker, _lock) = open(&layout)?;
         worker.place = Some(Place::here()?);

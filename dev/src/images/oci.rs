@@ -54,10 +54,10 @@ impl Blob {
 }
 
 impl Image {
-    /// Builds an image of `files` whose entry point is `entrypoint`, found on the image's `PATH`.
-    pub fn build(files: &[ImageFile], entrypoint: &str) -> io::Result<Self> {
+    /// Builds an image of `files` whose entry point is `entrypoint`, found on the image's `PATH`, and that has a volume there.
+    pub fn build(files: &[ImageFile], entrypoint: &str, volume: Option<&str>) -> io::Result<Self> {
         let layer = Blob::new(build_layer(files)?);
-        let config = json!({
+        let mut config = json!({
             "architecture": "amd64",
             "os": "linux",
             "config": {
@@ -66,6 +66,9 @@ impl Image {
             },
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.digest)]},
         });
+        if let Some(volume) = volume {
+            config["config"]["Volumes"] = json!({volume: {}});
+        }
         let config = Blob::new(config.to_string().into_bytes());
         let manifest = json!({
             "schemaVersion": 2,
@@ -185,18 +188,21 @@ mod tests {
     fn the_same_files_in_any_order_give_the_same_bytes() {
         let (one, two) = (file("usr/local/bin/a", "A"), file("lib/b.so", "B"));
         let names = ["docker.io/yoke/a:dev".to_owned()];
-        let first = Image::build(&[one.clone(), two.clone()], "a")
+        let first = Image::build(&[one.clone(), two.clone()], "a", None)
             .unwrap()
             .to_archive(&names)
             .unwrap();
-        let second = Image::build(&[two, one], "a").unwrap().to_archive(&names).unwrap();
+        let second = Image::build(&[two, one], "a", None)
+            .unwrap()
+            .to_archive(&names)
+            .unwrap();
         assert_eq!(first, second);
     }
 
     #[test]
     fn another_content_is_another_digest() {
         let digest = |content| {
-            Image::build(&[file("a", content)], "a")
+            Image::build(&[file("a", content)], "a", None)
                 .unwrap()
                 .layer_digest()
                 .to_owned()
@@ -224,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_name_leads_to_the_manifest_and_every_blob_is_named_by_its_hash() {
-        let image = Image::build(&[file("a", "A")], "a").unwrap();
+        let image = Image::build(&[file("a", "A")], "a", Some("/v")).unwrap();
         let archive = image.to_archive(&["x/a:1".to_owned(), "x/a:2".to_owned()]).unwrap();
         let entries = entries(&archive);
         let index: Value = serde_json::from_slice(&entries[1].1).unwrap();
@@ -234,6 +240,8 @@ mod tests {
             .iter()
             .map(|entry| (&entry["annotations"]["io.containerd.image.name"], &entry["digest"]))
             .collect();
+        let config: Value = serde_json::from_slice(&image.config.bytes).unwrap();
+        assert_eq!(config["config"]["Volumes"], json!({"/v": {}}));
         let digest = json!(format!("sha256:{}", image.manifest.digest));
         assert_eq!(named, [(&json!("x/a:1"), &digest), (&json!("x/a:2"), &digest)]);
         for (path, content) in &entries[2..] {

@@ -106,7 +106,7 @@ async fn images_are_written_for_a_registry() -> Result<()> {
     let mut images = in_clone("images");
     images.env("YOKE_PROFILE", "dev");
     run(images, Duration::from_secs(600)).await?.ok()?;
-    for name in ["operator", "ingress-xds", "kine-nats", "ssh-ui"] {
+    for name in ["operator", "ingress-xds", "kine-nats", "ssh-ui", "worker"] {
         let file = root().join(format!(".dev/images/{name}.tar"));
         let mut tar = Command::new("tar");
         tar.arg("-xOf").arg(&file).arg("index.json");

@@ -120,7 +120,19 @@ impl Machine {
         }
     }
 
-    fn enter(&self) -> Command {
+    /// A folder of the machine, which is made if it is not there.
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        let folder = self.dir.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    /// Where the token is.
+    pub(crate) fn token(&self) -> PathBuf {
+        self.dir.join("token")
+    }
+
+    pub(crate) fn enter(&self) -> Command {
         let mut command = enter(&self.holder, self.init);
         command.arg(format!("--net=/run/netns/{}", self.network.namespace));
         command
@@ -143,11 +155,7 @@ impl Machine {
             .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        Worker {
-            child,
-            root: self.root(),
-            log,
-        }
+        Worker::of(child, self.root(), log)
     }
 
     /// Makes a worker of it.
@@ -319,7 +327,7 @@ impl Drop for Machine {
     }
 }
 
-fn find_groups(path: &str) -> Vec<PathBuf> {
+pub(crate) fn find_groups(path: &str) -> Vec<PathBuf> {
     let mut find = Command::new("find");
     find.args(["/sys/fs/cgroup", "-depth", "-type", "d", "-path", path]);
     let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
@@ -423,6 +431,11 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
+    /// A process that is one, or looks after one.
+    pub(crate) fn of(child: Child, root: PathBuf, log: PathBuf) -> Self {
+        Self { child, root, log }
+    }
+
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }

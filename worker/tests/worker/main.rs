@@ -5,6 +5,7 @@
 mod bundle;
 mod cluster;
 mod command;
+mod container;
 mod machine;
 mod network;
 mod node;

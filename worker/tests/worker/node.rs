@@ -26,7 +26,7 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    async fn begin(dir: &Path) -> Self {
+    pub(crate) async fn begin(dir: &Path) -> Self {
         Self::begin_with(dir, Init::None).await
     }
 
@@ -46,12 +46,17 @@ impl Story {
     }
 
     /// The worker is let in, and runs a Pod.
-    pub(crate) async fn let_in(&self, worker: &Worker) {
+    pub(crate) async fn join(&self, worker: &Worker) {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
             () = self.machine.join(worker, &self.client) => {}
             () = sign_all(self.client.clone(), clients, kubelets) => {}
         }
+    }
+
+    /// So it is, and what is looked for later is there.
+    pub(crate) async fn let_in(&self, worker: &Worker) {
+        self.join(worker).await;
         // What is left on the disk lets nobody else in.
         assert!(!worker.root.join("config/bootstrap.kubeconfig").exists());
         // As kube-proxy does.
@@ -98,7 +103,7 @@ impl Story {
     }
 
     /// What the Pod answers: it does as long as it runs, whoever looks after it.
-    fn ask_pod(&self) -> String {
+    pub(crate) fn ask_pod(&self) -> String {
         self.try_pod().unwrap()
     }
 

@@ -1,0 +1,154 @@
+//! A worker in a container, of the image that there is of it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::bundle;
+use crate::machine::{END_LIMIT, Machine, Worker, find_groups, members};
+use crate::node::{NAME, Story};
+use crate::program::path;
+
+const IMAGE: &str = "docker.io/yoke/worker:test";
+/// An image of some hundred megabytes is unpacked.
+const ENGINE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A containerd of a machine. Dropped, it ends, and what is left of its containers.
+struct Engine<'a> {
+    machine: &'a Machine,
+    daemon: Child,
+    /// Control group of its container.
+    group: String,
+}
+
+impl<'a> Engine<'a> {
+    async fn start(machine: &'a Machine) -> Self {
+        let dir = machine.folder("engine");
+        let configuration = format!(
+            "version = 2\nroot = '{0}/root'\nstate = '{0}/state'\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n\
+             [grpc]\naddress = '{0}/socket'\n",
+            path(&dir)
+        );
+        fs::write(dir.join("config.toml"), configuration).unwrap();
+        let log = fs::File::create(dir.join("log")).unwrap();
+        let mut daemon = machine.enter();
+        daemon.args(["containerd", "--config"]).arg(dir.join("config.toml"));
+        let engine = Self {
+            machine,
+            daemon: daemon.stdout(Stdio::null()).stderr(log).spawn().unwrap(),
+            group: format!("yoke-box-{}", dir.parent().unwrap().file_name().unwrap().display()),
+        };
+        let deadline = Instant::now() + ENGINE_LIMIT;
+        while let Err(why) = engine.ctr(&["version"]) {
+            let log = || fs::read_to_string(dir.join("log")).unwrap();
+            assert!(Instant::now() < deadline, "{why}\n{}", log());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        engine
+    }
+
+    fn socket(&self) -> String {
+        path(&self.machine.folder("engine").join("socket")).to_owned()
+    }
+
+    fn ctr(&self, arguments: &[&str]) -> Result<String, String> {
+        let ctr = bundle::bin().join("ctr");
+        let socket = self.socket();
+        self.machine
+            .ask(path(&ctr), &[&["--address", &socket], arguments].concat())
+    }
+
+    async fn load(&self) {
+        let binary = env!("CARGO_BIN_EXE_yoke-worker").into();
+        let image = yoke_dev::images::worker::build(binary, &self.machine.folder("bundle")).await;
+        let archive = image.unwrap().to_archive(&[IMAGE.to_owned()]).unwrap();
+        let file = self.machine.folder("engine").join("image.tar");
+        fs::write(&file, archive).unwrap();
+        self.ctr(&["images", "import", path(&file)]).unwrap();
+    }
+
+    /// As `docker run --privileged --network host`, with the volume that the image asks for and the machine's control groups,
+    /// which Docker and Kubernetes give it without a word.
+    fn run(&self) -> Worker {
+        let machine = self.machine;
+        let volume = machine.folder("volume");
+        let bind = |source: &str, place: &str| format!("type=bind,src={source},dst={place},options=rbind:rw");
+        let mounts = [
+            bind(path(&volume), "/var/lib/yoke-worker"),
+            bind(path(&machine.token()), "/token"),
+            "type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=rw".to_owned(),
+        ];
+        let log = machine.folder("engine").join("worker.log");
+        let mut command = machine.enter();
+        command
+            .arg(bundle::bin().join("ctr"))
+            .args(["--address", &self.socket(), "run", "--rm", "--privileged", "--net-host"])
+            .args(["--cgroup", &format!("/{}", self.group)])
+            .args(mounts.iter().flat_map(|mount| ["--mount", mount]))
+            .args([IMAGE, "box"])
+            .args([
+                "yoke-worker",
+                "run",
+                "--rm",
+                "--token-file",
+                "/token",
+                "--allow-cgroup-v1",
+            ])
+            .args([
+                "--name",
+                NAME,
+                "--node-ip",
+                &machine.network.worker,
+                "--drain-timeout",
+                "40s",
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).unwrap());
+        Worker::of(command.spawn().unwrap(), volume, log)
+    }
+
+    fn groups(&self) -> Vec<PathBuf> {
+        find_groups(&format!("*/{}*", self.group))
+    }
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + END_LIMIT;
+        while !self.groups().is_empty() && Instant::now() < deadline {
+            for group in self.groups() {
+                for pid in members(&group) {
+                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+                }
+                let _ = fs::remove_dir(group);
+            }
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_is_a_worker() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let engine = Engine::start(&story.machine).await;
+    engine.load().await;
+    let mut worker = engine.run();
+    story.join(&worker).await;
+    assert_eq!(story.ask_pod().trim(), NAME);
+    assert_ne!(fs::read_dir(&worker.root).unwrap().count(), 0);
+
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
+    let said = worker.said();
+    assert!(said.contains("nothing of the worker is left on this machine"), "{said}");
+    story.assert_gone(&said).await;
+    let left: Vec<_> = fs::read_dir(&worker.root).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(engine.groups(), Vec::<PathBuf>::new(), "{said}");
+}
