@@ -355,8 +355,15 @@ const BOOT: &str = r#"cd "$0"
     for usual in /run /var/lib /var/log; do mount -t tmpfs tmpfs "$usual"; done
 "#;
 const WAIT: &str = "touch made && exec sleep 600";
-/// Its groups are beneath one of its own, as in a container.
+/// Its groups are beneath one of its own, as in a container. It would mount each controller of version 1 that the kernel has, and
+/// what then got groups would stay for every process of this machine.
 const SYSTEMD: &str = r#"mount --bind units /etc/systemd/system
+    if [ ! -e /sys/fs/cgroup/cgroup.controllers ]; then
+        while read -r name rest; do
+            if [ "$name" = '#subsys_name' ] || [ -e "/sys/fs/cgroup/$name/cgroup.procs" ]; then echo "$name $rest"; fi
+        done < /proc/cgroups > controllers
+        mount --bind controllers /proc/cgroups
+    fi
     for all in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
         if [ -e "$all/cgroup.procs" ]; then mkdir -p "$all/$1" && echo 0 > "$all/$1/cgroup.procs"; fi
     done
