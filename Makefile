@@ -126,8 +126,10 @@ deny: yoke-dev ## Check the versions, licences and sources of the dependencies
 .PHONY: test-slow
 test-slow: tools ## Run the tests that take long
 	$(call timed,clean clone,e2e/clean-clone.sh)
-	$(call timed,stack with two versions,YOKE_VERSIONS="$(SLOW_VERSIONS)" $(MAKE) --no-print-directory up)
+	$(call timed,stack with two versions and metrics-server,YOKE_VERSIONS="$(SLOW_VERSIONS)" YOKE_METRICS_SERVER=true $(MAKE) --no-print-directory up)
 	$(call timed,change of version,$(call some,$(CARGO) test --package yoke-e2e --features slow --test upgrade))
+	$(call timed,kubectl top of the stack,$(call some,$(CARGO) test --package yoke-e2e --features slow --test top))
+	$(call timed,kubectl top of real kubelets,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- top))
 	$(call timed,Kubernetes end-to-end tests,YOKE_BIN=$(BIN) e2e/conformance/run.sh .dev/demo.kubeconfig)
 	$(call timed,foreign xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
 	$(call timed,hostile and damaged bytes,$(call some,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage))

@@ -33,6 +33,8 @@ pub const ENVOY: &str = "docker.io/envoyproxy/envoy:v1.40.0";
 pub const KONNECTIVITY_SERVER: &str = "registry.k8s.io/kas-network-proxy/proxy-server:v0.34.0";
 /// konnectivity's agent, for workers of tenants.
 pub const KONNECTIVITY_AGENT: &str = "registry.k8s.io/kas-network-proxy/proxy-agent:v0.34.0";
+/// What answers `kubectl top`, for workers of tenants.
+pub const METRICS_SERVER: &str = "registry.k8s.io/metrics-server/metrics-server:v0.9.0";
 /// kube-proxy, for workers of tenants.
 pub const KUBE_PROXY: &str = "kube-proxy";
 /// A server for tests.
@@ -53,6 +55,9 @@ const RELEASED: &[(&str, &str)] = &[
     (ECHO, "echo"),
     (ENVOY, "envoy"),
 ];
+
+/// An image of workers, if its binary was made: name, binary.
+const IF_MADE: (&str, &str) = (METRICS_SERVER, "metrics-server");
 
 /// Binaries of the images that workers of tenants run.
 const OF_WORKERS: &[&str] = &["pause", "coredns", "proxy-agent", "echo", KUBE_PROXY];
@@ -230,8 +235,9 @@ impl Plan {
 /// The images for workers of tenants, which reach no registry.
 pub async fn plan_for_workers(layout: &Layout) -> Result<Vec<Plan>> {
     let mut plans = Vec::new();
-    for binary in OF_WORKERS {
-        let released = RELEASED.iter().find(|(_, of)| of == binary);
+    let more = layout.binary(IF_MADE.1).exists().then_some(&IF_MADE.1);
+    for binary in OF_WORKERS.iter().chain(more) {
+        let released = RELEASED.iter().chain([&IF_MADE]).find(|(_, of)| of == binary);
         plans.push(Plan {
             binary,
             name: released.map_or_else(

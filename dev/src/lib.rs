@@ -67,6 +67,9 @@ enum Verb {
         /// Releases of Kubernetes that tenants can have beside the host's own, with blanks between them.
         #[arg(long, env = "YOKE_VERSIONS", default_value = "")]
         versions: Releases,
+        /// Build metrics-server for workers, which takes minutes.
+        #[arg(long, env = "YOKE_METRICS_SERVER")]
+        metrics_server: bool,
     },
     /// Stop and remove everything but the build cache.
     Down,
@@ -131,12 +134,14 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             skip,
             profile,
             versions,
+            metrics_server,
         } => {
             let _lock = layout.lock()?;
             let options = up::Options {
                 store: host_store,
                 profile,
                 releases: versions,
+                metrics_server,
                 plan: steps::plan(until, &skip),
             };
             // The failed step has been shown already.

@@ -34,6 +34,8 @@ pub struct Options {
     pub profile: Profile,
     /// The releases of Kubernetes that tenants can have.
     pub releases: Releases,
+    /// Whether workers have metrics-server.
+    pub metrics_server: bool,
     /// The steps.
     pub plan: Vec<Step>,
 }
@@ -45,6 +47,7 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
         store,
         profile,
         releases,
+        metrics_server,
         plan,
     } = options;
     let mut stack = Stack {
@@ -52,6 +55,7 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
         store,
         profile,
         releases,
+        metrics_server,
         network: None,
         namespaces: None,
     };
@@ -71,6 +75,7 @@ struct Stack<'a> {
     store: HostStore,
     profile: Profile,
     releases: Releases,
+    metrics_server: bool,
     network: Option<Network>,
     /// What the demo cluster answered.
     namespaces: Option<String>,
@@ -151,7 +156,9 @@ impl Stack<'_> {
 
     async fn make_binaries(&self, progress: &Progress) -> Result<String> {
         let mut built = Vec::new();
-        for recipe in go::RECIPES.iter().chain(self.releases.recipes()) {
+        let metrics_server = self.metrics_server.then_some(&go::METRICS_SERVER);
+        let others = self.releases.recipes().chain(metrics_server);
+        for recipe in go::RECIPES.iter().chain(others) {
             progress.at(recipe.module);
             if recipe.make(self.layout).await? == Made::Built {
                 built.push(recipe.module);

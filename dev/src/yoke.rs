@@ -261,6 +261,7 @@ fn build_version(release: &str) -> Value {
             "kubeScheduler": scheduler,
             "kubeProxy": releases::to_image(images::KUBE_PROXY, KUBERNETES_VERSION),
             "coreDNS": images::COREDNS,
+            "metricsServer": images::METRICS_SERVER,
         },
     })
 }
@@ -309,6 +310,7 @@ mod tests {
                 "kubeControllerManager": "registry.k8s.io/kube-controller-manager:v1.35.5",
                 "kubeProxy": "registry.k8s.io/kube-proxy:v1.35.4",
                 "kubeScheduler": "registry.k8s.io/kube-scheduler:v1.35.5",
+                "metricsServer": "registry.k8s.io/metrics-server/metrics-server:v0.9.0",
             },
         });
         assert_eq!(values["versions"][1], older);

@@ -106,6 +106,14 @@ pub const RECIPES: &[Recipe] = &[
     },
 ];
 
+/// What answers `kubectl top`. It takes minutes, for another release of Kubernetes' libraries than that of the others: a stack has
+/// it if it is asked for.
+pub const METRICS_SERVER: Recipe = Recipe {
+    module: "metrics-server",
+    binaries: &[("sigs.k8s.io/metrics-server/cmd/metrics-server", "metrics-server")],
+    kubernetes: None,
+};
+
 /// Control planes of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
 const CONTROL_PLANES: &[Recipe] = &[Recipe {
     module: "kubernetes-1.35.5",
@@ -242,6 +250,7 @@ mod tests {
         let mut names: Vec<_> = RECIPES
             .iter()
             .chain(CONTROL_PLANES)
+            .chain([&METRICS_SERVER])
             .flat_map(|recipe| recipe.binaries)
             .map(|(_, binary)| binary)
             .collect();

@@ -45,6 +45,16 @@ pub(crate) fn make(folder: &Path) {
     seal(folder);
 }
 
+/// One image more, of a program.
+pub(crate) fn add_image(folder: &Path, image: &str, program: &str) {
+    make_image(
+        &folder.join(format!("images/{program}.tar")),
+        image,
+        &bin().join(program),
+    );
+    seal(folder);
+}
+
 /// Where the tests' programs are.
 pub(crate) fn bin() -> PathBuf {
     std::env::var_os("YOKE_BIN")

@@ -15,12 +15,17 @@ use crate::signer::Authority;
 
 /// The name that the API is joined by.
 const NAME: &str = "api.worker.test";
+/// Where Pods find it.
+const IN_CLUSTER: &str = "10.96.0.1";
 const BOOTSTRAP: (&str, &str) = ("abcdef", "0123456789abcdef");
 
 /// A running API.
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) token: String,
+    /// Who signs what it shows.
+    pub(crate) servers: Authority,
+    pub(crate) address: SocketAddr,
     server: Process,
     _store: Process,
 }
@@ -28,8 +33,19 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// With what is signed by `clients`, and kubelets known by `kubelets`.
     pub(crate) async fn start(dir: &Path, host: &str, clients: &Authority, kubelets: &Authority) -> Self {
+        Self::start_with(dir, host, clients, kubelets, &[]).await
+    }
+
+    /// With these arguments as well.
+    pub(crate) async fn start_with(
+        dir: &Path,
+        host: &str,
+        clients: &Authority,
+        kubelets: &Authority,
+        more: &[String],
+    ) -> Self {
         let servers = Authority::new("servers");
-        let serving = servers.issue(&[NAME], &[], ExtendedKeyUsagePurpose::ServerAuth);
+        let serving = servers.issue(&[NAME, IN_CLUSTER], &[], ExtendedKeyUsagePurpose::ServerAuth);
         let owner = [
             (DnType::OrganizationName, "system:masters"),
             (DnType::CommonName, "kube-apiserver"),
@@ -60,6 +76,7 @@ impl Cluster {
             "--enable-admission-plugins=NodeRestriction".into(),
             "--enable-bootstrap-token-auth=true".into(),
         ];
+        let arguments = [&arguments, more].concat();
         let mut options = Options::new(&store_url);
         (options.address, options.users, options.arguments) = (address, &[("nobody", "nobody")], &arguments);
         let (server, client) = options.start(dir).await;
@@ -75,13 +92,17 @@ impl Cluster {
                 "token": format!("{}.{}", BOOTSTRAP.0, BOOTSTRAP.1),
                 "version": "v1.35.4",
             })),
+            servers,
+            address,
             server,
             _store: store,
         }
     }
-}
 
-impl Cluster {
+    pub(crate) fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
     /// To kube-apiserver.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).unwrap();

@@ -13,3 +13,5 @@ mod pair;
 mod program;
 mod signer;
 mod systemd;
+#[cfg(feature = "slow")]
+mod top;

@@ -75,7 +75,7 @@ fn admit_only(net: &str, address: &str) {
     assert!(good, "{said}");
 }
 
-async fn join_both(
+pub(crate) async fn join_both(
     client: &Client,
     signers: &(Authority, Authority),
     one: (&Machine, &Worker),
