@@ -4,12 +4,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::Error;
-use crate::audit::Audit;
+use crate::audit::{Audit, Door};
 use crate::command::{self, Misread, Request};
 use crate::directory::Identity;
 use crate::report::to_json;
 use crate::server::Shared;
 use crate::tenant::TenantHost;
+use crate::token::Permit;
 
 /// Somebody, at one connection.
 #[derive(Clone)]
@@ -17,6 +18,8 @@ pub struct Actor {
     shared: Arc<Shared>,
     identity: Identity,
     source: IpAddr,
+    /// What the token lets them do by which they came in; without one, everything.
+    permit: Option<Permit>,
 }
 
 /// How it went.
@@ -34,6 +37,15 @@ impl Actor {
             shared,
             identity,
             source,
+            permit: None,
+        }
+    }
+
+    /// The same, who may do no more than that, and is a program.
+    pub fn within(self, permit: Permit) -> Self {
+        Self {
+            permit: Some(permit),
+            ..self
         }
     }
 
@@ -59,10 +71,22 @@ impl Actor {
     {
         let permitted = self.shared.permit(&self.identity);
         let audit = self.begin(&permitted, &String::from_utf8_lossy(line));
-        let (name, json, result) = match (permitted, command::parse(line)) {
+        let read = match self.permit {
+            Some(_) => command::parse_for_program(line),
+            None => command::parse(line),
+        };
+        let (name, json, result) = match (permitted, read) {
             (Err(error), Ok(request)) => (request.command.as_str(), request.json, Err(error)),
             (Err(error), Err(Misread::Help { json, .. } | Misread::Wrong { json, .. })) => ("none", json, Err(error)),
-            (Ok(()), Ok(request)) => (request.command.as_str(), request.json, work(request).await),
+            (Ok(()), Ok(request)) => {
+                let (name, json) = (request.command.as_str(), request.json);
+                let is_allowed = self.permit.as_ref().is_none_or(|permit| permit.allows(name));
+                let result = match is_allowed {
+                    true => work(request).await,
+                    false => Err(Error::NotPermitted(name)),
+                };
+                (name, json, result)
+            }
             (Ok(()), Err(Misread::Help { text, json })) => {
                 let result = match json {
                     true => to_json(&serde_json::json!({"help": text})).map_err(Error::Json),
@@ -95,7 +119,10 @@ impl Actor {
         // Of what comes too fast there is no line in the log, or it would fill as fast.
         match permitted {
             Err(Error::TooFast) => None,
-            _ => Some(Audit::begin(&self.identity, self.source, line)),
+            _ => {
+                let door = if self.permit.is_some() { Door::Api } else { Door::Ssh };
+                Some(Audit::begin(&self.identity, self.source, door, line))
+            }
         }
     }
 

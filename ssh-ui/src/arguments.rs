@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Args, Parser};
+use yoke_api::names::is_domain;
 use yoke_runtime::budget::Rate;
 use yoke_view::input::parse_duration;
 
@@ -62,6 +63,41 @@ pub struct Arguments {
     /// Time after which a connection on which nothing happens is closed
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = parse_duration)]
     pub idle: Duration,
+    /// Commands over HTTPS.
+    #[command(flatten)]
+    pub api: Option<ApiArguments>,
+}
+
+/// Commands over HTTPS, for those who show a token: all of it, or none.
+#[derive(Args, Clone, Debug)]
+pub struct ApiArguments {
+    /// Address for HTTPS clients, who show tokens that a Tenant's key signed
+    #[arg(long = "api-listen", id = "api-listen", required = false, requires_all = ["api-host", "api-certificate", "api-key"], value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Name of this host in tokens: ssh-keygen -Y sign -n yoke@NAME
+    #[arg(long = "api-host", id = "api-host", required = false, requires = "api-listen", value_name = "NAME", value_parser = parse_host)]
+    pub host: String,
+    /// Its certificate, PEM; read again when it changes
+    #[arg(
+        long = "api-certificate",
+        id = "api-certificate",
+        required = false,
+        requires = "api-listen",
+        value_name = "FILE"
+    )]
+    pub certificate: PathBuf,
+    /// The certificate's key, PEM
+    #[arg(
+        long = "api-key",
+        id = "api-key",
+        required = false,
+        requires = "api-listen",
+        value_name = "FILE"
+    )]
+    pub key: PathBuf,
+    /// How long a token may hold from now
+    #[arg(long, default_value = "720h", requires = "api-listen", value_name = "TIME", value_parser = parse_duration)]
+    pub token_lifetime: Duration,
 }
 
 impl Arguments {
@@ -86,6 +122,13 @@ impl Arguments {
     }
 }
 
+fn parse_host(text: &str) -> Result<String, String> {
+    match is_domain(text) {
+        true => Ok(text.to_owned()),
+        false => Err("expected a DNS name".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -101,5 +144,24 @@ mod tests {
         assert_eq!(arguments.host_key_secret, "yoke-ssh-host-key");
         assert_eq!(arguments.idle, Duration::from_secs(600));
         assert!(Arguments::try_parse_from(["x", "--key-rate=0"]).is_err());
+        assert!(arguments.api.is_none());
+    }
+
+    #[test]
+    fn the_api_needs_all_that_is_its() {
+        let whole = [
+            "x",
+            "--api-listen=[::]:8443",
+            "--api-host=a.b",
+            "--api-certificate=c",
+            "--api-key=k",
+        ];
+        let api = Arguments::try_parse_from(whole).unwrap().api.unwrap();
+        assert_eq!(api.token_lifetime, Duration::from_secs(30 * 86_400));
+        for left_out in 1..whole.len() {
+            let part = whole.iter().enumerate().filter(|(at, _)| *at != left_out);
+            let read = Arguments::try_parse_from(part.map(|(_, word)| word));
+            assert!(read.is_err(), "without {}", whole[left_out]);
+        }
     }
 }

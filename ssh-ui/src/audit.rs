@@ -3,25 +3,46 @@
 use std::net::IpAddr;
 
 use crate::directory::Identity;
+use crate::token::TokenError;
 
 /// What is kept of a command at most, in characters.
 const COMMAND_MAX: usize = 256;
+
+/// How somebody came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// With a key, over SSH.
+    Ssh,
+    /// With a token that the key signed.
+    Api,
+}
+
+impl Door {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ssh => "ssh",
+            Self::Api => "api",
+        }
+    }
+}
 
 /// A thing that somebody does. Its line is written when it ends, or is dropped before it did.
 #[derive(Debug)]
 pub struct Audit {
     identity: Identity,
     source: IpAddr,
+    door: Door,
     command: String,
     ended: bool,
 }
 
 impl Audit {
     /// Somebody begins to do this.
-    pub fn begin(identity: &Identity, source: IpAddr, command: &str) -> Self {
+    pub fn begin(identity: &Identity, source: IpAddr, door: Door, command: &str) -> Self {
         Self {
             identity: identity.clone(),
             source,
+            door,
             command: command.chars().take(COMMAND_MAX).collect(),
             ended: false,
         }
@@ -40,10 +61,11 @@ impl Audit {
             key = self.identity.key,
             fingerprint = self.identity.fingerprint,
             source = %self.source,
+            door = self.door.as_str(),
             command = self.command,
             result,
             error = detail,
-            "command over SSH"
+            "command of a Tenant"
         );
     }
 }
@@ -72,4 +94,9 @@ pub fn login(identity: &Identity, source: IpAddr) {
 /// Somebody did not come in.
 pub fn refused(offered: &[String], source: IpAddr) {
     tracing::info!(target: "audit", fingerprints = offered.join(","), source = %source, "no login over SSH");
+}
+
+/// A token was not believed.
+pub fn refused_token(error: &TokenError, fingerprint: Option<&str>, source: IpAddr) {
+    tracing::info!(target: "audit", fingerprint, source = %source, reason = error.as_str(), "token refused");
 }

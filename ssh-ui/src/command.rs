@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
 use yoke_api::join_token::Taint;
@@ -12,7 +12,7 @@ use yoke_api::names::{CLUSTER_NAME_MAX, is_label};
 use yoke_view::input::{parse_duration, parse_quantity};
 
 /// Longest line that is looked at.
-const LINE_MAX: usize = 4096;
+pub const LINE_MAX: usize = 4096;
 const WIDTH: usize = 80;
 
 const AFTER_HELP: &str = "Without a command, in a terminal: the same on a full screen.
@@ -184,6 +184,22 @@ impl Command {
     }
 }
 
+/// Whether there is a command of this name.
+pub(crate) fn exists(name: &str) -> bool {
+    Request::command()
+        .get_subcommands()
+        .any(|command| command.get_name() == name)
+}
+
+/// Reads a line for a program, which is answered with JSON whether or not it says so.
+pub(crate) fn parse_for_program(line: &[u8]) -> Result<Request, Misread> {
+    match parse(line) {
+        Ok(request) => Ok(Request { json: true, ..request }),
+        Err(Misread::Help { text, .. }) => Err(Misread::Help { text, json: true }),
+        Err(Misread::Wrong { text, .. }) => Err(Misread::Wrong { text, json: true }),
+    }
+}
+
 /// Reads a line as a shell would split it. No line at all asks for the Clusters.
 pub fn parse(line: &[u8]) -> Result<Request, Misread> {
     let wrong = |text: &str| Misread::Wrong {
@@ -262,8 +278,6 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     fn wrong(line: &str) -> String {

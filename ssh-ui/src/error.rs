@@ -18,6 +18,9 @@ pub enum Error {
     /// The key is no Tenant's any more, or another's.
     #[error("this key is not your Tenant's any more")]
     KeyWithdrawn,
+    /// The token does not name the command.
+    #[error("the token does not permit `{0}`")]
+    NotPermitted(&'static str),
     /// Nothing was pressed for so long.
     #[error("no key was pressed for {0:?}")]
     Idle(Duration),
@@ -120,6 +123,7 @@ impl Error {
             Self::Usage(_) => "usage",
             Self::TooFast => "rate",
             Self::KeyWithdrawn => "key_withdrawn",
+            Self::NotPermitted(_) => "not_permitted",
             Self::Idle(_) => "idle",
             Self::TooOld => "too_old",
             Self::Draining => "draining",
@@ -144,6 +148,7 @@ impl Error {
             Self::Usage(_) => "see `help`".to_owned(),
             Self::TooFast => "try again in a few seconds".to_owned(),
             Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
+            Self::NotPermitted(name) => format!("sign a token whose `commands` name `{name}`"),
             Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
             Self::Refused { status, .. } => return hint_for(status),
             Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::Timeout { .. } => {

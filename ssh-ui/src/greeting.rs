@@ -7,10 +7,7 @@ pub const SHOWN_MAX: usize = 8;
 
 /// The text for somebody who offered these keys (fingerprints), with whom to ask.
 pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
-    let whom = contact.map_or_else(
-        || "the owner of this host".to_owned(),
-        |contact| format!("the owner of this host ({contact})"),
-    );
+    let whom = name_owner(contact);
     let mut text = String::new();
     if offered.is_empty() {
         text += "No SSH key that can be used here was offered: ed25519, ECDSA or a security key, no RSA.\n";
@@ -24,6 +21,14 @@ pub fn build_refusal(offered: &[String], contact: Option<&str>) -> String {
     }
     text + &format!(
         "To be let in, send the line of your .pub file to {whom}: it goes into spec.sshKeys of your Tenant.\n"
+    )
+}
+
+/// Whom to ask.
+pub(crate) fn name_owner(contact: Option<&str>) -> String {
+    contact.map_or_else(
+        || "the owner of this host".to_owned(),
+        |contact| format!("the owner of this host ({contact})"),
     )
 }
 

@@ -20,10 +20,10 @@ use crate::Error;
 use crate::actor::{Actor, Answer};
 use crate::console::Console;
 use crate::exec::LINES;
+use crate::listener::Ends;
 use crate::perform::perform;
 use crate::screen::keys::{Key, Keys};
 use crate::screen::{Deed, Screen, Shown, draw};
-use crate::server::Ends;
 use crate::tenant::Progress;
 use crate::terminal::{ENTER, LEAVE, Look, Terminal};
 

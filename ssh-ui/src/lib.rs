@@ -4,13 +4,15 @@
 //!  ssh client ─▶ server: gate (rates, seats) ─▶ connection: directory (whose key?) ─▶ exec ──────▶ actor ─▶ command ─▶ perform ─▶ tenant ─▶ host API
 //!                                                 │                ▲                  interface ──▶                                  (as the
 //!                                                 └▶ sftp          └── watch of Tenants                                               Tenant)
+//!  HTTP client ─▶ api: gate ─▶ token: whose signature? (directory) ────────────────────────────▶
 //! ```
 //!
 //! Everything for a Tenant is done as that Tenant at the host API ([`tenant`], `docs/adr/0005-ssh-acts-as-the-tenant.md`): what
 //! another Tenant has cannot be reached from here. Pure: [`command`], [`directory`], [`gate`], [`greeting`], [`report`], [`screen`],
-//! [`terminal`]. The rest are adapters.
+//! [`terminal`], [`token`]. The rest are adapters.
 
 pub mod actor;
+pub mod api;
 pub mod arguments;
 pub mod audit;
 pub mod command;
@@ -25,15 +27,18 @@ pub mod greeting;
 pub mod host_key;
 pub mod interface;
 pub mod leash;
+pub mod listener;
 pub mod metrics;
 pub mod perform;
 pub mod process;
 pub mod report;
 pub mod screen;
+pub mod seat;
 pub mod server;
 pub mod sftp;
 pub mod tenant;
 pub mod terminal;
+pub mod token;
 pub mod watch;
 
 pub use error::Error;

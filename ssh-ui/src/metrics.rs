@@ -35,6 +35,7 @@ pub struct Metrics {
     running: Gauge,
     refused: Family<ReasonLabel, Counter>,
     logins: Family<ResultLabel, Counter>,
+    refused_tokens: Family<ReasonLabel, Counter>,
     commands: Family<CommandLabels, Counter>,
     watch_errors: Counter,
 }
@@ -60,6 +61,8 @@ impl Metrics {
             registry.register("running_commands", "Commands and file transfers that go on", m.running);
             registry.register("refused_connections", "Connections closed at once", m.refused);
             registry.register("logins", "Connections by whether a Tenant's key was shown", m.logins);
+            let help = "Requests over HTTPS whose token was not believed";
+            registry.register("refused_tokens", help, m.refused_tokens);
             registry.register("commands", "Commands and file transfers", m.commands);
             registry.register("watch_errors", "Failures of the watch of Tenants", m.watch_errors);
         });
@@ -88,6 +91,10 @@ impl Metrics {
     pub(crate) fn count_login(&self, good: bool) {
         let result = if good { "ok" } else { "unknown_key" };
         self.logins.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    pub(crate) fn count_refused_token(&self, reason: &'static str) {
+        self.refused_tokens.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     pub(crate) fn count_command(&self, command: &'static str, result: &'static str) {

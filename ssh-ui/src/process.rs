@@ -1,19 +1,23 @@
 //! Puts the process together and runs it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::watch;
+use yoke_runtime::tls::{Reload, TlsConfigs, TlsFiles};
 use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
-use crate::arguments::Arguments;
+use crate::api::{Api, keep_certificate};
+use crate::arguments::{ApiArguments, Arguments};
 use crate::directory::Directory;
 use crate::gate::Gate;
 use crate::metrics::{Metrics, PROCESS};
 use crate::server::{Server, Shared};
+use crate::token::Rules;
 use crate::{host_key, watch::keep_directory};
 
 /// How long a client has to take a piece of an answer.
@@ -30,6 +34,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let endpoint = Endpoint::bind(arguments.metrics).await?;
     let server = Server::bind(arguments.listen).await?;
+    let api = match &arguments.api {
+        Some(arguments) => Some(open_api(arguments).await?),
+        None => None,
+    };
     supervisor.spawn_background("endpoint", endpoint.serve(registry, readiness, drain.clone()));
 
     let config = configure(arguments.kubeconfig.as_deref()).await?;
@@ -40,16 +48,35 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let (directory, known) = watch::channel(Directory::default());
     let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
-    let shared = Shared {
+    let shared = Arc::new(Shared {
         host: client,
         directory: known,
         gate: Gate::new(arguments.limits(), Instant::now()).into(),
         contact: arguments.contact,
         write_limit: WRITE_LIMIT,
         metrics,
-    };
+    });
+    if let Some((api, rules, reload, tls)) = api {
+        supervisor.spawn("api-certificate", keep_certificate(reload, drain.clone()));
+        let serving = api.serve(Arc::clone(&shared), rules, tls, arguments.idle, drain.clone());
+        supervisor.spawn("api", serving);
+    }
     supervisor.spawn("ssh", server.serve(shared, key, arguments.idle, drain));
     Ok(supervisor.run().await?)
+}
+
+async fn open_api(arguments: &ApiArguments) -> anyhow::Result<(Api, Rules, Reload, TlsConfigs)> {
+    let files = TlsFiles {
+        certificate: arguments.certificate.clone(),
+        key: arguments.key.clone(),
+        client_ca: None,
+    };
+    let (reload, tls) = Reload::load(files).await?;
+    let rules = Rules {
+        host: arguments.host.clone(),
+        longest: arguments.token_lifetime,
+    };
+    Ok((Api::bind(arguments.listen).await?, rules, reload, tls))
 }
 
 async fn configure(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {

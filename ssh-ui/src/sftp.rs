@@ -13,7 +13,7 @@ use russh_sftp::server::StatusReply;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::Error;
-use crate::audit::Audit;
+use crate::audit::{Audit, Door};
 use crate::command::parse_name;
 use crate::console::Console;
 use crate::directory::Identity;
@@ -137,7 +137,7 @@ impl Files {
             self.shared.metrics.count_command(command, error.as_str());
             return Err(to_reply(error));
         }
-        let audit = Audit::begin(&self.identity, self.source, &format!("{command} {what}"));
+        let audit = Audit::begin(&self.identity, self.source, Door::Ssh, &format!("{command} {what}"));
         let result = match permitted {
             Ok(()) => work.await,
             Err(error) => Err(error),

@@ -27,7 +27,7 @@ const TEMPLATE: &[&str] = &[
 ];
 
 /// Values without a default, and examples of them.
-const REQUIRED: [(&str, &str); 8] = [
+const REQUIRED: [(&str, &str); 9] = [
     ("baseDomain", "yoke.example"),
     ("ingress.address", "192.0.2.1"),
     ("nats.urls", "{tls://nats.example:4222}"),
@@ -36,6 +36,7 @@ const REQUIRED: [(&str, &str); 8] = [
     ("images.ingressXds", "registry.example/ingress-xds:1"),
     ("images.kineNats", "registry.example/kine-nats:1"),
     ("images.sshUi", "registry.example/ssh-ui:1"),
+    ("ssh.api.host", "api.example"),
 ];
 const CONFIGS: &str = "operator/testdata/chart";
 
@@ -104,7 +105,7 @@ fn check_required(root: &Path, helm: &Path) -> Result<Complaints> {
         let output = Command::new(helm)
             .current_dir(root)
             .args(TEMPLATE)
-            .args(["--set", "ssh.enabled=true"])
+            .args(["--set", "ssh.enabled=true,ssh.api.enabled=true"])
             .args(others.flat_map(|(name, value)| ["--set".to_owned(), format!("{name}={value}")]))
             .output()
             .with_context(|| format!("cannot run {}", helm.display()))?;

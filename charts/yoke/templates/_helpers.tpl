@@ -200,6 +200,9 @@ yoke-public-{{ include "yoke.publicConstraints" . | sha256sum | trunc 8 }}
 {{- fail (printf "images.%s is empty: build Yoke's images with `make images`, put them into a registry that the cluster reads, and set where" .) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.ssh.enabled .Values.ssh.api.enabled (not .Values.ssh.api.host) -}}
+{{- fail "ssh.api.host is empty: set the name at which programs reach the API beside SSH, such as api.example.com; tokens are signed for it" -}}
+{{- end -}}
 {{- if and (gt (len .Values.classes) 1) (not .Values.defaultClass) -}}
 {{- fail "defaultClass is empty: name the one of `classes` that Clusters get which name none" -}}
 {{- end -}}

@@ -3,6 +3,7 @@
 // The lint spares tests, and not what they are helped by.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod api;
 mod commands;
 mod files;
 mod interface;
@@ -36,6 +37,10 @@ async fn tenants_are_served_over_ssh() {
     interface::host_that_goes_away_comes_back(&world).await;
     interface::much_that_is_typed_is_neither_kept_nor_done(&world).await;
     interface::names_are_asked_for_on_a_terminal(&world).await;
+    api::a_program_does_what_its_token_permits(&world).await;
+    api::tokens_that_are_no_good_are_refused(&world).await;
+    api::nothing_but_a_line_is_read(&world).await;
+    api::a_key_that_is_taken_away_takes_its_tokens_along(&world).await;
     join::a_line_is_told_and_taken_back(&world).await;
     join::waiting_for_a_line_can_be_given_up(&world).await;
     join::a_line_is_copied_whole(&world).await;

@@ -1,5 +1,6 @@
 //! A second server of the same host, which can be ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
@@ -9,8 +10,9 @@ use yoke_runtime::DrainTrigger;
 use yoke_ssh_ui::directory::Directory;
 use yoke_ssh_ui::gate::{Gate, Limits};
 use yoke_ssh_ui::host_key;
+use yoke_ssh_ui::listener::ServeError;
 use yoke_ssh_ui::metrics::Metrics;
-use yoke_ssh_ui::server::{ServeError, Server, Shared};
+use yoke_ssh_ui::server::{Server, Shared};
 
 use crate::world::{HOST_KEY, NAMESPACE, World};
 
@@ -31,14 +33,14 @@ impl Other {
     ) -> Self {
         let server = Server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let port = server.local_address().port();
-        let shared = Shared {
+        let shared = Arc::new(Shared {
             host,
             directory,
             gate: Gate::new(limits, Instant::now()).into(),
             contact: None,
             write_limit: Duration::from_secs(1),
             metrics: Metrics::default(),
-        };
+        });
         let key = host_key::load(world.server.clone(), NAMESPACE, HOST_KEY).await.unwrap();
         let (trigger, drain) = DrainTrigger::new();
         let serving = tokio::spawn(server.serve(shared, key, idle, drain));

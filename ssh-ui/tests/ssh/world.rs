@@ -1,6 +1,7 @@
 //! A host with two Tenants and the server, as the chart and the operator set them up.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use yoke_ssh_ui::watch::keep_directory;
 use yoke_test_support::kubernetes::{Options, connect, install_crds};
 use yoke_test_support::{Process, free_port};
 
+use crate::api;
 use crate::person::{Person, run};
 
 const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
@@ -68,6 +70,8 @@ pub(crate) struct World {
     pub(crate) address: String,
     pub(crate) dir: tempfile::TempDir,
     port: AtomicU16,
+    /// Where programs send commands.
+    pub(crate) api_port: u16,
     registry: Registry,
     _running: Supervisor,
     _api: Process,
@@ -108,7 +112,7 @@ impl World {
         let address = options.url();
         let server = connect(&address, SERVER_TOKEN);
         let registry = Registry::new("ssh_ui");
-        let (running, port) = serve(&server, &registry).await;
+        let (running, port, api_port) = serve(&server, &registry, dir.path()).await;
         let known_hosts = dir.path().join("known_hosts");
         let secret = Api::<Secret>::namespaced(admin.clone(), NAMESPACE)
             .get(HOST_KEY)
@@ -129,6 +133,7 @@ impl World {
             address,
             dir,
             port: port.into(),
+            api_port,
             registry,
             _running: running,
             _api: api,
@@ -243,7 +248,7 @@ impl World {
 }
 
 /// The server as the process puts it together, with other limits.
-async fn serve(client: &Client, registry: &Registry) -> (Supervisor, u16) {
+async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervisor, u16, u16) {
     let mut supervisor = Supervisor::new(Duration::from_secs(1));
     let metrics = Metrics::new(registry);
     let readiness = Readiness::new();
@@ -255,21 +260,22 @@ async fn serve(client: &Client, registry: &Registry) -> (Supervisor, u16) {
     let drain = supervisor.drain();
     let watching = keep_directory(client.clone(), directory, metrics.clone(), listed, drain.clone());
     supervisor.spawn("tenants", watching);
-    let shared = Shared {
+    let shared = Arc::new(Shared {
         host: client.clone(),
         directory: known,
         gate: Gate::new(LIMITS, Instant::now()).into(),
         contact: Some(CONTACT.into()),
         write_limit: Duration::from_secs(3),
         metrics,
-    };
+    });
+    let api = api::serve(&mut supervisor, &shared, folder).await;
     supervisor.spawn("ssh", server.serve(shared, key, Duration::from_secs(60), drain));
     let deadline = Instant::now() + LIMIT;
     while !readiness.failing().is_empty() {
         assert!(Instant::now() < deadline, "{:?}", readiness.failing());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    (supervisor, port)
+    (supervisor, port, api)
 }
 
 /// What the chart makes for the server: rights, and a Secret to be filled. Its templates are looked at by `cargo xtask check`,

@@ -1,0 +1,265 @@
+//! Commands over HTTPS, for programs that show a signed token: `POST /exec`, the line in the body. An adapter of the HTTP library.
+//!
+//! ```text
+//!  TLS ─▶ a seat and an end, as over SSH (listener) ─▶ token (whose key? until when?) ─▶ actor ─▶ perform
+//! ```
+//!
+//! Guarantees: a connection is one request, so what is limited of connections over SSH is limited here. Until its token is
+//! believed, no more is read than a head and a line.
+
+pub mod reply;
+
+use std::convert::Infallible;
+use std::error::Error as _;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use http::{HeaderMap, Method, Request, Response, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use jiff::Timestamp;
+use rustls::ServerConfig;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_rustls::TlsAcceptor;
+use yoke_runtime::Drain;
+use yoke_runtime::tls::{Reload, TlsConfigs, TlsError};
+
+use self::reply::{Refusal, build_answer, build_refusal};
+use crate::actor::{Actor, Answer};
+use crate::audit;
+use crate::command::LINE_MAX;
+use crate::directory::Identity;
+use crate::exec::LINES;
+use crate::leash::Leash;
+use crate::listener::{Ends, Listener, ServeError, until_over};
+use crate::perform::perform;
+use crate::seat::Seat;
+use crate::server::Shared;
+use crate::token::{Permit, Rules, Token, TokenError};
+
+/// Where lines are sent.
+const PATH: &str = "/exec";
+const SCHEME: &str = "Bearer ";
+/// Bytes of a request's head, and the lines of it.
+const HEAD_MAX: usize = 16 * 1024;
+const HEADERS_MAX: usize = 32;
+/// How long a head may take to come, and a body.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks at the certificate's files.
+const POLL: Duration = Duration::from_secs(30);
+
+/// The listening server; it answers once [`Api::serve`] runs.
+#[derive(Debug)]
+pub struct Api {
+    listener: Listener,
+}
+
+/// What all requests share.
+struct Door {
+    shared: Arc<Shared>,
+    rules: Rules,
+    tls: TlsConfigs,
+}
+
+/// One connection, for one request.
+struct Visit {
+    door: Arc<Door>,
+    seat: Seat,
+    login: watch::Sender<bool>,
+    drain: Drain,
+    answered: Notify,
+}
+
+impl Api {
+    /// Listens on `address`; port 0 takes a free one.
+    pub async fn bind(address: SocketAddr) -> Result<Self, ServeError> {
+        let listener = Listener::bind(address).await?;
+        Ok(Self { listener })
+    }
+
+    /// The address that is listened on.
+    pub fn local_address(&self) -> SocketAddr {
+        self.listener.local_address()
+    }
+
+    /// Serves until the drain starts; then requests have some seconds to end.
+    pub async fn serve(
+        self,
+        shared: Arc<Shared>,
+        rules: Rules,
+        tls: TlsConfigs,
+        idle: Duration,
+        drain: Drain,
+    ) -> Result<(), ServeError> {
+        let door = Arc::new(Door {
+            shared: Arc::clone(&shared),
+            rules,
+            tls,
+        });
+        let connect = |stream, seat, ends| connect(Arc::clone(&door), stream, seat, ends);
+        // A word would have to be encrypted first, which is what one without a seat is not given.
+        let turn_away = async |_, _| {};
+        self.listener.serve(&shared, idle, drain, connect, turn_away).await;
+        Ok(())
+    }
+}
+
+/// Rereads the certificate until the drain starts.
+pub async fn keep_certificate(mut reload: Reload, drain: Drain) -> Result<(), TlsError> {
+    while drain.until_started(tokio::time::sleep(POLL)).await.is_some() {
+        match reload.look().await {
+            Ok(false) => {}
+            Ok(true) => tracing::info!("certificate reread"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "changed certificate cannot be used");
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn connect(door: Arc<Door>, stream: TcpStream, seat: Seat, ends: Ends) {
+    let _ = stream.set_nodelay(true);
+    let (login, logged_in) = watch::channel(false);
+    let drain = ends.drain.clone();
+    let over = until_over(logged_in, ends).boxed().shared();
+    let stream = Leash::new(stream, over.clone());
+    let (source, limit) = (seat.source(), door.shared.write_limit);
+    let acceptor = TlsAcceptor::from(only_http1(&door.tls.borrow()));
+    let answered = Notify::new();
+    let visit = Visit {
+        door,
+        seat,
+        login,
+        drain,
+        answered,
+    };
+    let served = async {
+        let stream = acceptor.accept(stream).await?;
+        let answer = service_fn(async |request| Ok::<_, Infallible>(visit.answer(request).await));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(REQUEST_LIMIT)
+            .keep_alive(false)
+            .max_buf_size(HEAD_MAX)
+            .max_headers(HEADERS_MAX)
+            .serve_connection(TokioIo::new(stream), answer);
+        connection.await.map_err(io::Error::other)
+    };
+    let unread = async {
+        visit.answered.notified().await;
+        tokio::time::sleep(limit).await;
+    };
+    tokio::select! {
+        biased;
+        ended = served => {
+            if let Err(error) = ended {
+                tracing::debug!(%source, %error, cause = error.source(), "request ended");
+            }
+        }
+        () = over => tracing::debug!(%source, "request left"),
+        () = unread => tracing::debug!(%source, "answer not read"),
+    }
+}
+
+/// The same for clients of HTTP/1.1, which have one request at a time.
+fn only_http1(config: &ServerConfig) -> Arc<ServerConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+impl Visit {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let shared = &self.door.shared;
+        let response = match self.let_in(request).await {
+            Ok((identity, permit, line)) => {
+                let actor = Actor::new(Arc::clone(shared), identity, self.seat.source());
+                let answer = run(&actor.within(permit), &line, &self.drain).await;
+                build_answer(answer.result)
+            }
+            Err(refusal) => build_refusal(&refusal, &self.door.rules, shared.contact.as_deref()),
+        };
+        self.answered.notify_one();
+        response
+    }
+
+    /// Who it is, what they may do, and what they ask for.
+    async fn let_in(&self, request: Request<Incoming>) -> Result<(Identity, Permit, Bytes), Refusal> {
+        match (request.uri().path(), request.method()) {
+            (PATH, &Method::POST) => {}
+            (PATH, _) => return Err(Refusal::Method),
+            _ => return Err(Refusal::Path),
+        }
+        let (identity, permit) = self.believe(request.headers())?;
+        let body = Limited::new(request.into_body(), LINE_MAX).collect();
+        let line = match tokio::time::timeout(REQUEST_LIMIT, body).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => return Err(Refusal::Long),
+            Ok(Err(_)) | Err(_) => return Err(Refusal::Incomplete),
+        };
+        if !self.seat.admit(&identity.tenant) {
+            return Err(Refusal::TenantFull);
+        }
+        self.login.send_replace(true);
+        Ok((identity, permit, line))
+    }
+
+    /// Whose the token is, and what it lets them do. One that is not believed is written down.
+    fn believe(&self, head: &HeaderMap) -> Result<(Identity, Permit), Refusal> {
+        let shared = &self.door.shared;
+        let mut signer = None;
+        let judged = read_token(head).and_then(|token| {
+            let fingerprint = signer.insert(token.fingerprint());
+            let identity = shared.directory.borrow().find(fingerprint);
+            // Of whom nobody knows no signature is verified.
+            let identity = identity.ok_or_else(|| TokenError::UnknownKey(fingerprint.clone()))?;
+            let permit = token.verify(&self.door.rules, Timestamp::now())?;
+            Ok((identity, permit))
+        });
+        judged.map_err(|error| {
+            shared.metrics.count_refused_token(error.as_str());
+            audit::refused_token(&error, signer.as_deref(), self.seat.source());
+            Refusal::Token(error)
+        })
+    }
+}
+
+/// The one token of a request.
+fn read_token(head: &HeaderMap) -> Result<Token, TokenError> {
+    let mut values = head.get_all(header::AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return Err(TokenError::Missing);
+    };
+    let value = value.to_str().map_err(|_| TokenError::Form)?;
+    let (scheme, token) = value.split_at_checked(SCHEME.len()).ok_or(TokenError::Form)?;
+    match scheme.eq_ignore_ascii_case(SCHEME) {
+        true => Token::parse(token),
+        false => Err(TokenError::Form),
+    }
+}
+
+/// The same as that line over SSH. Nobody waits for anything once the process ends.
+async fn run(actor: &Actor, line: &[u8], drain: &Drain) -> Answer {
+    let (progress, mut told) = mpsc::channel(LINES);
+    let work = async |request| perform(&actor.host()?, actor.identity(), &request, &progress).await;
+    let mut answer = pin!(actor.act(line, work));
+    let mut ending = pin!(drain.started().fuse());
+    loop {
+        tokio::select! {
+            answer = &mut answer => return answer,
+            Some(_) = told.recv() => {}
+            () = &mut ending => told.close(),
+        }
+    }
+}

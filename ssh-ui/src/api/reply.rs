@@ -1,0 +1,140 @@
+//! What is answered over HTTP: the command's own JSON, with its exit code. Pure.
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde_json::json;
+
+use crate::Error;
+use crate::command::LINE_MAX;
+use crate::gate;
+use crate::greeting::name_owner;
+use crate::token::{Rules, TokenError};
+
+/// The exit code that the command has over SSH.
+const EXIT_CODE: HeaderName = HeaderName::from_static("yoke-exit-code");
+/// Seconds after which what comes too fast may come again.
+const PAUSE: HeaderValue = HeaderValue::from_static("5");
+
+/// A request that no command comes of.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// There is nothing there.
+    #[error("there is nothing here: lines are sent to /exec")]
+    Path,
+    /// It is asked for wrongly.
+    #[error("lines are sent with POST")]
+    Method,
+    /// The token is no good.
+    #[error("{0}")]
+    Token(#[source] TokenError),
+    /// The line is too long.
+    #[error("a line has at most {LINE_MAX} bytes")]
+    Long,
+    /// It did not come.
+    #[error("the line did not come in time")]
+    Incomplete,
+    /// The Tenant has as much open as it may.
+    #[error("{}", gate::Refusal::TenantFull.advice())]
+    TenantFull,
+}
+
+impl Refusal {
+    fn as_str(&self) -> &'static str {
+        match self {
+            Self::Path => "no_path",
+            Self::Method => "no_method",
+            Self::Token(_) => "token",
+            Self::Long => "too_long",
+            Self::Incomplete => "incomplete",
+            Self::TenantFull => "tenant_full",
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Path => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Token(_) => StatusCode::UNAUTHORIZED,
+            Self::Long => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Incomplete => StatusCode::REQUEST_TIMEOUT,
+            Self::TenantFull => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    /// What to do, for somebody who asks at this host.
+    fn hint(&self, rules: &Rules, contact: Option<&str>) -> Option<String> {
+        match self {
+            Self::Token(TokenError::UnknownKey(_)) => Some(format!(
+                "send the line of your .pub file to {}: it goes into spec.sshKeys of your Tenant",
+                name_owner(contact)
+            )),
+            Self::Token(_) => Some(format!(
+                "sign one with `ssh-keygen -Y sign -n {} -f KEY FILE`, and send it as `Authorization: Bearer TOKEN`",
+                rules.namespace()
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// The answer to a command.
+pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
+    match result {
+        Ok(text) => build(StatusCode::OK, Some(0), text),
+        Err(error) => build(to_status(&error), Some(error.exit_code()), error.to_text(true)),
+    }
+}
+
+/// The answer to what is no command.
+pub fn build_refusal(refusal: &Refusal, rules: &Rules, contact: Option<&str>) -> Response<Full<Bytes>> {
+    let hint = refusal.hint(rules, contact);
+    let text = json!({"error": refusal.to_string(), "reason": refusal.as_str(), "hint": hint});
+    build(refusal.status(), None, format!("{text}\n"))
+}
+
+fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    // Kubeconfigs are among them.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(code) = code {
+        headers.insert(EXIT_CODE, HeaderValue::from(code));
+    }
+    match status {
+        StatusCode::UNAUTHORIZED => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"yoke\"")),
+        StatusCode::METHOD_NOT_ALLOWED => headers.insert(ALLOW, HeaderValue::from_static("POST")),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => headers.insert(RETRY_AFTER, PAUSE),
+        _ => None,
+    };
+    response
+}
+
+fn to_status(error: &Error) -> StatusCode {
+    match error {
+        Error::Usage(_) | Error::NotConfirmed(_) => StatusCode::BAD_REQUEST,
+        Error::TooFast => StatusCode::TOO_MANY_REQUESTS,
+        Error::KeyWithdrawn => StatusCode::UNAUTHORIZED,
+        Error::NotPermitted(_) => StatusCode::FORBIDDEN,
+        Error::Refused { status, .. } => match status.code {
+            403 | 404 | 409 => StatusCode::from_u16(status.code).unwrap_or(StatusCode::BAD_GATEWAY),
+            401 | 429 | 500..=599 => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        },
+        Error::SpecRefused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        Error::NoKubeconfig(_) | Error::Deleted(_) => StatusCode::CONFLICT,
+        Error::Unreachable { .. } | Error::FeedEnded { .. } | Error::Draining | Error::Left(_) => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        Error::Timeout { .. } | Error::WaitTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        Error::Idle(_)
+        | Error::TooOld
+        | Error::TenantName(_)
+        | Error::SecretWrong(_)
+        | Error::JoinWrong(_)
+        | Error::Json(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
