@@ -58,6 +58,12 @@ pub enum Command {
         #[arg(value_parser = parse_name)]
         name: String,
     },
+    /// Show the Nodes of a Cluster, as its own API tells
+    Nodes {
+        /// Name of the Cluster
+        #[arg(value_parser = parse_name)]
+        name: String,
+    },
     /// Print the one line by which a worker joins a Cluster
     Join(JoinOptions),
     /// Take such a line back: no further worker joins by it
@@ -174,6 +180,7 @@ impl Command {
             Self::Clusters { .. } => "clusters",
             Self::Create(_) => "create",
             Self::Kubeconfig { .. } => "kubeconfig",
+            Self::Nodes { .. } => "nodes",
             Self::Join(_) => "join",
             Self::Revoke { .. } => "revoke",
             Self::Sleep(_) => "sleep",
@@ -353,6 +360,7 @@ mod tests {
             ("kubeconfig a/b", "lower-case letters"),
             ("kubeconfig 1a", "lower-case letters"),
             ("join a/b", "lower-case letters"),
+            ("nodes a/b", "lower-case letters"),
             ("join a --uses 0", "1..=100"),
             ("revoke ../a", "a JoinToken's name"),
             ("clusters %2e%2e", "lower-case letters"),
@@ -380,6 +388,7 @@ mod tests {
                 "clusters",
                 "create",
                 "kubeconfig",
+                "nodes",
                 "join",
                 "revoke",
                 "sleep",

@@ -6,6 +6,8 @@ use std::time::Duration;
 use kube::core::Status;
 use serde_json::json;
 
+use crate::tenant::AskError;
+
 /// A command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -90,6 +92,18 @@ pub enum Error {
     /// Whoever waited has gone.
     #[error("nobody waits for Cluster {0} any more")]
     Left(String),
+    /// It sleeps, and nobody asked for it to wake.
+    #[error("Cluster {0} is asleep")]
+    Asleep(String),
+    /// The cluster's own API did not answer.
+    #[error("the API of Cluster {name} did not answer")]
+    ClusterSilent {
+        /// The Cluster.
+        name: String,
+        /// Why not; not shown to Tenants, since it names the host's addresses.
+        #[source]
+        source: Box<AskError>,
+    },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {0} has no kubeconfig yet")]
     NoKubeconfig(String),
@@ -130,10 +144,11 @@ impl Error {
             Self::Refused { status, .. } if status.code == 403 => "forbidden",
             Self::Refused { status, .. } if status.code == 404 => "not_found",
             Self::Refused { .. } | Self::SpecRefused { .. } => "refused",
-            Self::Unreachable { .. } | Self::FeedEnded { .. } => "unreachable",
+            Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoKubeconfig(_) => "not_ready",
+            Self::Asleep(_) => "asleep",
             Self::Deleted(_) => "deleted",
             Self::Left(_) => "abandoned",
             Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Json(_) => "failed",
@@ -156,6 +171,10 @@ impl Error {
             }
             Self::WaitTimeout { .. } => "it goes on by itself; see `clusters --wide`".to_owned(),
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
+            Self::Asleep(name) => format!("`wake {name}`"),
+            Self::ClusterSilent { name, .. } => {
+                format!("see `clusters {name} --wide`; with `allowedCIDRs` in its spec, only from there it answers")
+            }
             Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
             Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
             Self::TenantName(_)

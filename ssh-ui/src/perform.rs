@@ -8,7 +8,7 @@ use yoke_api::{Cluster, ClusterSpec, JoinTokenSpec};
 use crate::Error;
 use crate::command::{ChangeOptions, Command, CreateOptions, JoinOptions, Request};
 use crate::directory::Identity;
-use crate::report::{ClusterReports, PersonReport, build_person, build_report, build_table, to_json};
+use crate::report::{ClusterReports, PersonReport, build_node_table, build_person, build_report, build_table, to_json};
 use crate::tenant::{Invitation, Progress, TenantHost, Wanted};
 
 /// Carries a command out. The answer is what goes to standard output.
@@ -30,6 +30,13 @@ pub async fn perform(
             let value: serde_json::Value =
                 serde_saphyr::from_str(&text).map_err(|_| Error::SecretWrong(name.clone()))?;
             Ok(to_json(&value)?)
+        }
+        Command::Nodes { name } => {
+            let nodes = host.nodes(name).await?;
+            match json {
+                true => Ok(to_json(&nodes)?),
+                false => Ok(build_node_table(&nodes)),
+            }
         }
         Command::Join(options) => join(host, options, json, progress).await,
         Command::Revoke { name } => {

@@ -6,8 +6,10 @@ use serde::Serialize;
 use yoke_api::cluster::{DesiredState, Phase};
 use yoke_api::{Cluster, ConditionType};
 use yoke_view::render::{Columns, cluster_row, cluster_table, find};
+use yoke_view::table::Table;
 
 use crate::directory::Identity;
+use crate::tenant::{Node, Nodes};
 
 /// A Cluster for programs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -70,6 +72,26 @@ pub fn build_table(clusters: &[Cluster], wide: bool, now: Timestamp) -> String {
         table.push(cluster_row(cluster, columns, now));
     }
     table.to_text()
+}
+
+/// Nodes as a table.
+pub fn build_node_table(nodes: &Nodes) -> String {
+    if nodes.nodes.is_empty() {
+        return "No worker has joined.\n".to_owned();
+    }
+    let mut table = Table::new(["NAME", "STATUS", "ROLES", "AGE", "VERSION"]);
+    for node in &nodes.nodes {
+        let Node {
+            name,
+            status,
+            roles,
+            age,
+            version,
+        } = node.clone();
+        table.push(vec![name, status, roles, age, version]);
+    }
+    let more = if nodes.more { "And more.\n" } else { "" };
+    table.to_text() + more
 }
 
 /// Who somebody is, as text.

@@ -31,6 +31,8 @@ use crate::directory::Identity;
 /// Characters of a text of the host's that are kept.
 const TEXT_MAX: usize = 300;
 const BUSY: &str = "One thing at a time: press that again in a moment.";
+/// Lines of a table of Nodes that are kept: no screen has more.
+const NODES: usize = 80;
 /// Rows of a page, for the keys of that name.
 const PAGE: usize = 10;
 
@@ -61,6 +63,8 @@ pub enum Shown {
     Print,
     /// The same for a line by which a worker joins.
     Join,
+    /// It is a table of Nodes.
+    Nodes,
 }
 
 /// What is seen.
@@ -73,6 +77,8 @@ enum Mode {
     /// Events alone.
     Events,
     Help,
+    /// The Nodes of a Cluster, once they are told.
+    Nodes(String, Vec<String>),
     Kubeconfig(String),
     Create(Form),
     Join(String, Form),
@@ -145,6 +151,13 @@ impl Screen {
                 self.tell(text);
                 return None;
             }
+            Shown::Nodes => {
+                self.tell("");
+                if let Mode::Nodes(_, lines) = &mut self.mode {
+                    *lines = text.lines().take(NODES).map(clip).collect();
+                }
+                return None;
+            }
             Shown::Print => page::build_plain(text),
             Shown::Join => page::build_join(text),
         };
@@ -170,6 +183,10 @@ impl Screen {
         match std::mem::replace(&mut self.mode, Mode::List) {
             Mode::List => self.press_in_list(key),
             Mode::Help => None,
+            Mode::Nodes(name, _) => match key {
+                Key::Char('n') => self.press_on(name, DesiredState::Running, key),
+                _ => None,
+            },
             Mode::Status(name) => self.press_in_status(name, key),
             Mode::Events => self.press_in_events(key),
             Mode::Kubeconfig(name) => match key {
@@ -214,6 +231,13 @@ impl Screen {
             Key::Char('d') => self.mode = Mode::Delete(name, Form::confirm()),
             Key::Char('j') => self.mode = Mode::Join(name, Form::join()),
             Key::Char('k') => self.mode = Mode::Kubeconfig(name),
+            Key::Char('n') => {
+                let asked = self.ask(format!("nodes {name}"), Shown::Nodes);
+                if asked.is_some() {
+                    self.mode = Mode::Nodes(name, Vec::new());
+                }
+                return asked;
+            }
             Key::Char('s') => {
                 let verb = match state {
                     DesiredState::Running => "sleep",
@@ -233,7 +257,7 @@ impl Screen {
                 self.mode = Mode::Status(name.clone());
                 self.press_on(name, state, key)
             }
-            (Key::Char('d' | 'j' | 'k'), Some(state)) => self.press_on(name, state, key),
+            (Key::Char('d' | 'j' | 'k' | 'n'), Some(state)) => self.press_on(name, state, key),
             (_, Some(_)) => {
                 self.mode = Mode::Status(name);
                 None

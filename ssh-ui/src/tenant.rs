@@ -4,6 +4,7 @@
 //! with that name's rights, so a request for anything of another Tenant's is refused there (`docs/adr/0005-ssh-acts-as-the-tenant.md`).
 
 mod join;
+mod nodes;
 
 use std::future::Future;
 use std::pin::pin;
@@ -26,6 +27,7 @@ use yoke_api::{Cluster, JoinToken, Lenient};
 use yoke_view::verdict::{Verdict, judge, may_pass};
 
 pub use self::join::Invitation;
+pub use self::nodes::{AskError, Node, Nodes};
 
 use crate::Error;
 use crate::feed::Feed;

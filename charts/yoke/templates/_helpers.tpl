@@ -95,6 +95,25 @@ securityContext:
   {{- end }}
 {{- end }}
 
+{{/* To clusters as clients see them. The Service's address has become a pod's when policies look at it. */}}
+{{- define "yoke.ingressEgress" -}}
+- ports:
+    - {port: 8443, protocol: TCP}
+  to:
+    - podSelector:
+        matchLabels:
+          {{- include "yoke.selector" (list . "envoy") | nindent 10 }}
+- ports:
+    - {port: {{ .Values.ingress.port }}, protocol: TCP}
+  {{- if regexMatch "^[0-9.]+$" .Values.ingress.address }}
+  to:
+    - ipBlock: {cidr: {{ .Values.ingress.address }}/32}
+  {{- else if contains ":" .Values.ingress.address }}
+  to:
+    - ipBlock: {cidr: "{{ .Values.ingress.address }}/128"}
+  {{- end }}
+{{- end }}
+
 {{- define "yoke.dnsEgress" -}}
 - ports:
     - {port: 53, protocol: UDP}

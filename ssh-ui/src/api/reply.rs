@@ -115,7 +115,7 @@ fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<B
 
 fn to_status(error: &Error) -> StatusCode {
     match error {
-        Error::Usage(_) | Error::NotConfirmed(_) => StatusCode::BAD_REQUEST,
+        Error::NotConfirmed(_) => StatusCode::BAD_REQUEST,
         Error::TooFast => StatusCode::TOO_MANY_REQUESTS,
         Error::KeyWithdrawn => StatusCode::UNAUTHORIZED,
         Error::NotPermitted(_) => StatusCode::FORBIDDEN,
@@ -125,16 +125,48 @@ fn to_status(error: &Error) -> StatusCode {
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         },
         Error::SpecRefused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-        Error::NoKubeconfig(_) | Error::Deleted(_) => StatusCode::CONFLICT,
+        Error::NoKubeconfig(_) | Error::Deleted(_) | Error::Asleep(_) => StatusCode::CONFLICT,
+        Error::ClusterSilent { .. } => StatusCode::BAD_GATEWAY,
         Error::Unreachable { .. } | Error::FeedEnded { .. } | Error::Draining | Error::Left(_) => {
             StatusCode::SERVICE_UNAVAILABLE
         }
         Error::Timeout { .. } | Error::WaitTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
-        Error::Idle(_)
-        | Error::TooOld
-        | Error::TenantName(_)
-        | Error::SecretWrong(_)
-        | Error::JoinWrong(_)
-        | Error::Json(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_status_says_what_the_exit_code_says() {
+        let usage = || Error::Usage("x".into());
+        let wait = || Error::WaitTimeout {
+            what: "it did not come".into(),
+            limit: Duration::from_secs(1),
+            last: None,
+        };
+        for (result, status, code, retry) in [
+            (Ok("{}\n".to_owned()), 200, "0", false),
+            (Err(usage()), 400, "2", false),
+            (Err(Error::NotPermitted("delete")), 403, "1", false),
+            (Err(Error::TooFast), 429, "1", true),
+            (Err(Error::KeyWithdrawn), 401, "1", false),
+            (Err(wait()), 504, "3", false),
+            (Err(Error::Left("a".into())), 503, "1", true),
+            (Err(Error::SecretWrong("a".into())), 500, "1", false),
+        ] {
+            let rule = format!("{result:?}");
+            let answer = build_answer(result);
+            let head = answer.headers();
+            assert_eq!(answer.status().as_u16(), status, "{rule}");
+            assert_eq!(head[EXIT_CODE], code, "{rule}");
+            assert_eq!(head.contains_key(RETRY_AFTER), retry, "{rule}");
+            assert_eq!(head[CACHE_CONTROL], "no-store", "{rule}");
+        }
     }
 }

@@ -56,6 +56,7 @@ pub fn draw(screen: &Screen, frame: &mut Frame<'_>, now: Timestamp) {
     draw_head(screen, frame, head);
     match &screen.mode {
         Mode::Status(name) => draw_status(screen, name, frame, body, now),
+        Mode::Nodes(name, lines) => draw_nodes(screen, name, lines, frame, body),
         Mode::Events => draw_events(screen, None, frame, body, now),
         _ => draw_list(screen, frame, body, now),
     }
@@ -180,6 +181,24 @@ fn draw_status(screen: &Screen, name: &str, frame: &mut Frame<'_>, area: Rect, n
     draw_events(screen, Some(name), frame, events, now);
 }
 
+fn draw_nodes(screen: &Screen, name: &str, nodes: &[String], frame: &mut Frame<'_>, area: Rect) {
+    let mut lines: Vec<_> = nodes.iter().map(|line| Line::raw(line.as_str())).collect();
+    if let (true, Some(head)) = (nodes.len() > 1, lines.first_mut()) {
+        *head = std::mem::take(head).style(BOLD);
+    }
+    if nodes.is_empty() && screen.doing.is_some() {
+        lines.push(Line::raw("Asking its API …"));
+    }
+    let room = usize::from(area.height.saturating_sub(1));
+    if lines.len() > room && room > 1 {
+        let left_out = lines.len() - (room - 1);
+        lines.truncate(room - 1);
+        lines.push(Line::raw(format!("… {left_out} more: ssh HOST nodes {name}")));
+    }
+    let title = section(format!("Nodes of {name}"));
+    frame.render_widget(Paragraph::new(lines).block(title), area);
+}
+
 fn draw_events(screen: &Screen, about: Option<&str>, frame: &mut Frame<'_>, area: Rect, now: Timestamp) {
     let of_it = |line: &&events::Line| about.is_none_or(|name| line.about == name);
     let rows: Vec<_> = screen.events.lines().filter(of_it).take(area.height.into()).collect();
@@ -240,9 +259,16 @@ fn build_foot(screen: &Screen, width: u16) -> Line<'static> {
             &[("?", "help"), ("q", "quit")][..],
         ),
         Mode::Status(_) => (
-            &[("j", "join"), ("k", "kubeconfig"), ("s", sleep), ("d", "delete")][..],
+            &[
+                ("j", "join"),
+                ("k", "kubeconfig"),
+                ("s", sleep),
+                ("n", "nodes"),
+                ("d", "delete"),
+            ][..],
             &[("Esc", "back")][..],
         ),
+        Mode::Nodes(..) => (&[("n", "ask again")][..], &[("Esc", "back")][..]),
         _ => (&[][..], &[("Esc", "back")][..]),
     };
     let wide = |keys: &[(&str, &str)]| keys.iter().map(|(key, what)| key.len() + what.len() + 3).sum::<usize>();

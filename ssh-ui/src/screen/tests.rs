@@ -139,6 +139,29 @@ fn a_join_is_asked_for_with_what_the_command_takes() {
 }
 
 #[test]
+fn nodes_are_shown_where_they_were_asked_for() {
+    let table = "NAME STATUS\nw1 Ready\x1b[2J\n";
+    let (line, shown) = ("nodes a".to_owned(), Shown::Nodes);
+    let asked = Some(Deed::Ask { line, shown });
+    for (rule, keys, expected) in [
+        (
+            "from the list",
+            "n",
+            Mode::Nodes("a".into(), vec!["NAME STATUS".into(), "w1 Ready [2J".into()]),
+        ),
+        ("whoever went back stays there", "\rn", Mode::List),
+    ] {
+        let mut screen = screen(vec![cluster("a")]);
+        assert_eq!(press(&mut screen, keys), asked, "{rule}");
+        if expected == Mode::List {
+            press(&mut screen, "\x1b");
+        }
+        assert_eq!(screen.answer(table, Shown::Nodes), None, "{rule}");
+        assert_eq!(screen.mode, expected, "{rule}");
+    }
+}
+
+#[test]
 fn a_line_is_kept_or_taken_back() {
     let answer = r#"{"name": "a-x", "line": "yoke-worker join yoke1.e30", "expires": "2026-03-01T12:15:00Z"}"#;
     let asked = || {

@@ -209,6 +209,17 @@ fn full(columns: u16, rows: u16, look: Look) -> Desk {
     desk
 }
 
+/// After Nodes were asked for.
+fn nodes(columns: u16, rows: u16) -> Desk {
+    let mut desk = full(columns, rows, RICH);
+    desk.press("\rn");
+    let row = |number: u8| format!("worker-{number}   Ready    <none>   {number}h    v1.35.4\n");
+    let table: String = (1..=9).map(row).collect();
+    let table = format!("NAME       STATUS   ROLES    AGE   VERSION\n{table}");
+    assert_eq!(desk.screen.answer(&table, Shown::Nodes), None);
+    desk
+}
+
 /// After a line was asked for and printed.
 fn joined(columns: u16, rows: u16) -> Desk {
     let mut desk = full(columns, rows, RICH);
@@ -302,6 +313,8 @@ fn screens_are_as_they_were_reviewed() {
             "create-narrow",
             shown(full(40, 10, RICH), &format!("c{}-end", "n".repeat(59))),
         ),
+        ("nodes", nodes(80, 24).text()),
+        ("nodes-narrow", nodes(40, 10).text()),
         ("join", shown(full(80, 24, RICH), "j2\t1h")),
         ("join-wrong", shown(full(80, 24, RICH), "j\t2d\r")),
         ("join-asked", {
@@ -363,7 +376,7 @@ fn pictures_show_the_screens() {
 
 #[test]
 fn every_size_can_be_drawn() {
-    let modes = ["", "?", "\r", "e", "k", "cnew\t1\r", "j0\t1\r", "ddemo1\r"];
+    let modes = ["", "?", "\r", "e", "k", "n", "cnew\t1\r", "j0\t1\r", "ddemo1\r"];
     for keys in modes {
         let mut desk = full(80, 24, RICH);
         desk.press(keys);

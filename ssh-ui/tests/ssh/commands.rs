@@ -5,9 +5,10 @@ use std::process::Stdio;
 use kube::Api;
 use serde_json::json;
 use yoke_api::JoinToken;
+use yoke_test_support::kubernetes::OWNER_TOKEN;
 
 use crate::person::run;
-use crate::world::World;
+use crate::world::{World, put};
 
 pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     let alice = &world.alice;
@@ -89,6 +90,52 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
     for name in ["slow", "never"] {
         alice.ssh(&format!("delete {name} --yes")).await.ok();
     }
+}
+
+pub(crate) async fn nodes_are_those_of_the_clusters_own_api(world: &World) {
+    let alice = &world.alice;
+    alice.ssh("create work").await.ok();
+    let early = alice.ssh("nodes work").await.failed(1);
+    assert!(early.contains("has no kubeconfig yet"), "{early}");
+    world.tell("a", "work", true, "The API answers.").await;
+    // As the Tenant's kubeconfig of a cluster whose API is another server; here it is the host's own.
+    let kubeconfig = |server: &str| {
+        json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": server, "insecure-skip-tls-verify": true}}],
+            "users": [{"name": "u", "user": {"token": OWNER_TOKEN}}]})
+        .to_string()
+    };
+    world.set_kubeconfig("a", "work", &kubeconfig(&world.address)).await;
+    assert_eq!(alice.ssh("nodes work").await.ok(), "No worker has joined.\n");
+    let long = "b".repeat(63);
+    let labels = json!({format!("node-role.kubernetes.io/{long}"): ""});
+    for (name, labels) in [("w1", json!({})), ("w2", labels)] {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+        put(&world.admin, &node).await;
+    }
+    let table = alice.ssh("nodes work").await.ok();
+    assert!(table.starts_with("NAME   STATUS"), "{table}");
+    assert!(table.contains("\nw1     Unknown") && table.contains(&long), "{table}");
+    let told = alice.ssh("nodes work --json").await.json();
+    assert_eq!(
+        (&told["nodes"][1]["name"], &told["more"]),
+        (&json!("w2"), &json!(false))
+    );
+    alice.ssh("sleep work").await.ok();
+    let asleep = alice.ssh("nodes work").await.failed(1);
+    assert!(asleep.contains("is asleep\nhint: `wake work`"), "{asleep}");
+    alice.ssh("wake work").await.ok();
+    // Of the way there a Tenant is told nothing.
+    world
+        .set_kubeconfig("a", "work", &kubeconfig("https://127.0.0.1:1"))
+        .await;
+    let silent = alice.ssh("nodes work").await.failed(1);
+    assert!(
+        silent.contains("the API of Cluster work did not answer") && !silent.contains("127.0.0.1"),
+        "{silent}"
+    );
+    alice.ssh("delete work --yes").await.ok();
 }
 
 pub(crate) async fn a_join_that_is_broken_off_leaves_nothing(world: &World) {

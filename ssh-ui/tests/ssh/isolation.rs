@@ -21,6 +21,7 @@ pub(crate) async fn another_tenants_objects_are_as_if_they_were_not(world: &Worl
     for command in [
         "clusters",
         "kubeconfig",
+        "nodes",
         "sleep",
         "wake",
         "delete --yes",

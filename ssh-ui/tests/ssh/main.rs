@@ -25,6 +25,7 @@ async fn tenants_are_served_over_ssh() {
     let world = World::start().await;
     commands::clusters_are_made_shown_and_deleted(&world).await;
     commands::waiting_tells_what_for_and_ends(&world).await;
+    commands::nodes_are_those_of_the_clusters_own_api(&world).await;
     commands::a_join_that_is_broken_off_leaves_nothing(&world).await;
     commands::wrong_lines_say_what_would_be_right(&world).await;
     files::kubeconfigs_are_copied_and_nothing_is_written(&world).await;

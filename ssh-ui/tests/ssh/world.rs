@@ -181,13 +181,18 @@ impl World {
         }});
         if is_ready {
             let text = format!("apiVersion: v1\nkind: Config\nclusters: []\n# of {tenant}/{name}\n");
-            let secret = json!({"apiVersion": "v1", "kind": "Secret",
-                "metadata": {"name": format!("{name}-kubeconfig"), "namespace": tenant}, "stringData": {"value": text}});
-            put(&self.admin, &secret).await;
+            self.set_kubeconfig(tenant, name, &text).await;
             put(&self.admin, &role_of(tenant, &[name])).await;
         }
         let params = PatchParams::default();
         api.patch_status(name, &params, &Patch::Merge(&status)).await.unwrap();
+    }
+
+    /// The kubeconfig that the operator writes.
+    pub(crate) async fn set_kubeconfig(&self, tenant: &str, name: &str, text: &str) {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": format!("{name}-kubeconfig"), "namespace": tenant}, "stringData": {"value": text}});
+        put(&self.admin, &secret).await;
     }
 
     /// Gives a Tenant other keys: name and line.

@@ -20,6 +20,7 @@ c         make a Cluster
 d         delete it
 j         let a worker join it
 k         its kubeconfig
+n         its Nodes
 s         let it sleep, or wake it
 q         leave; so does Ctrl-C
 e         events
@@ -30,7 +31,7 @@ The same without a screen: ssh HOST help";
 /// Draws the box that is open, if one is.
 pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>, area: Rect) {
     match &screen.mode {
-        Mode::List | Mode::Status(_) | Mode::Events | Mode::Away(_) => {}
+        Mode::List | Mode::Status(_) | Mode::Events | Mode::Nodes(..) | Mode::Away(_) => {}
         Mode::Help => draw_text(frame, area, "Help", HELP),
         Mode::Kubeconfig(name) => {
             let has_one = screen.clusters.get(name).is_some_and(|row| row.has_kubeconfig);
