@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::addons::AddonsSpec;
 use crate::names::ClusterId;
+use crate::workers::{WorkersSpec, WorkersStatus};
 
 /// What a Cluster should be.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -97,6 +98,10 @@ pub struct ClusterSpec {
     /// The network of Pods is the workers' own.
     #[serde(default)]
     pub addons: AddonsSpec,
+
+    /// The cluster's workers.
+    #[serde(default)]
+    pub workers: WorkersSpec,
 
     /// The store.
     #[serde(default)]
@@ -337,6 +342,9 @@ pub struct ClusterStatus {
     /// Number of Nodes that the cluster's API knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<i32>,
+    /// How far its workers are with the version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<WorkersStatus>,
     /// The state in parts; see [`crate::ConditionType`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

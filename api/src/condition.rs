@@ -29,6 +29,8 @@ pub enum ConditionType {
     /// The cluster's API has the objects of its add-ons as asked for, and of those that were turned off none. Whether their Pods
     /// run is up to its workers.
     AddonsReady,
+    /// The kubelets of the cluster's workers are of its version. There is none of this type before there are Nodes.
+    WorkersUpdated,
 }
 
 impl ConditionType {
@@ -45,6 +47,7 @@ impl ConditionType {
             Self::EndpointPublished => "EndpointPublished",
             Self::Asleep => "Asleep",
             Self::AddonsReady => "AddonsReady",
+            Self::WorkersUpdated => "WorkersUpdated",
         }
     }
 }
@@ -154,6 +157,12 @@ reasons! {
     AddonsPending,
     /// An object of an add-on's name is somebody else's.
     AddonConflict,
+    /// Workers that would be upgraded next wait for others that are not ready.
+    WorkersPending,
+    /// A worker did not come to the Cluster's version, and no other is begun with.
+    WorkerUpgradeFailed,
+    /// The Nodes that are left are none that the operator can bring to the Cluster's version.
+    WorkersUnmanaged,
     /// NATS does not answer the operator.
     StoreUnavailable,
     /// NATS has no log of a Cluster whose control plane was started, be it before the Cluster was deleted or restored. No

@@ -16,6 +16,12 @@ pub const REAP_AFTER: &str = "yoke.drzzl.io/reap-after";
 pub const REAPING: &str = "yoke.drzzl.io/reaping";
 /// Annotation on a Node in a tenant's cluster: the taints that its JoinToken gave it, which its kubelet may shed.
 pub const JOINED_TAINTS: &str = "yoke.drzzl.io/joined-taints";
+/// Annotation on a Node in a tenant's cluster, by the operator: the version that its worker is to bring its kubelet to.
+pub const KUBELET_VERSION: &str = "yoke.drzzl.io/kubelet-version";
+/// Annotation beside [`KUBELET_VERSION`]: how long budgets may keep Pods there meanwhile.
+pub const DRAIN_TIMEOUT: &str = "yoke.drzzl.io/drain-timeout";
+/// Annotation on a Node, by its worker: how far it is with that ([`crate::workers::KubeletUpgrade`]).
+pub const KUBELET_UPGRADE: &str = "yoke.drzzl.io/kubelet-upgrade";
 /// The well-known label that names the writer of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`] on everything that the operator writes.

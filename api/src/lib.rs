@@ -24,6 +24,7 @@ pub mod names;
 pub mod network;
 pub mod tenant;
 pub mod version;
+pub mod workers;
 
 pub use cluster::{Cluster, ClusterSpec, ClusterStatus};
 pub use condition::{ConditionType, Reason};

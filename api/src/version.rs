@@ -3,13 +3,19 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
+/// Minor versions that a kubelet may be behind its API server.
+pub const KUBELET_MINORS_BEHIND: u16 = 3;
+
 /// A text was not a Kubernetes version.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a Kubernetes version such as v1.35.4")]
 pub struct VersionError(String);
 
 /// A released version of Kubernetes, `v<major>.<minor>.<patch>`; the `v` may be left out in input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct KubernetesVersion {
     /// Major number, 1 for as long as anybody can tell.
     pub major: u16,
@@ -26,6 +32,31 @@ impl KubernetesVersion {
     /// The rule follows <https://kubernetes.io/releases/version-skew-policy/>; the CRD carries the same in CEL.
     pub fn may_change_to(self, to: Self) -> bool {
         self.major == to.major && (to.minor == self.minor || to.minor == self.minor + 1)
+    }
+
+    /// Whether a kubelet of this version may be one of an API server: it is never newer, and at most three minors older.
+    /// <https://kubernetes.io/releases/version-skew-policy/>
+    pub fn may_join(self, api: Self) -> bool {
+        self.major == api.major && self.minor <= api.minor && api.minor - self.minor <= KUBELET_MINORS_BEHIND
+    }
+
+    /// The version that a program says it is, `v1.35.4`: a vendor's build has more behind a `+` or `-`.
+    pub fn parse_build(said: &str) -> Result<Self, VersionError> {
+        said.split(['+', '-']).next().unwrap_or_default().parse()
+    }
+}
+
+impl TryFrom<String> for KubernetesVersion {
+    type Error = VersionError;
+
+    fn try_from(text: String) -> Result<Self, VersionError> {
+        text.parse()
+    }
+}
+
+impl From<KubernetesVersion> for String {
+    fn from(version: KubernetesVersion) -> Self {
+        version.to_string()
     }
 }
 
@@ -98,5 +129,30 @@ mod tests {
             let (from, to): (KubernetesVersion, KubernetesVersion) = (from.parse().unwrap(), to.parse().unwrap());
             assert_eq!(from.may_change_to(to), allowed, "{from} to {to}");
         }
+    }
+
+    #[test]
+    fn kubelets_follow_the_skew_policy() {
+        for (kubelet, api, may) in [
+            ("v1.35.4", "v1.35.4", true),
+            ("v1.35.9", "v1.35.4", true),
+            ("v1.36.0", "v1.35.4", false),
+            ("v1.32.0", "v1.35.4", true),
+            ("v1.31.9", "v1.35.4", false),
+            ("v2.35.4", "v1.35.4", false),
+            ("v0.35.4", "v1.35.4", false),
+        ] {
+            let (kubelet, api): (KubernetesVersion, KubernetesVersion) =
+                (kubelet.parse().unwrap(), api.parse().unwrap());
+            assert_eq!(kubelet.may_join(api), may, "{kubelet} of {api}");
+        }
+    }
+
+    #[test]
+    fn a_vendors_build_is_a_version() {
+        for said in ["v1.35.4", "v1.35.4+k0s.0", "v1.35.4-eks-1"] {
+            assert_eq!(KubernetesVersion::parse_build(said).unwrap().to_string(), "v1.35.4");
+        }
+        assert!(KubernetesVersion::parse_build("+v1.35.4").is_err());
     }
 }

@@ -27,10 +27,12 @@ pub mod status;
 mod store;
 pub mod validate;
 mod withdraw;
+mod workers;
 
 pub use guard::{Guard, Keeper};
 pub(crate) use kept::find_left;
 pub use probe::Answer;
+pub use workers::{Workers, WorkersSeen};
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -260,6 +262,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         published: false,
         nodes: None,
         addons: None,
+        workers: None,
         failure: None,
     }
 }
@@ -283,6 +286,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         published: applied.published,
         nodes: applied.nodes,
         addons: applied.addons,
+        workers: applied.workers,
         failure: None,
     }
 }

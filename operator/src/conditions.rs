@@ -116,7 +116,11 @@ fn is_bad(type_: ConditionType, state: &State) -> bool {
         ConditionType::Accepted => state.status != Some(true),
         _ => matches!(
             state.reason,
-            Reason::ContainerFailing | Reason::StoreUnavailable | Reason::StoreLost | Reason::ReconcileFailed
+            Reason::ContainerFailing
+                | Reason::StoreUnavailable
+                | Reason::StoreLost
+                | Reason::WorkerUpgradeFailed
+                | Reason::ReconcileFailed
         ),
     }
 }

@@ -12,7 +12,7 @@ use yoke_pki::plan::ROOT;
 
 use crate::apply::Applier;
 use crate::cache::Caches;
-use crate::cluster::{Answer, Guard};
+use crate::cluster::{Answer, Guard, WorkersSeen};
 use crate::conditions::State;
 use crate::config::Config;
 use crate::events::Events;
@@ -81,6 +81,8 @@ pub struct Seen {
     pub failures: Option<(Option<i64>, u32)>,
     /// What was last done about its add-ons.
     pub addons: AddonsSeen,
+    /// What was last seen of its workers.
+    pub workers: WorkersSeen,
     /// UID of the pod whose controllers were seen at work.
     pub controllers: Option<String>,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.

@@ -35,6 +35,7 @@ pub mod signer;
 pub mod tenant;
 pub mod tenant_api;
 mod triggers;
+mod upgrade;
 
 pub use error::ReconcileError;
 pub use run::{Arguments, run};

@@ -9,6 +9,7 @@
 mod addons;
 mod base;
 mod connection;
+mod kubelets;
 mod leaving;
 mod nodes;
 mod object;

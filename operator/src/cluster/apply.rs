@@ -21,7 +21,7 @@ use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
 use super::status::Lack;
 use super::store::{self, Store};
-use super::{addons, copies, incarnation, kept, probe};
+use super::{addons, copies, incarnation, kept, probe, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -42,6 +42,7 @@ pub(super) struct Applied {
     pub(super) published: bool,
     pub(super) nodes: Option<i32>,
     pub(super) addons: Option<State>,
+    pub(super) workers: Option<workers::Workers>,
 }
 
 impl Applied {
@@ -58,6 +59,7 @@ impl Applied {
             published: false,
             nodes: None,
             addons: None,
+            workers: None,
         }
     }
 
@@ -111,6 +113,7 @@ pub(super) async fn apply(
     {
         let generation = cluster.metadata.generation;
         applied.addons = addons::ensure(context, blueprint, generation, &materials.kubelet_ca, &applied).await;
+        applied.workers = workers::ensure(context, blueprint, generation, &applied).await;
     }
     Ok(applied)
 }

@@ -113,6 +113,7 @@ pub(super) fn outcome() -> Outcome {
         published: true,
         nodes: Some(0),
         addons: Some(State::yes(Reason::AsExpected, "There.")),
+        workers: None,
         failure: None,
     }
 }

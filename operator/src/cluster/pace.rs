@@ -7,6 +7,7 @@ use yoke_api::Reason;
 
 use super::gate::ControlPlane;
 use super::status::Outcome;
+use super::workers::BUSY;
 
 /// Pace of looking at what has no watch while a cluster comes up.
 const STARTING: Duration = Duration::from_millis(200);
@@ -43,6 +44,7 @@ pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
         // What a cluster has beside its API comes right after that.
         ControlPlane::Running { current: true, .. } if outcome.addons.is_none() && !outcome.kept => STARTING,
         ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
+        ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
         // Of a Cluster that is kept the store is not looked at.
         _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => STORELESS,
@@ -50,11 +52,18 @@ pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
     }
 }
 
+/// Whether a worker is at it, or the next one is to be asked.
+fn is_upgrading(outcome: &Outcome) -> bool {
+    let workers = outcome.workers.as_ref();
+    workers.is_some_and(|workers| workers.state.reason == Reason::Updating)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cluster::fixtures::outcome;
     use crate::cluster::status::Lack;
+    use crate::cluster::workers::Workers;
     use crate::conditions::State;
 
     #[test]
@@ -85,6 +94,13 @@ mod tests {
             ..outcome()
         };
         let missing = State::no(Reason::StoreUnavailable, "x");
+        let with_workers = |reason: Reason| Outcome {
+            workers: Some(Workers {
+                status: Default::default(),
+                state: State::no(reason, "x"),
+            }),
+            ..outcome()
+        };
         let bare = |kept: bool| Outcome {
             addons: None,
             kept,
@@ -95,6 +111,13 @@ mod tests {
             ("as it should be", outcome(), 1001, STEADY),
             ("add-ons not looked at yet", bare(false), 1001, STARTING),
             ("kept, whose add-ons nobody looks at", bare(true), 1001, STEADY),
+            ("a worker is upgraded", with_workers(Reason::Updating), 1001, BUSY),
+            (
+                "a worker has failed",
+                with_workers(Reason::WorkerUpgradeFailed),
+                1001,
+                STEADY,
+            ),
             ("believed", believed, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),
             ("old, silent", silent(running()), 1060, WAITING),

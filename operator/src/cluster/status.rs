@@ -12,6 +12,7 @@ use yoke_api::{Cluster, ConditionType, Reason};
 use super::gate::ControlPlane;
 use super::identity::Identity;
 use super::validate::Refusal;
+use super::workers::Workers;
 use crate::conditions::{self, State};
 use crate::config::Config;
 use phase::{plan_history, plan_phase};
@@ -20,7 +21,12 @@ use states::plan_states;
 pub use states::plan_accepted;
 
 /// The types of conditions whose changes are told by events.
-pub const TOLD: [ConditionType; 3] = [ConditionType::Accepted, ConditionType::Ready, ConditionType::StoreReady];
+pub const TOLD: [ConditionType; 4] = [
+    ConditionType::Accepted,
+    ConditionType::Ready,
+    ConditionType::StoreReady,
+    ConditionType::WorkersUpdated,
+];
 
 /// Those that are told where a reconciliation failed.
 pub const TOLD_OF_FAILURE: [ConditionType; 3] =
@@ -81,6 +87,8 @@ pub struct Outcome {
     pub nodes: Option<i32>,
     /// Its add-ons, once they were looked at.
     pub addons: Option<State>,
+    /// Its workers, once they were looked at.
+    pub workers: Option<Workers>,
     /// What failed unexpectedly.
     pub failure: Option<String>,
 }
@@ -138,6 +146,11 @@ pub fn plan_status(
             })
             .or(before.pki),
         nodes: outcome.nodes.or(before.nodes),
+        workers: outcome
+            .workers
+            .as_ref()
+            .map(|workers| workers.status.clone())
+            .or(before.workers),
         conditions: conditions::build_conditions(&states, &before.conditions, generation, now),
     };
     (status, states)

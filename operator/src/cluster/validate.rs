@@ -12,6 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
+use yoke_api::version::KUBELET_MINORS_BEHIND;
 use yoke_api::{Cidr, ClusterId, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
 
@@ -196,6 +197,24 @@ fn check_version<'c>(
             Reason::VersionChangeRefused,
             format!(
                 "Kubernetes {running} runs; it can go up one minor version at a time and not down one, so not to {wanted}."
+            ),
+        );
+    }
+    // Of a control plane that is not changed the workers' owner hears by `WorkersUpdated`.
+    let oldest = cluster
+        .status
+        .as_ref()
+        .and_then(|status| status.workers.as_ref()?.oldest_version.as_deref());
+    let oldest = oldest.and_then(|oldest| oldest.parse::<KubernetesVersion>().ok());
+    if let (Some(running), Some(oldest)) = (around.running, oldest)
+        && running.minor < wanted.minor
+        && wanted.minor.saturating_sub(oldest.minor) > KUBELET_MINORS_BEHIND
+    {
+        return refuse(
+            Reason::VersionChangeRefused,
+            format!(
+                "A Node has kubelet {oldest}, and an API server of {wanted} takes none that old. Set the version back to {running} \
+                 until WorkersUpdated says that it was upgraded, or delete that Node."
             ),
         );
     }

@@ -23,9 +23,9 @@ const NAMESPACE: &str = "kube-node-lease";
 /// As a kubelet has it.
 const LEASE_SECONDS: i32 = 40;
 /// Leases in one page, and Nodes: whoever writes one may put as many values into it as an object of a tenant's may have.
-const PAGE: u32 = 8;
+pub(super) const PAGE: u32 = 8;
 /// A cluster of Kubernetes has no more Nodes than are on these.
-const PAGES_MAX: usize = 625;
+pub(super) const PAGES_MAX: usize = 625;
 /// Characters by which an owner is known.
 const UID_MAX: usize = 64;
 /// Nodes that are removed at a time, at most.

@@ -28,5 +28,6 @@ mod starts;
 #[allow(dead_code)]
 mod support;
 mod tenant_api;
+mod upgrade;
 mod users;
 mod workers;

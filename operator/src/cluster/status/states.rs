@@ -9,20 +9,22 @@ use crate::cluster::validate::Refusal;
 use crate::conditions::{self, State};
 
 /// What is not looked at while nothing is done for a Cluster.
-const NOT_LOOKED_AT: [ConditionType; 6] = [
+const NOT_LOOKED_AT: [ConditionType; 7] = [
     ConditionType::CertificatesReady,
     ConditionType::APIServerAvailable,
     ConditionType::EndpointPublished,
     ConditionType::StoreReady,
     ConditionType::Asleep,
     ConditionType::AddonsReady,
+    ConditionType::WorkersUpdated,
 ];
 
 /// What a refused spec asks for, and is not carried out while the rest is kept alive.
-const NOT_CARRIED_OUT: [ConditionType; 3] = [
+const NOT_CARRIED_OUT: [ConditionType; 4] = [
     ConditionType::StoreReady,
     ConditionType::Asleep,
     ConditionType::AddonsReady,
+    ConditionType::WorkersUpdated,
 ];
 
 /// Whether the spec is one that can be carried out.
@@ -90,8 +92,13 @@ pub(super) fn plan_states(
         (ConditionType::Asleep, asleep),
     ];
     let addons = outcome.addons.clone().map(|state| (ConditionType::AddonsReady, state));
-    let states = [states, last, Vec::from_iter(addons)].concat();
-    carry_over(before, outcome, states, generation, &[ConditionType::AddonsReady])
+    let workers = outcome
+        .workers
+        .as_ref()
+        .map(|workers| (ConditionType::WorkersUpdated, workers.state.clone()));
+    let states = [states, last, Vec::from_iter(addons.into_iter().chain(workers))].concat();
+    let kept = [ConditionType::AddonsReady, ConditionType::WorkersUpdated];
+    carry_over(before, outcome, states, generation, &kept)
 }
 
 /// Where nothing was done, the conditions that were not looked at stay as they are.
@@ -112,9 +119,14 @@ fn carry_over(
             continue;
         };
         // Of a spec that nobody has held them against nothing is known.
-        if type_ == ConditionType::AddonsReady && old.observed_generation != generation {
+        let pending = match type_ {
+            ConditionType::AddonsReady => Some(Reason::AddonsPending),
+            ConditionType::WorkersUpdated => Some(Reason::WorkersPending),
+            _ => None,
+        };
+        if let Some(pending) = pending.filter(|_| old.observed_generation != generation) {
             let message = "Nobody has looked yet at what this spec asks for.";
-            states.push((type_, State::unknown(Reason::AddonsPending, message)));
+            states.push((type_, State::unknown(pending, message)));
             continue;
         }
         let known = Reason::ALL.iter().copied().find(|known| known.as_str() == old.reason);

@@ -1,3 +1,5 @@
+use yoke_api::workers::WorkersStatus;
+
 use super::*;
 use crate::cluster::fixtures::{cluster, config, identity, outcome};
 
@@ -230,4 +232,35 @@ fn add_ons_are_told_of_when_they_were_looked_at() {
         unknown,
         "paused since"
     );
+}
+
+#[test]
+fn workers_are_told_of_as_they_were_last_seen() {
+    let said = |status: &ClusterStatus| {
+        let found = conditions::find(&status.conditions, ConditionType::WorkersUpdated);
+        let state = found.map(|found| format!("{}/{}", found.status, found.reason));
+        (state, status.workers.as_ref().map(|workers| workers.total))
+    };
+    let looked = Outcome {
+        workers: Some(Workers {
+            status: WorkersStatus {
+                total: 2,
+                ..WorkersStatus::default()
+            },
+            state: State::no(Reason::WorkerUpgradeFailed, "x"),
+        }),
+        ..outcome()
+    };
+    assert_eq!(said(&plan(None, &outcome(), 1)), (None, None), "there were never any");
+    let failed = plan(None, &looked, 1);
+    let expected = (Some("False/WorkerUpgradeFailed".to_owned()), Some(2));
+    assert_eq!(said(&failed), expected);
+    assert_eq!(ready(&failed), ("True", "AsExpected"), "the API answers all the same");
+    let mut later = plan(Some(failed), &outcome(), 2);
+    assert_eq!(said(&later), expected);
+    for condition in &mut later.conditions {
+        condition.observed_generation = Some(0);
+    }
+    let unknown = (Some("Unknown/WorkersPending".to_owned()), Some(2));
+    assert_eq!(said(&plan(Some(later), &outcome(), 3)), unknown, "of another spec");
 }

@@ -225,6 +225,31 @@ fn version_changes_follow_the_skew_policy() {
 }
 
 #[test]
+fn no_version_is_begun_that_is_too_new_for_a_kubelet() {
+    let (mut config, tenant) = (config(), tenant());
+    let mut newer = config.versions[0].clone();
+    newer.version = "v1.36.0".into();
+    config.versions.push(newer);
+    for (oldest, wanted, expected) in [
+        (Some("v1.33.0"), "v1.36.0", None),
+        (Some("v1.32.9"), "v1.36.0", Some(Reason::VersionChangeRefused)),
+        (Some("v1.30.0"), "v1.35.5", None),
+        (Some("nonsense"), "v1.36.0", None),
+        (None, "v1.36.0", None),
+    ] {
+        let mut cluster = with(cluster("a"), |spec| spec.version = Some(wanted.into()));
+        let workers = yoke_api::workers::WorkersStatus {
+            oldest_version: oldest.map(str::to_owned),
+            ..Default::default()
+        };
+        cluster.status.get_or_insert_default().workers = Some(workers);
+        let mut surroundings = around(&config, &tenant, &[]);
+        surroundings.running = Some("v1.35.4".parse().unwrap());
+        assert_eq!(reason(&cluster, &surroundings), expected, "{oldest:?} and {wanted}");
+    }
+}
+
+#[test]
 fn the_older_comes_first() {
     let (config, tenant) = (config(), tenant());
     let other_id = |cluster, id: &str| with(cluster, |spec| spec.id = Some(id.into()));

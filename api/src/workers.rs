@@ -1,0 +1,211 @@
+//! Workers: how their kubelets follow the version of their Cluster, and what is said of that on Nodes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::version::KubernetesVersion;
+
+/// Of what a worker says of a failure.
+pub const MESSAGE_MAX: usize = 300;
+/// No worker is drained for longer.
+const DRAIN_LONGEST: Duration = Duration::from_hours(24);
+
+/// The cluster's workers.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkersSpec {
+    /// How their kubelets follow `spec.version`, once the control plane runs it and is ready. Nodes that no `yoke-worker` keeps
+    /// are not touched.
+    #[serde(default)]
+    pub upgrade: UpgradeSpec,
+}
+
+/// How kubelets follow the version of their Cluster: each worker is cordoned and drained, its kubelet is replaced, and when the
+/// Node is ready it takes Pods again. If one fails, it goes back to the kubelet that it had, and no other is begun.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpgradeSpec {
+    /// While true, no other worker is begun with. Those that have begun come to their end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+    /// How many Nodes may be unavailable at a time: those that are upgraded, and those that are not ready for any other reason.
+    #[serde(default = "default_max_unavailable")]
+    #[schemars(range(min = 1, max = 100))]
+    pub max_unavailable: u16,
+    /// How long PodDisruptionBudgets may keep Pods on a worker that is drained, such as `90s`, `5m` or `1h`. Those that are left
+    /// then are deleted.
+    #[serde(default = "default_drain_timeout")]
+    #[schemars(length(max = 5), regex(pattern = r"^(0s|[1-9][0-9]{0,3}[smh])$"))]
+    #[x_kube(validation = Rule::new("duration(self) <= duration('24h')").message("drainTimeout is at most 24h"))]
+    pub drain_timeout: String,
+}
+
+fn default_max_unavailable() -> u16 {
+    1
+}
+
+fn default_drain_timeout() -> String {
+    "5m".into()
+}
+
+impl Default for UpgradeSpec {
+    fn default() -> Self {
+        Self {
+            paused: false,
+            max_unavailable: default_max_unavailable(),
+            drain_timeout: default_drain_timeout(),
+        }
+    }
+}
+
+/// What was seen of the cluster's workers.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkersStatus {
+    /// Number of Nodes.
+    pub total: i32,
+    /// Those whose kubelet is of the Cluster's version.
+    pub updated: i32,
+    /// Those that are being upgraded, or are not ready.
+    pub unavailable: i32,
+    /// The oldest version of a kubelet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_version: Option<String>,
+    /// Names of Nodes that are being upgraded, the first sixteen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub upgrading: Vec<String>,
+}
+
+/// How long a worker may be drained; nothing if it is none that a Cluster can have.
+pub fn parse_drain_timeout(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let plain = !number.is_empty() && number.len() <= 4 && number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse().ok().filter(|_| plain)?;
+    let time = match unit {
+        "s" => Duration::from_secs(number),
+        "m" => Duration::from_mins(number),
+        "h" => Duration::from_hours(number),
+        _ => return None,
+    };
+    (time <= DRAIN_LONGEST).then_some(time)
+}
+
+/// What a worker says of its kubelet in the annotation [`crate::labels::KUBELET_UPGRADE`] of its Node: `v1.35.5 Draining`, or
+/// `v1.35.5 Failed: why`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletUpgrade {
+    /// The version that it has, or comes to, or failed to come to.
+    pub version: KubernetesVersion,
+    /// How far it is.
+    pub state: UpgradeState,
+}
+
+/// How far a worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpgradeState {
+    /// The kubelet of this version runs, and nothing else is to be done.
+    Done,
+    /// Pods are asked to go elsewhere.
+    Draining,
+    /// The kubelet of this version is started in place of the one before.
+    Replacing,
+    /// It did not come to it, and runs the kubelet that it had.
+    Failed(String),
+}
+
+/// A text is not what a worker says.
+#[derive(Debug, thiserror::Error)]
+#[error("the annotation is none that a worker writes")]
+pub struct KubeletUpgradeError;
+
+impl fmt::Display for KubeletUpgrade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = self.version;
+        match &self.state {
+            UpgradeState::Done => write!(f, "{version} Done"),
+            UpgradeState::Draining => write!(f, "{version} Draining"),
+            UpgradeState::Replacing => write!(f, "{version} Replacing"),
+            UpgradeState::Failed(why) => write!(f, "{version} Failed: {}", shorten(why)),
+        }
+    }
+}
+
+impl FromStr for KubeletUpgrade {
+    type Err = KubeletUpgradeError;
+
+    fn from_str(text: &str) -> Result<Self, KubeletUpgradeError> {
+        let (version, state) = text.split_once(' ').ok_or(KubeletUpgradeError)?;
+        let state = match state {
+            "Done" => UpgradeState::Done,
+            "Draining" => UpgradeState::Draining,
+            "Replacing" => UpgradeState::Replacing,
+            other => {
+                let why = other.strip_prefix("Failed: ").ok_or(KubeletUpgradeError)?;
+                UpgradeState::Failed(shorten(why))
+            }
+        };
+        let version = version.parse().map_err(|_| KubeletUpgradeError)?;
+        Ok(Self { version, state })
+    }
+}
+
+/// It goes to terminals and into conditions.
+fn shorten(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_to_drain_are_bounded() {
+        for (text, seconds) in [
+            ("0s", Some(0)),
+            ("90s", Some(90)),
+            ("5m", Some(300)),
+            ("24h", Some(86400)),
+            ("25h", None),
+            ("9999h", None),
+            ("", None),
+            ("s", None),
+            ("5", None),
+            ("-5m", None),
+            ("+5m", None),
+            ("10000s", None),
+            ("5ä", None),
+        ] {
+            let parsed = parse_drain_timeout(text).map(|time| time.as_secs());
+            assert_eq!(parsed, seconds, "{text:?}");
+        }
+        assert!(parse_drain_timeout(&UpgradeSpec::default().drain_timeout).is_some());
+    }
+
+    #[test]
+    fn what_a_worker_says_is_read_as_it_was_written() {
+        let version = "v1.35.5".parse().unwrap();
+        for (state, text) in [
+            (UpgradeState::Done, "v1.35.5 Done"),
+            (UpgradeState::Draining, "v1.35.5 Draining"),
+            (UpgradeState::Replacing, "v1.35.5 Replacing"),
+            (UpgradeState::Failed("a: b".into()), "v1.35.5 Failed: a: b"),
+        ] {
+            let said = KubeletUpgrade { version, state };
+            assert_eq!(said.to_string(), text);
+            assert_eq!(text.parse::<KubeletUpgrade>().unwrap(), said);
+        }
+        for text in ["", "v1.35.5", "v1.35 Done", "v1.35.5 done", "v1.35.5 Failed", "Done"] {
+            assert!(text.parse::<KubeletUpgrade>().is_err(), "{text:?}");
+        }
+        let long = format!("v1.35.5 Failed: \u{1b}[31m{}", "a".repeat(100_000));
+        let Ok(UpgradeState::Failed(why)) = long.parse().map(|said: KubeletUpgrade| said.state) else {
+            panic!("it is one");
+        };
+        assert_eq!((why.len(), why.contains('\u{1b}')), (MESSAGE_MAX, false));
+    }
+}

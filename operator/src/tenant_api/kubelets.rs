@@ -1,0 +1,115 @@
+//! Nodes as far as the versions of their kubelets are concerned, in a tenant's API.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeStatus, NodeSystemInfo};
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde::Serialize;
+use yoke_api::{KubernetesVersion, Lenient, labels};
+
+use super::nodes::{PAGE, PAGES_MAX};
+use super::{TenantApi, TenantApiError, limited};
+
+/// Of what is looked at of a Node, each value is a name, a version or a sentence.
+const TEXT_MAX: usize = 512;
+
+#[derive(Clone, Debug, Serialize)]
+struct NodePatch<'a> {
+    metadata: NodePatchMetadata<'a>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodePatchMetadata<'a> {
+    /// These make the patch fail if the object is another one, or another version, by now.
+    uid: Option<&'a str>,
+    resource_version: Option<&'a str>,
+    annotations: BTreeMap<&'static str, Option<String>>,
+}
+
+impl TenantApi {
+    /// All Nodes, as far as they can be read.
+    pub(crate) async fn kubelets(&self) -> Result<Vec<Node>, TenantApiError> {
+        let mut params = ListParams::default().limit(PAGE);
+        let (api, mut found) = (Api::<Lenient<Node>>::all(self.client.clone()), Vec::new());
+        for _ in 0..PAGES_MAX {
+            let list = limited("its Nodes", api.list(&params)).await?;
+            found.extend(list.items.into_iter().filter_map(|node| node.0.ok()).map(strip));
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => break,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Asks the worker of a Node that is still as it was seen to bring its kubelet to a version; or takes back what it was asked.
+    pub(crate) async fn ask_kubelet(
+        &self,
+        node: &Node,
+        wanted: Option<(KubernetesVersion, &str)>,
+    ) -> Result<(), TenantApiError> {
+        let (version, drain) = wanted.unzip();
+        let annotations = [
+            (labels::KUBELET_VERSION, version.map(|version| version.to_string())),
+            (labels::DRAIN_TIMEOUT, drain.map(str::to_owned)),
+        ];
+        let patch = NodePatch {
+            metadata: NodePatchMetadata {
+                uid: node.metadata.uid.as_deref(),
+                resource_version: node.metadata.resource_version.as_deref(),
+                annotations: annotations.into(),
+            },
+        };
+        let nodes = Api::<Lenient<Node>>::all(self.client.clone());
+        let (name, params) = (node.name_any(), PatchParams::default());
+        let patch = Patch::Merge(&patch);
+        limited("a Node", nodes.patch(&name, &params, &patch)).await.map(|_| ())
+    }
+}
+
+/// What is looked at of a Node, which others write, as large as they like.
+fn strip(mut node: Node) -> Node {
+    let is_said = |key: &str| [labels::KUBELET_VERSION, labels::KUBELET_UPGRADE].contains(&key);
+    node.labels_mut().retain(|key, _| key == labels::REAPING);
+    node.annotations_mut().retain(|key, _| is_said(key));
+    for text in node.annotations_mut().values_mut() {
+        *text = text.chars().take(TEXT_MAX).collect();
+    }
+    Node {
+        metadata: ObjectMeta {
+            name: node.metadata.name,
+            uid: node.metadata.uid,
+            resource_version: node.metadata.resource_version,
+            deletion_timestamp: node.metadata.deletion_timestamp,
+            labels: node.metadata.labels,
+            annotations: node.metadata.annotations,
+            ..ObjectMeta::default()
+        },
+        spec: None,
+        status: node.status.map(strip_status),
+    }
+}
+
+fn strip_status(status: NodeStatus) -> NodeStatus {
+    let version = status
+        .node_info
+        .map(|info| info.kubelet_version.chars().take(TEXT_MAX).collect());
+    let mut conditions = status.conditions.into_iter().flatten();
+    let ready = conditions.find(|condition| condition.type_ == "Ready");
+    NodeStatus {
+        node_info: version.map(|kubelet_version| NodeSystemInfo {
+            kubelet_version,
+            ..NodeSystemInfo::default()
+        }),
+        conditions: ready.map(|ready| {
+            vec![NodeCondition {
+                type_: ready.type_,
+                status: ready.status.chars().take(TEXT_MAX).collect(),
+                ..NodeCondition::default()
+            }]
+        }),
+        ..NodeStatus::default()
+    }
+}

@@ -1,0 +1,427 @@
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::{Value, json};
+
+use super::*;
+
+const TARGET: &str = "v1.35.5";
+const OLD: &str = "v1.35.4";
+
+/// A Node with a kubelet, what it is asked, and what its worker says; ready unless its name ends in `!`.
+fn node(name: &str, kubelet: &str, asked: &str, said: &str) -> Node {
+    let mut annotations = serde_json::Map::new();
+    for (key, text) in [(labels::KUBELET_VERSION, asked), (labels::KUBELET_UPGRADE, said)] {
+        if !text.is_empty() {
+            annotations.insert(key.into(), text.into());
+        }
+    }
+    let ready = if name.ends_with('!') { "Unknown" } else { "True" };
+    build(json!({
+        "metadata": {"name": name, "uid": name, "annotations": annotations},
+        "status": {
+            "nodeInfo": info(kubelet),
+            "conditions": [{"type": "MemoryPressure", "status": "True"}, {"type": "Ready", "status": ready}],
+        },
+    }))
+}
+
+fn info(kubelet: &str) -> Value {
+    json!({
+        "kubeletVersion": kubelet, "architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "",
+        "kubeProxyVersion": "", "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "",
+    })
+}
+
+fn build(node: Value) -> Node {
+    serde_json::from_value(node).unwrap()
+}
+
+fn idle(name: &str) -> Node {
+    node(name, OLD, "", "v1.35.4 Done")
+}
+
+fn done(name: &str) -> Node {
+    node(name, TARGET, "", "v1.35.5 Done")
+}
+
+fn busy(name: &str) -> Node {
+    node(name, OLD, TARGET, "v1.35.5 Draining")
+}
+
+fn failed(name: &str) -> Node {
+    node(name, OLD, TARGET, "v1.35.5 Failed: no room")
+}
+
+fn limits(max_unavailable: u16, paused: bool) -> UpgradeSpec {
+    UpgradeSpec {
+        paused,
+        max_unavailable,
+        ..UpgradeSpec::default()
+    }
+}
+
+/// Names with a `+` that are asked, and with a `-` that are not any more; and what is said.
+fn decide(nodes: &[Node], spec: &UpgradeSpec) -> (Vec<String>, WorkersStatus, State) {
+    decide_after(nodes, spec, Duration::ZERO)
+}
+
+fn decide_after(nodes: &[Node], spec: &UpgradeSpec, waited: Duration) -> (Vec<String>, WorkersStatus, State) {
+    let mut asking = Asking::default();
+    let began = Instant::now();
+    asking.note(nodes, began);
+    asking.note(nodes, began + waited);
+    let workers: Vec<_> = nodes
+        .iter()
+        .map(|node| Worker::of(node, &asking, began + waited))
+        .collect();
+    let plan = plan(&workers, TARGET.parse().unwrap(), spec);
+    let steps = plan.steps.iter().map(|step| match step {
+        Step::Ask(node) => format!("+{}", node.name_any()),
+        Step::Withdraw(node) => format!("-{}", node.name_any()),
+    });
+    (steps.collect(), plan.status, plan.state)
+}
+
+#[test]
+fn workers_are_asked_in_their_turn() {
+    let leaving = |key: &str, value: Value| {
+        let mut node = serde_json::to_value(idle("a")).unwrap();
+        node["metadata"][key] = value;
+        build(node)
+    };
+    let rows: Vec<(&str, Vec<Node>, UpgradeSpec, &[&str], Reason)> = vec![
+        ("there are none", vec![], limits(1, false), &[], Reason::AsExpected),
+        (
+            "all have it",
+            vec![done("a"), done("b")],
+            limits(1, false),
+            &[],
+            Reason::AsExpected,
+        ),
+        (
+            "one at a time, by name",
+            vec![idle("b"), idle("a")],
+            limits(1, false),
+            &["+a"],
+            Reason::Updating,
+        ),
+        (
+            "the oldest first",
+            vec![
+                idle("a"),
+                node("b", "v1.34.9", "", "v1.34.9 Done"),
+                node("c", "v1.9.0", "", "v1.9.0 Done"),
+            ],
+            limits(2, false),
+            &["+c", "+b"],
+            Reason::Updating,
+        ),
+        (
+            "as many as may",
+            vec![idle("a"), idle("b"), idle("c")],
+            limits(2, false),
+            &["+a", "+b"],
+            Reason::Updating,
+        ),
+        (
+            "one is at it",
+            vec![busy("a"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "one of two is at it",
+            vec![busy("a"), idle("b"), idle("c")],
+            limits(2, false),
+            &["+b"],
+            Reason::Updating,
+        ),
+        (
+            "one has the version, and has not ended",
+            vec![node("a", TARGET, TARGET, "v1.35.5 Replacing"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "another is not ready",
+            vec![done("a!"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::WorkersPending,
+        ),
+        (
+            "it is not ready itself",
+            vec![idle("a!")],
+            limits(2, false),
+            &[],
+            Reason::WorkersPending,
+        ),
+        (
+            "two may be unavailable",
+            vec![done("a!"), idle("b")],
+            limits(2, false),
+            &["+b"],
+            Reason::Updating,
+        ),
+        (
+            "paused",
+            vec![idle("a"), done("b")],
+            limits(1, true),
+            &[],
+            Reason::Paused,
+        ),
+        (
+            "paused while one is at it",
+            vec![busy("a"), idle("b")],
+            limits(9, true),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "one has failed",
+            vec![failed("a"), idle("b")],
+            limits(9, false),
+            &[],
+            Reason::WorkerUpgradeFailed,
+        ),
+        (
+            "one has failed, and another is at it",
+            vec![failed("a"), busy("b"), idle("c")],
+            limits(9, false),
+            &[],
+            Reason::WorkerUpgradeFailed,
+        ),
+        (
+            "one has failed to come to another version",
+            vec![node("a", OLD, "v1.35.6", "v1.35.6 Failed: x"), idle("b")],
+            limits(1, false),
+            &["+a"],
+            Reason::Updating,
+        ),
+        (
+            "one comes to another version",
+            vec![node("a", OLD, "v1.35.6", "v1.35.6 Draining"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "one was to come to another version, and has not begun",
+            vec![node("a", TARGET, "v1.35.6", "v1.35.5 Done")],
+            limits(1, false),
+            &["-a"],
+            Reason::AsExpected,
+        ),
+        (
+            "somebody wrote something",
+            vec![node("a", OLD, "$(reboot)", "v1.35.4 Done")],
+            limits(1, false),
+            &["+a"],
+            Reason::Updating,
+        ),
+        (
+            "no worker of ours",
+            vec![node("a", OLD, "", ""), done("b")],
+            limits(1, false),
+            &[],
+            Reason::WorkersUnmanaged,
+        ),
+        (
+            "newer than the API",
+            vec![node("a", "v1.36.0", "", "v1.36.0 Done")],
+            limits(1, false),
+            &[],
+            Reason::WorkersUnmanaged,
+        ),
+        (
+            "a newer patch goes back",
+            vec![node("a", "v1.35.6", "", "v1.35.6 Done")],
+            limits(1, false),
+            &["+a"],
+            Reason::Updating,
+        ),
+        (
+            "a vendor's build",
+            vec![node("a", "v1.35.5+x", "", "v1.35.5 Done")],
+            limits(1, false),
+            &[],
+            Reason::AsExpected,
+        ),
+        (
+            "a kubelet that says nothing",
+            vec![node("a", "", "", "")],
+            limits(1, false),
+            &[],
+            Reason::WorkersUnmanaged,
+        ),
+        (
+            "it is deleted",
+            vec![leaving("deletionTimestamp", json!("2026-11-23T07:00:00Z")), idle("b")],
+            limits(1, false),
+            &["+b"],
+            Reason::Updating,
+        ),
+        (
+            "it is silent",
+            vec![leaving("labels", json!({labels::REAPING: "1"})), idle("b")],
+            limits(1, false),
+            &["+b"],
+            Reason::Updating,
+        ),
+    ];
+    for (rule, nodes, spec, steps, reason) in rows {
+        let (found, _, state) = decide(&nodes, &spec);
+        assert_eq!(
+            (found.as_slice(), state.reason),
+            (steps.map_owned().as_slice(), reason),
+            "{rule}"
+        );
+        assert_eq!(state.status, Some(reason == Reason::AsExpected), "{rule}");
+    }
+}
+
+trait MapOwned {
+    fn map_owned(&self) -> Vec<String>;
+}
+
+impl MapOwned for [&str] {
+    fn map_owned(&self) -> Vec<String> {
+        self.iter().map(|text| (*text).to_owned()).collect()
+    }
+}
+
+#[test]
+fn who_failed_is_named_with_why() {
+    let (_, status, state) = decide(
+        &[failed("a"), done("b"), node("c!", "v1.34.0", "", "v1.34.0 Done")],
+        &limits(1, false),
+    );
+    assert_eq!(
+        status,
+        WorkersStatus {
+            total: 3,
+            updated: 1,
+            unavailable: 1,
+            oldest_version: Some("v1.34.0".into()),
+            upgrading: vec![],
+        }
+    );
+    assert!(
+        state
+            .message
+            .starts_with("1 of 3 Nodes have kubelet v1.35.5. Node a did not come to it: no room. "),
+        "{}",
+        state.message
+    );
+}
+
+#[test]
+fn who_never_ends_has_failed() {
+    let limit = Duration::from_mins(5) + PATIENCE;
+    let nodes = [busy("a"), idle("b")];
+    assert_eq!(decide_after(&nodes, &limits(2, false), limit).0, ["+b"]);
+    let (steps, _, state) = decide_after(&nodes, &limits(2, false), limit + Duration::from_secs(1));
+    assert_eq!((steps.len(), state.reason), (0, Reason::WorkerUpgradeFailed));
+    assert!(
+        state.message.contains("it was asked 25 minutes ago"),
+        "{}",
+        state.message
+    );
+}
+
+#[test]
+fn a_status_is_bounded() {
+    let nodes: Vec<_> = (0..200).map(|number| busy(&format!("n{number:03}"))).collect();
+    let (_, status, state) = decide(&nodes, &limits(1, false));
+    assert_eq!((status.unavailable, status.upgrading.len()), (200, NAMED));
+    assert!(
+        state
+            .message
+            .ends_with("Being upgraded: n000, n001, n002 and 197 more."),
+        "{}",
+        state.message
+    );
+    let long = format!("v1.35.5 Failed: {}", "a".repeat(100_000));
+    let (_, _, state) = decide(&[node("a", OLD, TARGET, &long)], &limits(1, false));
+    assert!(state.message.len() < 700, "{}", state.message.len());
+}
+
+/// Workers that do as asked, fail, vanish and come back in any order: never more than the limit are unavailable by what was asked,
+/// nobody is asked after a failure or during a pause, and if nobody fails all come to it.
+#[test]
+fn whatever_workers_do_the_limit_holds() {
+    for seed in 0..200 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let limit = random.random_range(1..4);
+        let may_fail = random.random_bool(0.5);
+        let mut nodes: Vec<_> = (0..random.random_range(1..9))
+            .map(|number| idle(&format!("n{number}")))
+            .collect();
+        let mut settled = false;
+        for _ in 0..400 {
+            let paused = random.random_bool(0.2);
+            let before = unavailable(&nodes);
+            let has_failed = nodes.iter().any(|node| said(node).contains("Failed"));
+            let (steps, status, state) = decide(&nodes, &limits(limit, paused));
+            let asked: Vec<_> = steps.iter().filter_map(|step| step.strip_prefix('+')).collect();
+            if !asked.is_empty() {
+                assert!(!paused && !has_failed, "seed {seed}: {steps:?}");
+                assert!(
+                    before + asked.len() <= usize::from(limit),
+                    "seed {seed}: {steps:?} beside {before}"
+                );
+            }
+            for name in asked {
+                let at = nodes.iter().position(|node| node.name_any() == name).unwrap();
+                assert_ne!(version(&nodes[at]), TARGET, "seed {seed}");
+                nodes[at] = node(name, OLD, TARGET, "v1.35.4 Done");
+            }
+            assert_eq!(has_failed, state.reason == Reason::WorkerUpgradeFailed, "seed {seed}");
+            if status.updated == status.total {
+                settled = true;
+                break;
+            }
+            let at = random.random_range(0..nodes.len());
+            act(&mut nodes[at], may_fail, &mut random);
+        }
+        let has_failed = nodes.iter().any(|node| said(node).contains("Failed"));
+        assert!(settled || has_failed, "seed {seed}: {nodes:?}");
+    }
+}
+
+fn act(one: &mut Node, may_fail: bool, random: &mut StdRng) {
+    let name = one.name_any();
+    let is_asked = one.annotations().contains_key(labels::KUBELET_VERSION);
+    *one = match said(one) {
+        "v1.35.4 Done" if is_asked => busy(&name),
+        "v1.35.5 Draining" if may_fail && random.random_bool(0.2) => failed(&name),
+        "v1.35.5 Draining" => node(&name, TARGET, TARGET, "v1.35.5 Replacing"),
+        "v1.35.5 Replacing" => done(&name),
+        _ => return,
+    };
+}
+
+fn said(node: &Node) -> &str {
+    node.annotations().get(labels::KUBELET_UPGRADE).unwrap()
+}
+
+fn version(node: &Node) -> &str {
+    &node
+        .status
+        .as_ref()
+        .unwrap()
+        .node_info
+        .as_ref()
+        .unwrap()
+        .kubelet_version
+}
+
+/// Asked, and neither at the end nor given up.
+fn unavailable(nodes: &[Node]) -> usize {
+    let asked = nodes
+        .iter()
+        .filter(|node| node.annotations().contains_key(labels::KUBELET_VERSION));
+    asked.filter(|node| !said(node).contains("Failed")).count()
+}

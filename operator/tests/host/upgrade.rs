@@ -1,0 +1,233 @@
+//! Workers are brought to their Cluster's version one after another, at a real API; what their machines do is done here.
+
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use yoke_api::ClusterId;
+use yoke_api::workers::WorkersStatus;
+
+use crate::harness::condition;
+use crate::workers::Stage;
+
+const ASKED: &str = "yoke.drzzl.io/kubelet-version";
+const DRAIN: &str = "yoke.drzzl.io/drain-timeout";
+const SAID: &str = "yoke.drzzl.io/kubelet-upgrade";
+const OLD: &str = "v1.35.3";
+/// As the Cluster's API is.
+const NEW: &str = "v1.35.4";
+/// More looks than are needed to ask somebody.
+const LOOKS: usize = 3;
+
+struct Workers<'a> {
+    stage: &'a Stage,
+    id: ClusterId,
+    nodes: Api<Node>,
+}
+
+impl<'a> Workers<'a> {
+    async fn of(stage: &'a Stage) -> Self {
+        Self {
+            stage,
+            id: stage.host.cluster("a").await.id().unwrap(),
+            nodes: Api::all(stage.client.clone()),
+        }
+    }
+
+    /// A Node that is ready, with a worker that upgrades.
+    async fn register(&self, name: &str) {
+        let node = json!({"metadata": {"name": name, "annotations": {SAID: format!("{OLD} Done")}}});
+        let node = serde_json::from_value(node).unwrap();
+        self.nodes.create(&PostParams::default(), &node).await.unwrap();
+        self.run(name, OLD).await;
+    }
+
+    /// What a kubelet says.
+    async fn run(&self, name: &str, version: &str) {
+        let info = json!({"kubeletVersion": version, "architecture": "", "bootID": "", "containerRuntimeVersion": "",
+            "kernelVersion": "", "kubeProxyVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
+            "systemUUID": ""});
+        let ready = json!([{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}]);
+        let patch = Patch::Merge(json!({"status": {"nodeInfo": info, "conditions": ready}}));
+        self.nodes
+            .patch_status(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+
+    /// What a worker says, as the user that it is.
+    async fn say(&self, name: &str, annotations: Value) {
+        let nodes = Api::<Node>::all(self.stage.node(name));
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        nodes.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    async fn finish(&self, name: &str) {
+        self.run(name, NEW).await;
+        self.say(name, json!({SAID: format!("{NEW} Done"), ASKED: null, DRAIN: null}))
+            .await;
+    }
+
+    /// What a Node is asked, and for how long budgets count there.
+    async fn asked(&self, name: &str) -> Option<(String, String)> {
+        let mut notes = self
+            .nodes
+            .get(name)
+            .await
+            .unwrap()
+            .metadata
+            .annotations
+            .unwrap_or_default();
+        Some((notes.remove(ASKED)?, notes.remove(DRAIN)?))
+    }
+
+    /// The names of those that are asked.
+    async fn all_asked(&self) -> Vec<String> {
+        let nodes = self.nodes.list(&Default::default()).await.unwrap();
+        let asked = nodes.items.into_iter().filter(|node| {
+            let notes = node.metadata.annotations.as_ref();
+            notes.is_some_and(|notes| notes.contains_key(ASKED))
+        });
+        asked.filter_map(|node| node.metadata.name).collect()
+    }
+
+    /// Looks at the cluster now, whenever it was looked at last.
+    async fn look(&self) {
+        self.stage.host.context.note(&self.id, |seen| {
+            seen.nodes = None;
+            seen.workers = Default::default();
+        });
+        let _ = self.stage.host.reconcile("a").await;
+    }
+
+    async fn until(&self, what: &str, so: impl AsyncFn() -> bool) {
+        self.stage
+            .host
+            .until(what, async || {
+                self.look().await;
+                so().await
+            })
+            .await;
+    }
+
+    async fn until_asked(&self, name: &str) {
+        self.until(&format!("{name} is asked"), async || self.asked(name).await.is_some())
+            .await;
+    }
+
+    async fn state(&self) -> String {
+        condition(&self.stage.host.cluster("a").await, "WorkersUpdated")
+    }
+
+    async fn message(&self) -> String {
+        let status = self.stage.host.cluster("a").await.status.unwrap();
+        let mut conditions = status.conditions.into_iter();
+        conditions
+            .find(|condition| condition.type_ == "WorkersUpdated")
+            .unwrap()
+            .message
+    }
+
+    async fn status(&self) -> WorkersStatus {
+        self.stage.host.cluster("a").await.status.unwrap().workers.unwrap()
+    }
+
+    async fn set(&self, upgrade: Value) {
+        let patch = json!({"spec": {"workers": {"upgrade": upgrade}}});
+        self.stage.host.patch_cluster("a", patch).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_come_to_the_version_one_after_another() {
+    let stage = Stage::start().await;
+    let workers = Workers::of(&stage).await;
+    assert_eq!(workers.state().await, "", "there are none");
+    workers.set(json!({"drainTimeout": "90s", "paused": true})).await;
+    for name in ["c", "b", "a"] {
+        workers.register(name).await;
+    }
+    workers
+        .until("it is paused", async || workers.state().await == "False/Paused")
+        .await;
+    assert_eq!(workers.all_asked().await, [""; 0]);
+
+    workers.set(json!({"paused": false})).await;
+    workers.until_asked("a").await;
+    assert_eq!(workers.asked("a").await, Some((NEW.into(), "90s".into())));
+    workers
+        .until("it is told", async || workers.state().await == "False/Updating")
+        .await;
+    for _ in 0..LOOKS {
+        workers.look().await;
+    }
+    assert_eq!(workers.all_asked().await, ["a"], "one at a time");
+    let expected = WorkersStatus {
+        total: 3,
+        updated: 0,
+        unavailable: 1,
+        oldest_version: Some(OLD.into()),
+        upgrading: vec!["a".into()],
+    };
+    assert_eq!(workers.status().await, expected);
+
+    workers.finish("a").await;
+    workers.until_asked("b").await;
+    assert_eq!(workers.all_asked().await, ["b"]);
+    workers.say("b", json!({SAID: format!("{NEW} Failed: no room")})).await;
+    workers
+        .until("it failed", async || {
+            workers.state().await == "False/WorkerUpgradeFailed"
+        })
+        .await;
+    let message = workers.message().await;
+    assert!(
+        message.contains("1 of 3 Nodes") && message.contains("Node b did not come to it: no room"),
+        "{message}"
+    );
+    assert!(stage.host.events().await.contains(&"WorkerUpgradeFailed".to_owned()));
+    for _ in 0..LOOKS {
+        workers.look().await;
+    }
+    assert_eq!(workers.all_asked().await, ["b"], "no other is begun with");
+
+    // Somebody has made room, and says so.
+    let again = Patch::Merge(json!({"metadata": {"annotations": {ASKED: null}}}));
+    workers.nodes.patch("b", &PatchParams::default(), &again).await.unwrap();
+    workers.until_asked("b").await;
+    workers.finish("b").await;
+    workers.until_asked("c").await;
+    workers.finish("c").await;
+    workers
+        .until("all have it", async || workers.state().await == "True/AsExpected")
+        .await;
+    assert_eq!(
+        (workers.status().await.updated, workers.all_asked().await.len()),
+        (3, 0)
+    );
+
+    // One that joins with an older kubelet follows.
+    workers.register("d").await;
+    workers.until_asked("d").await;
+    assert_eq!(workers.all_asked().await, ["d"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_version_is_followed_by_is_checked() {
+    let stage = Stage::start().await;
+    let clusters = stage.host.clusters();
+    for (rule, upgrade) in [
+        ("none at a time", json!({"maxUnavailable": 0})),
+        ("too many", json!({"maxUnavailable": 101})),
+        ("no time", json!({"drainTimeout": "soon"})),
+        ("too long", json!({"drainTimeout": "25h"})),
+        ("negative", json!({"drainTimeout": "-5m"})),
+    ] {
+        let patch = Patch::Merge(json!({"spec": {"workers": {"upgrade": upgrade}}}));
+        let refused = clusters.patch("a", &PatchParams::default(), &patch).await;
+        assert!(
+            matches!(&refused, Err(kube::Error::Api(status)) if status.code == 422),
+            "{rule}: {refused:?}"
+        );
+    }
+}
