@@ -11,7 +11,7 @@ use yoke_api::names::is_domain;
 /// The worker's folder, unless another one is named.
 pub(crate) const ROOT: &str = "/var/lib/yoke-worker";
 /// Where a package puts the programs.
-const BUNDLE: &str = "/usr/lib/yoke-worker";
+pub(crate) const BUNDLE: &str = "/usr/lib/yoke-worker";
 /// What a Cluster has unless its spec says otherwise.
 const CLUSTER_DNS: &str = "10.96.0.10";
 const CLUSTER_DOMAIN: &str = "cluster.local";

@@ -1,10 +1,12 @@
 //! A bundle: a folder with the programs of a worker, and a file `SHA256SUMS` as `sha256sum` writes it, which names them all.
 //!
 //! ```text
-//!  SHA256SUMS  kubelet  containerd  containerd-shim-runc-v2  ctr  runc  bridge  host-local  loopback  portmap  images/*.tar
+//!  SHA256SUMS  kubelet  kubelet-v*  containerd  containerd-shim-runc-v2  ctr  runc  bridge  host-local  loopback  portmap  images/*.tar
 //!      │ parse (pure)                                                                                          │
 //!      └─▶ every file is copied into the worker's folder, and is there only if its digest is the one that is listed
 //! ```
+//!
+//! A bundle may have kubelets of more versions than one, each by its version: `kubelet-v1.35.5`. One is installed, as `kubelet`.
 //!
 //! Programs that are linked to nothing run on any machine; the bundle's maker sees to that. Images are for machines that reach
 //! no registry.
@@ -35,13 +37,13 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "portmap",
 ];
 const IMAGES: &str = "images/";
+const KUBELET: &str = "kubelet";
+/// Before the version of one more kubelet.
+const KUBELETS: &str = "kubelet-";
 
 const SUMS_MAX: u64 = 64 << 10;
 const FILES_MAX: usize = 200;
 const PIECE: usize = 1 << 16;
-/// The skew policy: a kubelet is at most three minors older than its API server, and never newer.
-/// <https://kubernetes.io/releases/version-skew-policy/>
-const MINORS_BEHIND_MAX: u16 = 3;
 
 /// A bundle cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -76,9 +78,7 @@ pub enum BundleError {
     #[error("the bundle's kubelet does not say its version: {0:?}")]
     Version(String),
     /// The kubelet and the API do not go together.
-    #[error(
-        "the bundle's kubelet is {kubelet}, and the API {api}: it must not be newer, nor more than three minors older"
-    )]
+    #[error("the kubelet is {kubelet}, and the API {api}: it must not be newer, nor more than three minors older")]
     Skew {
         /// Version of the kubelet.
         kubelet: KubernetesVersion,
@@ -87,10 +87,10 @@ pub enum BundleError {
     },
 }
 
-type Sums = BTreeMap<String, [u8; 32]>;
+pub(crate) type Sums = BTreeMap<String, [u8; 32]>;
 
 /// Reads the list: only names that stay in the folder, and all programs among them.
-pub(crate) fn parse_sums(text: &str) -> Result<Sums, BundleError> {
+fn parse_sums(text: &str) -> Result<Sums, BundleError> {
     let mut sums = Sums::new();
     for (index, line) in text.lines().enumerate() {
         if index >= FILES_MAX {
@@ -121,8 +121,7 @@ fn parse_line(line: &str) -> Option<(&str, [u8; 32])> {
 
 /// Whether the two go together.
 pub(crate) fn check_skew(kubelet: KubernetesVersion, api: KubernetesVersion) -> Result<(), BundleError> {
-    let close = kubelet.minor <= api.minor && api.minor - kubelet.minor <= MINORS_BEHIND_MAX;
-    if kubelet.major == api.major && close {
+    if kubelet.may_join(api) {
         Ok(())
     } else {
         Err(BundleError::Skew { kubelet, api })
@@ -133,29 +132,44 @@ pub(crate) fn check_skew(kubelet: KubernetesVersion, api: KubernetesVersion) -> 
 pub(crate) fn parse_version(said: &str) -> Result<KubernetesVersion, BundleError> {
     let wrong = || BundleError::Version(said.chars().take(80).collect());
     let version = said.trim().strip_prefix("Kubernetes ").ok_or_else(wrong)?;
-    // A vendor's build has more behind a `+` or `-`.
-    let version = version.split(['+', '-']).next().unwrap_or_default();
-    version.parse().map_err(|_| wrong())
+    KubernetesVersion::parse_build(version).map_err(|_| wrong())
 }
 
-/// Copies the bundle into the worker's folder. What is there and whole is left alone.
-pub(crate) fn install(bundle: &Path, layout: &Layout) -> Result<(), BundleError> {
+/// The kubelet that a bundle names by this version; else the one that it does not say the version of.
+pub(crate) fn find_kubelet(sums: &Sums, version: KubernetesVersion) -> Option<(&str, &[u8; 32])> {
+    let named = sums.get_key_value(&format!("{KUBELETS}{version}"));
+    let found = named.or_else(|| sums.get_key_value(KUBELET));
+    found.map(|(name, digest)| (name.as_str(), digest))
+}
+
+/// Copies the bundle into the worker's folder, with the kubelet for this version of the API. What is there and whole is left
+/// alone.
+pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) -> Result<(), BundleError> {
+    let sums = read_sums(bundle)?;
+    let kubelet = find_kubelet(&sums, api);
+    for (name, digest) in sums.iter().map(|(name, digest)| (name.as_str(), digest)) {
+        let (to, mode) = match name.strip_prefix(IMAGES) {
+            Some(image) => (layout.images().join(image), 0o644),
+            None if Some(name) == kubelet.map(|(name, _)| name) => (layout.binary(KUBELET), 0o755),
+            None if name == KUBELET || name.starts_with(KUBELETS) => continue,
+            None => (layout.binary(name), 0o755),
+        };
+        if !is_whole(&to, digest) {
+            copy(&bundle.join(name), &to, mode, name, digest)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the list of a bundle.
+pub(crate) fn read_sums(bundle: &Path) -> Result<Sums, BundleError> {
     let path = bundle.join(SUMS);
     let file = fs::File::open(&path).map_err(failed("read", &path))?;
     let mut text = String::new();
     file.take(SUMS_MAX)
         .read_to_string(&mut text)
         .map_err(failed("read", &path))?;
-    for (name, digest) in parse_sums(&text)? {
-        let (to, mode) = match name.strip_prefix(IMAGES) {
-            Some(image) => (layout.images().join(image), 0o644),
-            None => (layout.binary(&name), 0o755),
-        };
-        if !is_whole(&to, &digest) {
-            copy(&bundle.join(&name), &to, mode, &name, &digest)?;
-        }
-    }
-    Ok(())
+    parse_sums(&text)
 }
 
 fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
@@ -165,7 +179,7 @@ fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
 }
 
 /// What is checked is what was written: the bundle may change while it is read.
-fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 32]) -> Result<(), BundleError> {
+pub(crate) fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 32]) -> Result<(), BundleError> {
     let partial = to.with_file_name(format!(".{}.partial", to.file_name().unwrap_or_default().display()));
     let _ = fs::remove_file(&partial);
     let source = fs::File::open(from).map_err(failed("read", from))?;

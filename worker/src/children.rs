@@ -5,6 +5,8 @@ use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
@@ -48,15 +50,30 @@ pub(crate) struct Service {
 pub(crate) struct Keeper {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
+    ends: Arc<AtomicU32>,
+}
+
+impl Service {
+    /// What it said last of all, if it said anything.
+    pub(crate) fn last_line(&self) -> Option<String> {
+        read_last(&self.log, 0).unwrap_or_default().pop()
+    }
 }
 
 impl Keeper {
     pub(crate) fn start(service: Service) -> Self {
         let (stop, asked) = oneshot::channel();
+        let ends = Arc::default();
         Self {
             stop,
-            task: tokio::spawn(keep(service, asked)),
+            task: tokio::spawn(keep(service, asked, Arc::clone(&ends))),
+            ends,
         }
+    }
+
+    /// How often the program has ended, or could not be started, without being asked to end.
+    pub(crate) fn ends(&self) -> u32 {
+        self.ends.load(Ordering::Relaxed)
     }
 
     /// Ends the program, by force if it takes too long.
@@ -66,7 +83,7 @@ impl Keeper {
     }
 }
 
-async fn keep(service: Service, mut asked: oneshot::Receiver<()>) {
+async fn keep(service: Service, mut asked: oneshot::Receiver<()>, ends: Arc<AtomicU32>) {
     let mut pause = PAUSE_MIN;
     loop {
         let started = Instant::now();
@@ -91,6 +108,7 @@ async fn keep(service: Service, mut asked: oneshot::Receiver<()>) {
             }
         };
         say(&report(&service, &end, said_before));
+        ends.fetch_add(1, Ordering::Relaxed);
         if started.elapsed() > STEADY {
             pause = PAUSE_MIN;
         }
@@ -219,7 +237,7 @@ mod tests {
     async fn a_program_that_ends_is_started_again() {
         let dir = tempfile::tempdir().unwrap();
         let keeper = Keeper::start(service(dir.path(), "echo out; echo err >&2"));
-        until(|| lines(dir.path()) >= 6).await;
+        until(|| lines(dir.path()) >= 6 && keeper.ends() >= 3).await;
         keeper.stop().await;
     }
 

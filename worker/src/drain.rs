@@ -64,20 +64,29 @@ pub(crate) struct Target<'a> {
 }
 
 /// Cordons the Node, and evicts its Pods until there are none or the time is over. Says what did not work; none of it is a
-/// reason to stay.
-pub(crate) async fn drain(client: &Client, node: Target<'_>, limit: Duration) {
+/// reason to stay. Answers whether there are none.
+pub(crate) async fn drain(client: &Client, node: Target<'_>, limit: Duration) -> bool {
+    empty(client, node, limit, true).await
+}
+
+/// The same, whatever budgets say.
+pub(crate) async fn delete_pods(client: &Client, node: Target<'_>, limit: Duration) -> bool {
+    empty(client, node, limit, false).await
+}
+
+async fn empty(client: &Client, node: Target<'_>, limit: Duration, budgets: bool) -> bool {
     let mut drain = Drain {
         client,
         node,
+        budgets,
         said: None,
         kept: HashMap::new(),
     };
-    if tokio::time::timeout(limit, drain.empty()).await.is_err() {
-        say(&format!(
-            "Pods are left on Node {} after {limit:?}; they end with it",
-            node.name
-        ));
+    let emptied = tokio::time::timeout(limit, drain.empty()).await.is_ok();
+    if !emptied {
+        say(&format!("Pods are left on Node {} after {limit:?}", node.name));
     }
+    emptied
 }
 
 /// What became of the wish that nothing new be put on the Node.
@@ -91,6 +100,8 @@ enum Cordon {
 struct Drain<'a> {
     client: &'a Client,
     node: Target<'a>,
+    /// Whether PodDisruptionBudgets count.
+    budgets: bool,
     /// What was said last: what stays as it is is not said each second.
     said: Option<String>,
     /// Pods that a budget keeps, by UID, and when they are asked to go again.
@@ -171,8 +182,18 @@ impl Drain<'_> {
             return;
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
-        match limited(pods.evict(&name, &EvictParams::default())).await {
-            Ok(_) => {}
+        let going = async {
+            if self.budgets {
+                return pods.evict(&name, &EvictParams::default()).await.map(|_| ());
+            }
+            let same = DeleteParams::default().preconditions(Preconditions {
+                uid: pod.uid(),
+                resource_version: None,
+            });
+            pods.delete(&name, &same).await.map(|_| ())
+        };
+        match limited(going).await {
+            Ok(()) => {}
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 self.kept.insert(uid, Instant::now() + KEPT);

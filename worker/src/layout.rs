@@ -3,6 +3,7 @@
 //! ```text
 //!  /var/lib/yoke-worker/
 //!    worker.json      what the worker is: of which cluster, under which name
+//!    upgrade.json     what is being done about the kubelet's version, if anything is
 //!    sysctls.json     what settings of the kernel were before
 //!    bin/ images/     copies of the bundle
 //!    config/          files of containerd, CNI and the kubelet, written anew at each start
@@ -53,6 +54,11 @@ impl Layout {
 
     pub(crate) fn state(&self) -> PathBuf {
         self.root.join("worker.json")
+    }
+
+    /// What is being done about the kubelet's version.
+    pub(crate) fn upgrade(&self) -> PathBuf {
+        self.root.join("upgrade.json")
     }
 
     /// Held by whoever runs, joins or leaves.

@@ -5,6 +5,7 @@
 //!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
 //!  run --rm                                    └▶ boxed.rs: the same in a box ─▶ drain.rs ─▶ clean.rs
 //!  join        the same without the box, by a unit of systemd: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
+//!  meanwhile   upgrade.rs: the kubelet is brought to the version that the cluster asks for
 //!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
 //! ```
 //!
@@ -43,6 +44,7 @@ mod state;
 mod sysctls;
 mod systemd;
 mod unit;
+mod upgrade;
 
 use std::fs::File;
 use std::io::Read;

@@ -26,7 +26,8 @@ use crate::machine::{PATH, has_sys_resource, resolv_conf};
 use crate::network::Network;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd};
+use crate::upgrade::Kubelet;
+use crate::{Error, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd, upgrade};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -58,7 +59,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
             return Ok(());
         }
     };
-    let kubelet = match kubelet {
+    let mut kubelet = match kubelet {
         Ok(kubelet) => kubelet,
         Err(error) => {
             containerd.stop().await;
@@ -75,6 +76,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
     };
     let result = match connected {
         Some(Ok(mut kept)) => tokio::select! {
+            never = upgrade::follow(layout, &asking, &mut kubelet) => match never {},
             () = &mut end => {
                 network = Some(kept);
                 Ok(())
@@ -135,7 +137,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
 }
 
 /// Ends the worker for good.
-async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Keeper>, containerd: Keeper) {
+async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Kubelet>, containerd: Keeper) {
     let met = meet(layout, worker).await;
     let target = |uid| Target {
         name: &worker.name,
@@ -144,7 +146,7 @@ async fn finish(layout: &Layout, worker: &Worker, kubelet: Option<Keeper>, conta
     if let Some((client, uid)) = &met {
         drain::drain(client, target(uid), worker.drain).await;
     }
-    if let Some(kubelet) = kubelet {
+    if let Some(mut kubelet) = kubelet {
         kubelet.stop().await;
     }
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
@@ -262,12 +264,13 @@ fn service(layout: &Layout, name: &'static str, arguments: Vec<String>) -> Servi
     }
 }
 
-async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
+async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Kubelet, Error> {
+    upgrade::settle(layout)?;
     wait_containerd(layout).await?;
     for image in list_images(&layout.images()) {
         import(layout, &image).await?;
     }
-    Ok(Keeper::start(service(
+    Ok(Kubelet::new(service(
         layout,
         "kubelet",
         config::build_kubelet_arguments(layout, worker),

@@ -55,6 +55,15 @@ pub(crate) fn open(path: &Path) -> Result<Layout, RootError> {
     Ok(Layout::new(&real)?)
 }
 
+/// The real path of a folder that nobody else may change.
+pub(crate) fn find_owned(path: &Path) -> Result<PathBuf, RootError> {
+    let real = fs::canonicalize(path).map_err(|error| FileError::new("find", path, error))?;
+    for folder in real.ancestors() {
+        check(folder, folder == real)?;
+    }
+    Ok(real)
+}
+
 /// Sees once more, when the folder has been made, that it is where it was, and nobody else's.
 pub(crate) fn verify(layout: &Layout) -> Result<(), RootError> {
     if open(layout.root())? == *layout {

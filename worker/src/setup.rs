@@ -18,7 +18,7 @@ use crate::machine::{PATH, host_name};
 use crate::place::Place;
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
-use crate::{Error, bundle, clean, config, files, live, root};
+use crate::{Error, bundle, clean, config, files, live, root, upgrade};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
@@ -30,10 +30,11 @@ pub(crate) async fn set_up(layout: &Layout, worker: &Worker, line: &JoinLine, bu
         files::make_folder(&folder)?;
     }
     let (from, to) = (bundle.to_owned(), layout.clone());
-    // Hundreds of megabytes are hashed and written.
-    let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to)).await;
-    installed.map_err(|error| Error::Start(error.into()))??;
     let api = line.version.parse().expect("a checked version is one");
+    // Hundreds of megabytes are hashed and written.
+    let installed = tokio::task::spawn_blocking(move || bundle::install(&from, &to, api)).await;
+    installed.map_err(|error| Error::Start(error.into()))??;
+    upgrade::forget(layout)?;
     bundle::check_skew(ask_version(&layout.binary("kubelet")).await?, api)?;
     files::write(&layout.authority(), &line.ca, files::PUBLIC)?;
     files::write(&layout.client_authority(), &line.client_ca, files::PUBLIC)?;
@@ -80,10 +81,13 @@ pub(crate) fn build_worker(
         place: Some(place),
         ephemeral,
         drain: options.drain_timeout,
+        // Called later from wherever that is.
+        bundle: std::fs::canonicalize(&options.bundle).unwrap_or_else(|_| options.bundle.clone()),
     }
 }
 
-async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Error> {
+/// The version that a kubelet says it is.
+pub(crate) async fn ask_version(kubelet: &Path) -> Result<yoke_api::KubernetesVersion, Error> {
     let mut command = Command::new(kubelet);
     command
         .arg("--version")

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use yoke_api::join_token::node::{check_labels, check_taints};
 use yoke_api::names::{is_domain, is_label};
 
 use crate::Error;
-use crate::arguments::{LONGEST, WIREGUARD_PORT};
+use crate::arguments::{BUNDLE, LONGEST, WIREGUARD_PORT};
 use crate::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
@@ -67,6 +67,9 @@ pub(crate) struct Worker {
     pub(crate) ephemeral: bool,
     /// How long Pods may take to go when it ends.
     pub(crate) drain: Duration,
+    /// Where kubelets of other versions come from.
+    #[serde(default = "default_bundle")]
+    pub(crate) bundle: PathBuf,
 }
 
 impl Worker {
@@ -93,6 +96,7 @@ impl Worker {
             ("domain", is_domain(&worker.cluster_domain)),
             ("time to drain", worker.drain <= LONGEST),
             ("port", worker.wireguard_port != 0),
+            ("bundle", worker.bundle.is_absolute()),
             ("labels", check_labels(&worker.node_labels).is_ok()),
             ("taints", check_taints(&worker.taints).is_ok()),
         ] {
@@ -121,6 +125,10 @@ impl Worker {
         files::write(&layout.state(), format!("{text}\n"), files::PUBLIC)?;
         Ok(())
     }
+}
+
+fn default_bundle() -> PathBuf {
+    BUNDLE.into()
 }
 
 fn default_port() -> u16 {
@@ -187,6 +195,7 @@ impl Worker {
             place: None,
             ephemeral: true,
             drain: Duration::from_secs(90),
+            bundle: BUNDLE.into(),
         }
     }
 }
@@ -222,6 +231,7 @@ mod tests {
             ("clusterDns", "x".into()),
             ("nodeUid", "a b".into()),
             ("wireguardPort", 0.into()),
+            ("bundle", "usr/lib".into()),
             ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
             ("nodeLabels", serde_json::json!({"a": "b,c=d"})),
             ("taints", serde_json::json!([{"key": "a b", "effect": "NoSchedule"}])),

@@ -82,6 +82,9 @@ fn decide_after(nodes: &[Node], spec: &UpgradeSpec, waited: Duration) -> (Vec<St
     (steps.collect(), plan.status, plan.state)
 }
 
+/// A rule, Nodes, limits, who is asked, and what is said.
+type Row = (&'static str, Vec<Node>, UpgradeSpec, &'static [&'static str], Reason);
+
 #[test]
 fn workers_are_asked_in_their_turn() {
     let leaving = |key: &str, value: Value| {
@@ -89,7 +92,7 @@ fn workers_are_asked_in_their_turn() {
         node["metadata"][key] = value;
         build(node)
     };
-    let rows: Vec<(&str, Vec<Node>, UpgradeSpec, &[&str], Reason)> = vec![
+    let rows: Vec<Row> = vec![
         ("there are none", vec![], limits(1, false), &[], Reason::AsExpected),
         (
             "all have it",

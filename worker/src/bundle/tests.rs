@@ -1,5 +1,6 @@
 use super::*;
 
+const API: &str = "v1.35.4";
 const NONE: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 fn lines() -> Vec<String> {
@@ -70,7 +71,7 @@ fn what_is_listed_is_installed() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let (bundle, layout) = (bundle(dir.path()), layout(dir.path()));
-    install(&bundle, &layout).unwrap();
+    install(&bundle, &layout, API.parse().unwrap()).unwrap();
     let runc = layout.binary("runc");
     assert_eq!(fs::read_to_string(&runc).unwrap(), "abc");
     assert_eq!(fs::metadata(&runc).unwrap().permissions().mode() & 0o777, 0o755);
@@ -78,9 +79,9 @@ fn what_is_listed_is_installed() {
 
     // What is whole is not copied again, so the bundle need not be: what is damaged is.
     fs::write(bundle.join("runc"), "abd").unwrap();
-    install(&bundle, &layout).unwrap();
+    install(&bundle, &layout, API.parse().unwrap()).unwrap();
     fs::write(&runc, "abX").unwrap();
-    let refused = install(&bundle, &layout).unwrap_err();
+    let refused = install(&bundle, &layout, API.parse().unwrap()).unwrap_err();
     assert!(matches!(refused, BundleError::Digest(name) if name == "runc"));
     let files: Vec<_> = fs::read_dir(layout.bin())
         .unwrap()
@@ -90,18 +91,21 @@ fn what_is_listed_is_installed() {
 }
 
 #[test]
-fn a_kubelet_is_not_newer_than_its_api() {
-    for (kubelet, api, good) in [
-        ("v1.35.4", "v1.35.4", true),
-        ("v1.35.9", "v1.35.0", true),
-        ("v1.32.0", "v1.35.4", true),
-        ("v1.31.9", "v1.35.4", false),
-        ("v1.36.0", "v1.35.4", false),
-        ("v2.35.4", "v1.35.4", false),
-    ] {
-        let found = check_skew(kubelet.parse().unwrap(), api.parse().unwrap());
-        assert_eq!(found.is_ok(), good, "{kubelet} at {api}");
+fn the_kubelet_of_the_apis_version_is_installed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bundle, layout) = (bundle(dir.path()), layout(dir.path()));
+    let x = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
+    fs::write(bundle.join("kubelet-v1.35.5"), "x").unwrap();
+    let sums = format!(
+        "{}\n{x}  kubelet-v1.35.5\n",
+        fs::read_to_string(bundle.join(SUMS)).unwrap()
+    );
+    fs::write(bundle.join(SUMS), sums).unwrap();
+    for (api, kubelet) in [("v1.35.5", "x"), ("v1.35.4", "")] {
+        install(&bundle, &layout, api.parse().unwrap()).unwrap();
+        assert_eq!(fs::read_to_string(layout.binary("kubelet")).unwrap(), kubelet, "{api}");
     }
+    assert_eq!(fs::read_dir(layout.bin()).unwrap().count(), PROGRAMS.len());
 }
 
 #[test]

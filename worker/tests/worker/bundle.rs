@@ -55,6 +55,32 @@ pub(crate) fn add_image(folder: &Path, image: &str, program: &str) {
     seal(folder);
 }
 
+/// Gives a bundle one more kubelet, by its version.
+pub(crate) fn add_kubelet(folder: &Path, version: &str, program: &[u8]) {
+    fs::write(folder.join(format!("kubelet-{version}")), program).unwrap();
+    seal(folder);
+}
+
+/// A real kubelet that says that it is of another version: by that it is seen which one runs, and nothing of whether two releases
+/// go together.
+pub(crate) fn relabel_kubelet(from: &str, to: &str) -> Vec<u8> {
+    let program = fs::read(bin().join("kubelet")).unwrap();
+    let text = |version: &str| format!("\0{version}\0unknown\0").into_bytes();
+    let (from, to) = (text(from), text(to));
+    assert_eq!(from.len(), to.len());
+    let found: Vec<_> = program
+        .windows(from.len())
+        .enumerate()
+        .filter(|(_, part)| *part == from)
+        .collect();
+    let [(at, _)] = found[..] else {
+        panic!("the kubelet says its version {} times", found.len())
+    };
+    let mut other = program.clone();
+    other[at..at + to.len()].copy_from_slice(&to);
+    other
+}
+
 /// Where the tests' programs are.
 pub(crate) fn bin() -> PathBuf {
     std::env::var_os("YOKE_BIN")

@@ -291,7 +291,7 @@ impl Machine {
             .any(|condition| condition.type_ == "Ready" && condition.status == "True")
     }
 
-    async fn run_pod(&self, worker: &Worker, client: &Client) {
+    pub(crate) async fn run_pod(&self, worker: &Worker, client: &Client) {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name, "labels": {"app": "echo"}},
             "spec": {

@@ -15,3 +15,4 @@ mod signer;
 mod systemd;
 #[cfg(feature = "slow")]
 mod top;
+mod upgrade;

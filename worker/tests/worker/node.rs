@@ -19,8 +19,8 @@ const PODS: &str = "10.232.7.0/24";
 /// A machine, a cluster that it may join, and what signs for that.
 pub(crate) struct Story {
     pub(crate) machine: Machine,
-    client: Client,
-    nodes: Api<Node>,
+    pub(crate) client: Client,
+    pub(crate) nodes: Api<Node>,
     authorities: (Authority, Authority),
     cluster: Cluster,
 }
@@ -77,7 +77,7 @@ impl Story {
         self.nodes.get_opt(NAME).await.unwrap().is_some()
     }
 
-    async fn has_pod(&self) -> bool {
+    pub(crate) async fn has_pod(&self) -> bool {
         Api::<Pod>::default_namespaced(self.client.clone())
             .get_opt(NAME)
             .await

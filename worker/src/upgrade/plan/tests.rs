@@ -1,0 +1,207 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+const OLD: &str = "v1.35.4";
+const NEW: &str = "v1.35.5";
+
+fn node(kubelet: &str, asked: &str, said: &str) -> Value {
+    let mut annotations = serde_json::Map::new();
+    for (key, text) in [(labels::KUBELET_VERSION, asked), (labels::KUBELET_UPGRADE, said)] {
+        if !text.is_empty() {
+            annotations.insert(key.into(), text.into());
+        }
+    }
+    json!({
+        "metadata": {"name": "a", "annotations": annotations},
+        "status": {
+            "nodeInfo": {
+                "kubeletVersion": kubelet, "architecture": "", "bootID": "", "containerRuntimeVersion": "",
+                "kernelVersion": "", "kubeProxyVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
+                "systemUUID": "",
+            },
+            "conditions": [
+                {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-23T07:00:10Z", "message": "well"},
+            ],
+        },
+    })
+}
+
+fn see(node: Value) -> Seen {
+    Seen::of(&serde_json::from_value(node).unwrap())
+}
+
+fn version(text: &str) -> KubernetesVersion {
+    text.parse().unwrap()
+}
+
+fn record(stage: Stage) -> Record {
+    Record {
+        from: version(OLD),
+        to: version(NEW),
+        cordoned: false,
+        stage,
+        why: Some("no room".into()),
+    }
+}
+
+fn said(text: &str) -> Step {
+    Step::Say(text.parse().unwrap())
+}
+
+#[test]
+fn each_step_follows_from_the_record_and_the_node() {
+    for (rule, node, stage, expected) in [
+        ("a new worker", node(OLD, "", ""), None, said("v1.35.4 Done")),
+        ("nothing is asked", node(OLD, "", "v1.35.4 Done"), None, Step::Nothing),
+        (
+            "it says something else",
+            node(OLD, "", "hm"),
+            None,
+            said("v1.35.4 Done"),
+        ),
+        ("no kubelet has said anything", node("", NEW, ""), None, Step::Nothing),
+        (
+            "what it has is asked",
+            node(NEW, NEW, "v1.35.5 Done"),
+            None,
+            Step::Clear("v1.35.5 Done".parse().unwrap()),
+        ),
+        (
+            "nonsense is asked",
+            node(OLD, "$(reboot)", "v1.35.4 Done"),
+            None,
+            Step::Nothing,
+        ),
+        (
+            "another is asked",
+            node(OLD, NEW, "v1.35.4 Done"),
+            None,
+            Step::Begin(version(NEW)),
+        ),
+        (
+            "it is to drain",
+            node(OLD, NEW, "v1.35.4 Done"),
+            Some(Stage::Draining),
+            Step::Drain(record(Stage::Draining)),
+        ),
+        (
+            "nobody asks any more",
+            node(OLD, "", "v1.35.5 Draining"),
+            Some(Stage::Draining),
+            Step::Abandon(record(Stage::Draining)),
+        ),
+        (
+            "another is asked meanwhile",
+            node(OLD, "v1.35.6", "v1.35.5 Draining"),
+            Some(Stage::Draining),
+            Step::Abandon(record(Stage::Draining)),
+        ),
+        (
+            "it is replaced, whoever asks",
+            node(OLD, "", "v1.35.5 Replacing"),
+            Some(Stage::Replacing),
+            Step::Verify(record(Stage::Replacing)),
+        ),
+        (
+            "it goes back",
+            node(NEW, NEW, "v1.35.5 Replacing"),
+            Some(Stage::Reverting),
+            Step::Return(record(Stage::Reverting)),
+        ),
+        (
+            "it has failed, and nobody was told",
+            node(OLD, NEW, "v1.35.4 Done"),
+            Some(Stage::Failed),
+            said("v1.35.5 Failed: no room"),
+        ),
+        (
+            "it has failed",
+            node(OLD, NEW, "v1.35.5 Failed: no room"),
+            Some(Stage::Failed),
+            Step::Nothing,
+        ),
+        (
+            "it has failed, and may try again",
+            node(OLD, "", "v1.35.5 Failed: no room"),
+            Some(Stage::Failed),
+            Step::Forget,
+        ),
+        (
+            "it has failed, and another is asked",
+            node(OLD, "v1.35.6", "v1.35.5 Failed: no room"),
+            Some(Stage::Failed),
+            Step::Forget,
+        ),
+    ] {
+        let record = stage.map(record);
+        assert_eq!(plan(&see(node), record.as_ref()), expected, "{rule}");
+    }
+}
+
+#[test]
+fn a_node_is_ready_when_the_new_kubelet_says_so() {
+    let at = |second: &str| format!("2026-11-23T07:00:{second}Z").parse::<Timestamp>().unwrap();
+    let with = |ready: Value| {
+        let mut node = node(NEW, NEW, "");
+        node["status"]["conditions"][0] = ready;
+        see(node)
+    };
+    let unready = with(json!({"type": "Ready", "status": "False", "lastHeartbeatTime": "2026-11-23T07:00:10Z"}));
+    for (rule, seen, wanted, since, ready) in [
+        ("it is", see(node(NEW, NEW, "")), NEW, at("09"), true),
+        ("within the same second", see(node(NEW, NEW, "")), NEW, at("10.9"), true),
+        ("said by the one before", see(node(NEW, NEW, "")), NEW, at("11"), false),
+        ("another version", see(node(OLD, NEW, "")), NEW, at("09"), false),
+        ("not ready", unready, NEW, at("09"), false),
+        (
+            "it does not say since when",
+            with(json!({"type": "Ready", "status": "True"})),
+            NEW,
+            at("09"),
+            false,
+        ),
+        (
+            "it says nothing of it",
+            with(json!({"type": "Other", "status": "True"})),
+            NEW,
+            at("09"),
+            false,
+        ),
+    ] {
+        assert_eq!(seen.is_ready(version(wanted), since), ready, "{rule}");
+    }
+}
+
+#[test]
+fn a_kubelet_is_not_waited_for_without_end() {
+    let seen = see(node(OLD, NEW, ""));
+    let mut progress = Progress::default();
+    for answer in 1..ANSWERS {
+        assert_eq!(progress.note(&seen, ENDS - 1), None, "{answer}");
+    }
+    let why = progress.note(&seen, 0).unwrap();
+    assert!(why.contains("does not say"), "{why}");
+    assert_eq!(
+        Progress::default().note(&seen, ENDS).as_deref(),
+        Some("it ended 5 times")
+    );
+    let mut node = node(NEW, NEW, "");
+    node["status"]["conditions"][0]["status"] = "False".into();
+    node["status"]["conditions"][0]["message"] = format!("\u{1b}{}", "a".repeat(10_000)).into();
+    progress.answers = ANSWERS;
+    let why = progress.note(&see(node), 0).unwrap();
+    assert!(
+        why.starts_with("the Node is not ready (aaa") && why.len() < 300,
+        "{why}"
+    );
+}
+
+#[test]
+fn the_time_to_drain_is_what_the_node_says() {
+    for (text, seconds) in [("90s", 90), ("", 300), ("for ever", 300), ("9999h", 300)] {
+        let mut node = node(OLD, NEW, "");
+        node["metadata"]["annotations"][labels::DRAIN_TIMEOUT] = text.into();
+        assert_eq!(see(node).drain.as_secs(), seconds, "{text}");
+    }
+}

@@ -1,0 +1,210 @@
+//! What is being done about the kubelet's version, as it is remembered in `upgrade.json`, and the files that go with it.
+
+use std::fs;
+use std::io::{ErrorKind, Read as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use yoke_api::KubernetesVersion;
+
+use crate::Error;
+use crate::files::{self, FileError};
+use crate::layout::Layout;
+
+const RECORD_MAX: u64 = 16 << 10;
+const KUBELET: &str = "kubelet";
+/// The one that is to come.
+pub(super) const NEXT: &str = "kubelet.next";
+/// The one that it had, until the next has shown that it does.
+const PREVIOUS: &str = "kubelet.previous";
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Stage {
+    /// The kubelet is the one that it was.
+    Draining,
+    /// It is the next one, which has to show that it does.
+    Replacing,
+    /// It is the one that it was, which has to come back.
+    Reverting,
+    /// It stays the one that it was.
+    Failed,
+}
+
+/// What is being done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) from: KubernetesVersion,
+    pub(super) to: KubernetesVersion,
+    /// Whether somebody had cordoned the Node before.
+    pub(super) cordoned: bool,
+    pub(super) stage: Stage,
+    /// Why it does not come to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) why: Option<String>,
+}
+
+impl Record {
+    pub(super) fn read(layout: &Layout) -> Result<Option<Self>, Error> {
+        let path = layout.upgrade();
+        let mut text = Vec::new();
+        match fs::File::open(&path).and_then(|file| file.take(RECORD_MAX).read_to_end(&mut text)) {
+            Ok(_) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|error| Error::State(path, error)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(FileError::new("read", &path, error).into()),
+        }
+    }
+
+    /// On the disk before anything else is done.
+    pub(super) fn write(&self, layout: &Layout) -> Result<(), Error> {
+        let text = serde_json::to_string_pretty(self).expect("strings are JSON");
+        files::write(&layout.upgrade(), format!("{text}\n"), files::PUBLIC)?;
+        sync(layout.root())?;
+        Ok(())
+    }
+}
+
+/// Makes the kubelet's file the one that goes with the record. What was done of it before is not done again.
+pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
+    match Record::read(layout)?.map(|record| record.stage) {
+        Some(Stage::Replacing) => replace(layout)?,
+        Some(Stage::Reverting) => put_back(layout)?,
+        Some(Stage::Draining | Stage::Failed) | None => {}
+    }
+    Ok(())
+}
+
+/// Nothing is being done. What was copied for it goes.
+pub(crate) fn forget(layout: &Layout) -> Result<(), Error> {
+    files::remove(&layout.upgrade())?;
+    sync(layout.root())?;
+    for name in [NEXT, PREVIOUS] {
+        files::remove(&layout.binary(name))?;
+    }
+    Ok(())
+}
+
+fn replace(layout: &Layout) -> Result<(), FileError> {
+    let [kubelet, next, previous] = [KUBELET, NEXT, PREVIOUS].map(|name| layout.binary(name));
+    // It is done as soon as this one has another name.
+    if next.exists() {
+        files::remove(&previous)?;
+        fs::hard_link(&kubelet, &previous).map_err(|error| FileError::new("link", &kubelet, error))?;
+        sync(&layout.bin())?;
+        fs::rename(&next, &kubelet).map_err(|error| FileError::new("write", &kubelet, error))?;
+    }
+    sync(&layout.bin())
+}
+
+fn put_back(layout: &Layout) -> Result<(), FileError> {
+    let [kubelet, previous] = [KUBELET, PREVIOUS].map(|name| layout.binary(name));
+    match fs::rename(&previous, &kubelet) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::new("write", &kubelet, error)),
+        _ => sync(&layout.bin()),
+    }
+}
+
+/// Names that were given are there after the power failed.
+fn sync(folder: &Path) -> Result<(), FileError> {
+    let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| FileError::new("write", folder, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(dir: &Path) -> Layout {
+        let layout = Layout::new(&dir.join("w")).unwrap();
+        fs::create_dir_all(layout.bin()).unwrap();
+        fs::write(layout.binary(KUBELET), "old").unwrap();
+        fs::write(layout.binary(NEXT), "new").unwrap();
+        layout
+    }
+
+    fn record(stage: Stage) -> Record {
+        Record {
+            from: "v1.35.4".parse().unwrap(),
+            to: "v1.35.5".parse().unwrap(),
+            cordoned: true,
+            stage,
+            why: Some("x".into()),
+        }
+    }
+
+    fn kubelet(layout: &Layout) -> String {
+        fs::read_to_string(layout.binary(KUBELET)).unwrap()
+    }
+
+    #[test]
+    fn what_is_done_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(dir.path());
+        assert_eq!(Record::read(&layout).unwrap(), None);
+        record(Stage::Draining).write(&layout).unwrap();
+        assert_eq!(Record::read(&layout).unwrap(), Some(record(Stage::Draining)));
+        for damaged in [
+            "",
+            "{}",
+            r#"{"from": "1", "to": "v1.35.5", "cordoned": false, "stage": "Draining"}"#,
+        ] {
+            fs::write(layout.upgrade(), damaged).unwrap();
+            let read = Record::read(&layout);
+            assert!(
+                matches!(read, Err(Error::State(path, _)) if path == layout.upgrade()),
+                "{damaged}"
+            );
+        }
+        forget(&layout).unwrap();
+        forget(&layout).unwrap();
+        assert_eq!(fs::read_dir(layout.bin()).unwrap().count(), 1);
+    }
+
+    /// Killed after each change of a file, and called again.
+    #[test]
+    fn whoever_is_killed_goes_on() {
+        type Change = fn(&Layout);
+        let link: Change = |layout| fs::hard_link(layout.binary(KUBELET), layout.binary(PREVIOUS)).unwrap();
+        let swap: Change = |layout| fs::rename(layout.binary(NEXT), layout.binary(KUBELET)).unwrap();
+        let back: Change = |layout| fs::rename(layout.binary(PREVIOUS), layout.binary(KUBELET)).unwrap();
+        for (rule, done, stage, expected) in [
+            ("not begun", &[][..], Stage::Replacing, "new"),
+            ("one to go back to is there", &[link], Stage::Replacing, "new"),
+            ("the next one is there", &[link, swap], Stage::Replacing, "new"),
+            ("it has to go back", &[link, swap], Stage::Reverting, "old"),
+            ("it has gone back", &[link, swap, back], Stage::Reverting, "old"),
+            ("it drains", &[], Stage::Draining, "old"),
+            ("it has failed", &[link, swap, back], Stage::Failed, "old"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let layout = layout(dir.path());
+            for change in done {
+                change(&layout);
+            }
+            record(stage).write(&layout).unwrap();
+            settle(&layout).unwrap();
+            assert_eq!(kubelet(&layout), expected, "{rule}");
+            settle(&layout).unwrap();
+            assert_eq!(kubelet(&layout), expected, "{rule}, once more");
+            if stage == Stage::Replacing {
+                record(Stage::Reverting).write(&layout).unwrap();
+                settle(&layout).unwrap();
+                assert_eq!(kubelet(&layout), "old", "{rule}, and back");
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_earlier_one_left_is_not_gone_back_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(dir.path());
+        fs::write(layout.binary(PREVIOUS), "older").unwrap();
+        record(Stage::Replacing).write(&layout).unwrap();
+        settle(&layout).unwrap();
+        record(Stage::Reverting).write(&layout).unwrap();
+        settle(&layout).unwrap();
+        assert_eq!(kubelet(&layout), "old");
+    }
+}

@@ -1,0 +1,58 @@
+//! Where a kubelet of another version comes from: the worker's bundle, as it is now.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use yoke_api::KubernetesVersion;
+
+use super::record::NEXT;
+use crate::bundle::{self, BundleError};
+use crate::layout::Layout;
+use crate::root::{self, RootError};
+use crate::{Error, setup};
+
+/// There is no such kubelet to be had.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SourceError {
+    #[error("cannot use the bundle {}", .0.display())]
+    Root(PathBuf, #[source] RootError),
+    #[error("cannot use the bundle {}", .0.display())]
+    Bundle(PathBuf, #[source] BundleError),
+    #[error("cannot use the bundle's kubelet")]
+    Program(#[source] Box<Error>),
+    #[error("the bundle {} has no kubelet {version}: put it there as kubelet-{version}, with its line in SHA256SUMS", bundle.display())]
+    Missing {
+        bundle: PathBuf,
+        version: KubernetesVersion,
+    },
+    #[error("cannot copy the kubelet")]
+    Copy(#[source] std::io::Error),
+}
+
+/// Puts the kubelet of a version beside the one that runs: the one that the bundle names so, or the only one that it has.
+pub(super) async fn stage(layout: &Layout, bundle: &Path, version: KubernetesVersion) -> Result<(), SourceError> {
+    let (from, to) = (bundle.to_owned(), layout.binary(NEXT));
+    // A hundred megabytes are hashed and written.
+    let copied = tokio::task::spawn_blocking(move || copy(&from, &to, version));
+    copied.await.map_err(|error| SourceError::Copy(error.into()))??;
+    let said = setup::ask_version(&layout.binary(NEXT)).await;
+    match said {
+        Ok(said) if said == version => Ok(()),
+        Ok(_) => Err(SourceError::Missing {
+            bundle: bundle.to_owned(),
+            version,
+        }),
+        Err(error) => Err(SourceError::Program(Box::new(error))),
+    }
+}
+
+fn copy(bundle: &Path, to: &Path, version: KubernetesVersion) -> Result<(), SourceError> {
+    // It was chosen long ago: what is there may be somebody else's by now, digests and all.
+    let bundle = root::find_owned(bundle).map_err(|error| SourceError::Root(bundle.to_owned(), error))?;
+    let failed = |error| SourceError::Bundle(bundle.clone(), error);
+    let sums = bundle::read_sums(&bundle).map_err(failed)?;
+    let (name, digest) = bundle::find_kubelet(&sums, version).expect("one without a kubelet is none");
+    // An earlier one may be half of it.
+    let _ = fs::remove_file(to);
+    bundle::copy(&bundle.join(name), to, 0o755, name, digest).map_err(failed)
+}

@@ -1,0 +1,191 @@
+//! A worker's kubelet follows the version that its Node is asked for, and goes back to the one that it had when that does not do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::bundle::{add_kubelet, relabel_kubelet};
+use crate::cluster::create;
+use crate::machine::{Worker, until};
+use crate::node::{NAME, Story};
+
+const ASKED: &str = "yoke.drzzl.io/kubelet-version";
+const DRAIN: &str = "yoke.drzzl.io/drain-timeout";
+const SAID: &str = "yoke.drzzl.io/kubelet-upgrade";
+/// That of the programs of `YOKE_BIN`.
+const OWN: &str = "v1.35.4";
+/// It copies a program, ends one, and another one has the Node ready.
+const LIMIT: Duration = Duration::from_secs(240);
+
+impl Story {
+    fn bundle(&self) -> PathBuf {
+        self.machine.root().parent().unwrap().join("bundle")
+    }
+
+    /// As the operator does.
+    async fn ask(&self, version: Option<&str>, drain: &str) {
+        let notes = json!({ASKED: version, DRAIN: drain});
+        self.change(&json!({"metadata": {"annotations": notes}})).await;
+    }
+
+    async fn change(&self, patch: &Value) {
+        let params = PatchParams::default();
+        self.nodes.patch(NAME, &params, &Patch::Merge(patch)).await.unwrap();
+    }
+
+    async fn seen(&self) -> Node {
+        self.nodes.get(NAME).await.unwrap()
+    }
+
+    /// What the worker says, what its kubelet says it is, and whether the Node is cordoned.
+    async fn state(&self) -> (String, String, bool) {
+        let node = self.seen().await;
+        let said = node.annotations().get(SAID).cloned().unwrap_or_default();
+        let version = node
+            .status
+            .and_then(|status| status.node_info)
+            .map(|info| info.kubelet_version);
+        let cordoned = node.spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
+        (said, version.unwrap_or_default(), cordoned)
+    }
+
+    async fn until_said(&self, worker: &Worker, said: &str) {
+        until(worker, said, LIMIT, async || self.state().await.0.starts_with(said)).await;
+    }
+
+    fn stage(&self) -> Option<String> {
+        let record = self.machine.read("upgrade.json")?;
+        record["stage"].as_str().map(str::to_owned)
+    }
+
+    /// It is killed as soon as it is this far, and started again.
+    async fn kill_at(&self, mut worker: Worker, stage: &str, name: &str) -> Worker {
+        until(&worker, stage, LIMIT, async || self.stage().as_deref() == Some(stage)).await;
+        worker.signal(Signal::KILL);
+        assert_eq!(worker.ended().await, None);
+        self.machine.start(name, &["run"])
+    }
+
+    async fn assert_settled(&self, said: &str, version: &str, cordoned: bool, worker: &Worker) {
+        self.until_said(worker, said).await;
+        let (said, found, is_cordoned) = self.state().await;
+        assert_eq!(
+            (found.as_str(), is_cordoned),
+            (version, cordoned),
+            "{said}: {}",
+            worker.said()
+        );
+        assert!(self.machine.is_ready(&self.nodes).await, "{}", worker.last_words());
+    }
+
+    /// What was there only for the while is gone as soon as nothing is being done.
+    async fn assert_tidy(&self, worker: &Worker) {
+        let bin = self.machine.root().join("bin");
+        until(worker, "nothing is being done", LIMIT, async || {
+            let left = ["kubelet.next", "kubelet.previous"];
+            self.stage().is_none() && !left.iter().any(|name| bin.join(name).exists())
+        })
+        .await;
+    }
+}
+
+/// A budget that lets no Pod go: nobody says that it may.
+async fn keep_pods(story: &Story) {
+    let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "keep"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "echo"}}}});
+    create(
+        &story.client,
+        "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+        &budget,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_kubelet_is_replaced() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let other = "v1.35.3";
+    add_kubelet(&story.bundle(), other, &relabel_kubelet(OWN, other));
+    let worker = story.machine.run(&[]);
+    story.let_in(&worker).await;
+    story.assert_settled("v1.35.4 Done", OWN, false, &worker).await;
+
+    keep_pods(&story).await;
+    story.ask(Some(other), "30s").await;
+    story.until_said(&worker, "v1.35.3 Draining").await;
+    until(&worker, "nothing new is put there", LIMIT, async || {
+        story.state().await.2
+    })
+    .await;
+    story.assert_settled("v1.35.3 Done", other, false, &worker).await;
+    assert!(!story.has_pod().await, "{}", worker.said());
+    let said = worker.said();
+    let (kept, deleted) = ("has to stay for now", "Pods that are left are deleted");
+    assert!(said.contains(kept) && said.contains(deleted), "{said}");
+    assert!(!story.seen().await.annotations().contains_key(ASKED));
+    story.assert_tidy(&worker).await;
+
+    // It is killed while a budget keeps its Pod, and again when the next kubelet is there.
+    story.machine.run_pod(&worker, &story.client).await;
+    story.ask(Some(OWN), "1h").await;
+    let worker = story.kill_at(worker, "Draining", "second").await;
+    until(&worker, "it drains again", LIMIT, async || {
+        worker.said().contains("has to stay for now")
+    })
+    .await;
+    assert_eq!(story.state().await.1, other);
+    let url = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/keep";
+    let request = http::Request::delete(url).body(Vec::new()).unwrap();
+    story.client.request_text(request).await.unwrap();
+    let worker = story.kill_at(worker, "Replacing", "third").await;
+    story.assert_settled("v1.35.4 Done", OWN, false, &worker).await;
+    story.assert_tidy(&worker).await;
+}
+
+#[tokio::test]
+async fn a_kubelet_that_does_not_do_is_put_back() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let bad = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Kubernetes v1.35.2\necho no luck today\nexit 1\n";
+    add_kubelet(&story.bundle(), "v1.35.2", bad.as_bytes());
+    let worker = story.machine.run(&[]);
+    story.let_in(&worker).await;
+
+    // Its owner has cordoned it, and not for this.
+    story.change(&json!({"spec": {"unschedulable": true}})).await;
+    story.ask(Some("v1.35.2"), "60s").await;
+    let worker = story.kill_at(worker, "Replacing", "second").await;
+    let worker = story.kill_at(worker, "Reverting", "third").await;
+    story
+        .assert_settled("v1.35.2 Failed: it ended 5 times: no luck today", OWN, true, &worker)
+        .await;
+    assert_eq!(story.stage().as_deref(), Some("Failed"));
+    assert_eq!(
+        story.seen().await.annotations()[ASKED],
+        "v1.35.2",
+        "it says what was tried"
+    );
+    story.change(&json!({"spec": {"unschedulable": false}})).await;
+
+    // Nothing is touched for what cannot be.
+    for (version, why) in [
+        ("v1.35.1", "v1.35.1 Failed: the bundle "),
+        (
+            "v1.36.0",
+            "v1.36.0 Failed: the kubelet is v1.36.0, and the API v1.35.4: it must not be newer",
+        ),
+        ("v1.31.0", "v1.31.0 Failed: the kubelet is v1.31.0, and the API v1.35.4"),
+    ] {
+        story.ask(Some(version), "60s").await;
+        story.assert_settled(why, OWN, false, &worker).await;
+    }
+    story.ask(None, "60s").await;
+    story.assert_settled("v1.35.4 Done", OWN, false, &worker).await;
+    story.assert_tidy(&worker).await;
+}
