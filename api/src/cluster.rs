@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::addons::AddonsSpec;
 use crate::names::ClusterId;
+use crate::sleep::{ActivityStatus, SleepSpec};
 use crate::workers::{WorkersSpec, WorkersStatus};
 
 /// What a Cluster should be.
@@ -74,6 +75,10 @@ pub struct ClusterSpec {
     #[serde(default)]
     pub state: DesiredState,
 
+    /// What the Cluster does that sleeps though its `state` is `Running`.
+    #[serde(default)]
+    pub sleep: SleepSpec,
+
     /// While true, the operator carries out and mends nothing of this Cluster. Renewed certificates still reach a control plane
     /// that runs, host names that the Tenant may not have any more are withdrawn, and deletion works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -123,10 +128,10 @@ pub struct ClusterSpec {
 /// Whether a control plane runs.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DesiredState {
-    /// A control plane runs.
+    /// A control plane runs, unless the annotation `yoke.drzzl.io/sleep=now` has sent it to sleep until somebody needs it.
     #[default]
     Running,
-    /// No control plane runs; all state is kept.
+    /// No control plane runs, whoever needs it; all state is kept.
     Asleep,
 }
 
@@ -339,6 +344,9 @@ pub struct ClusterStatus {
     /// Certificate authorities.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pki: Option<PkiStatus>,
+    /// Who asked it to sleep or to wake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activity: Option<ActivityStatus>,
     /// Number of Nodes that the cluster's API knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<i32>,

@@ -177,9 +177,15 @@ reasons! {
     /// NATS has no room for the streams.
     StoreQuotaExceeded,
     /// `spec.state` is `Asleep`.
-    AsleepByRequest,
+    AsleepByOwner,
+    /// `spec.state` is `Running`, and the annotation `yoke.drzzl.io/sleep=now` has sent it to sleep.
+    AsleepOnRequest,
     /// `spec.state` is `Running`.
     Awake,
+    /// Somebody has connected to a Cluster that slept on request.
+    WokenOnConnect,
+    /// It is being woken, and its API does not answer after the time that a wake takes.
+    WakeDelayed,
     /// An unexpected failure; the message carries it and the operator tries again.
     ReconcileFailed,
 }

@@ -2,6 +2,7 @@
 //! namespace, labelled [`crate::labels::COMPONENT`] = `ingress`, with one key [`CONFIG_KEY`] holding [`IngressConfig`] as
 //! JSON. All of it is public: keys and certificates to verify with, no secret.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::names::{ClusterId, PublicName};
@@ -44,6 +45,46 @@ pub struct IngressConfig {
     pub client_ca: String,
     /// How to verify the control plane when the ingress opens TLS to it.
     pub upstream: Upstream,
+    /// What those are told who connect while no API answers, as asked for; absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asleep: Option<Asleep>,
+}
+
+/// A cluster whose API is not to answer now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Asleep {
+    /// It wakes for who connects.
+    OnConnect {
+        /// Who that is.
+        callers: Callers,
+        /// Since when it sleeps: who wakes it names a later time.
+        since: Time,
+        /// The Cluster object that is woken, and no other of its name.
+        uid: String,
+    },
+    /// It wakes for nobody who connects.
+    Held {
+        /// Why, and what to do: a sentence for those who have an identity of the cluster.
+        why: String,
+    },
+    /// It is being woken.
+    Waking {
+        /// Since when.
+        since: Time,
+        /// Why that takes longer than it should, and what is known of it: a sentence for those who have an identity of the cluster.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
+    },
+}
+
+/// Who wakes a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Callers {
+    /// Those with an identity of the cluster.
+    Authenticated,
+    /// Everybody.
+    Any,
 }
 
 /// The far side of a connection that the ingress opens to a control plane.
@@ -82,6 +123,7 @@ mod tests {
                 ca: "PEM".into(),
                 service: "a".into(),
             },
+            asleep: None,
         };
         let wire = r#"{"id":"bcdfghjk24","tenant":"t","cluster":"a","publicName":"a-bcdfghjk.yoke.test","extraNames":[],"issuer":"https://a-bcdfghjk.yoke.test","audiences":["https://a-bcdfghjk.yoke.test"],"serviceAccountKeys":["PEM"],"clientCa":"PEM","upstream":{"serverName":"a.yoke-bcdfghjk24.svc","ca":"PEM","service":"a"}}"#;
         assert_eq!(serde_json::to_string(&config).unwrap(), wire);
@@ -94,6 +136,36 @@ mod tests {
         assert_eq!(sources("\"192.0.2.0/24\"").unwrap(), Some(vec![range]));
         assert_eq!(sources("").unwrap(), Some(vec![]));
         assert!(sources("\"192.0.2.1/24\"").is_err());
+        let since = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let callers = Callers::Authenticated;
+        for (asleep, text) in [
+            (
+                Asleep::Waking {
+                    since: since.clone(),
+                    problem: None,
+                },
+                r#"{"waking":{"since":"2026-01-01T00:00:00Z"}}"#,
+            ),
+            (
+                Asleep::Waking {
+                    since: since.clone(),
+                    problem: Some("No room.".into()),
+                },
+                r#"{"waking":{"since":"2026-01-01T00:00:00Z","problem":"No room."}}"#,
+            ),
+            (Asleep::Held { why: "No.".into() }, r#"{"held":{"why":"No."}}"#),
+            (
+                Asleep::OnConnect {
+                    callers,
+                    since,
+                    uid: "u-1".into(),
+                },
+                r#"{"onConnect":{"callers":"Authenticated","since":"2026-01-01T00:00:00Z","uid":"u-1"}}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&asleep).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Asleep>(text).unwrap(), asleep);
+        }
         let with_agents = IngressConfig {
             konnectivity: true,
             ..config

@@ -52,6 +52,13 @@ pub const DELETION_POLICY_DELETE: &str = "Delete";
 /// The value of [`DELETION_POLICY`] by which the data stays; so it does by any other than [`DELETION_POLICY_DELETE`].
 pub const DELETION_POLICY_RETAIN: &str = "Retain";
 
+/// Annotation on a Cluster: sends it to sleep, or ends such a sleep. The operator notes it in the status and removes it.
+pub const SLEEP: &str = "yoke.drzzl.io/sleep";
+/// The value of [`SLEEP`] by which it goes to sleep until somebody needs it.
+pub const SLEEP_NOW: &str = "now";
+/// The value of [`SLEEP`] by which it wakes.
+pub const SLEEP_END: &str = "end";
+
 /// Finalizer on Clusters: the operator removes what lies outside the Cluster's namespace first.
 pub const FINALIZER: &str = "yoke.drzzl.io/operator";
 

@@ -22,6 +22,7 @@ pub mod labels;
 pub mod lenient;
 pub mod names;
 pub mod network;
+pub mod sleep;
 pub mod tenant;
 pub mod version;
 pub mod workers;

@@ -1,9 +1,9 @@
 //! What to do next about a Cluster, by what its status says. Pure.
 
 use yoke_api::cluster::DesiredState;
-use yoke_api::{Cluster, ConditionType, Reason};
+use yoke_api::{Cluster, ConditionType, Reason, labels};
 use yoke_view::render::find;
-use yoke_view::verdict::{Verdict, judge};
+use yoke_view::verdict::{Verdict, is_asleep, judge};
 
 /// Sentences or commands, most useful first.
 pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<String> {
@@ -28,6 +28,11 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
         Verdict::Waiting(_) if cluster.status.is_none() => {
             advice.push("Nothing has looked at it yet. If this lasts, the host's owner should see whether the operator runs.".into());
         }
+        Verdict::Waiting(_) if is_asleep(cluster) => advice.push(format!(
+            "To wake it: kubectl annotate clusters.yoke.drzzl.io {name} -n {namespace} --overwrite {}={}",
+            labels::SLEEP,
+            labels::SLEEP_END
+        )),
         Verdict::Waiting(_) => advice.push(for_waiting(cluster)),
     }
     advice
@@ -112,9 +117,13 @@ mod tests {
             (
                 format!(
                     "spec: {{state: Asleep}}, {}",
-                    condition("Asleep", "True", Reason::AsleepByRequest)
+                    condition("Asleep", "True", Reason::AsleepByOwner)
                 ),
-                "To wake it",
+                "\"state\":\"Running\"",
+            ),
+            (
+                format!("spec: {{}}, {}", condition("Asleep", "True", Reason::AsleepOnRequest)),
+                "kubectl annotate clusters.yoke.drzzl.io a -n t --overwrite yoke.drzzl.io/sleep=end",
             ),
         ] {
             let advice = advise(&cluster(&rest), "a", "t");

@@ -7,7 +7,7 @@ use serde::Serialize;
 use yoke_api::Cluster;
 use yoke_api::cluster::{DesiredState, EndpointStatus, Phase};
 use yoke_view::render::time_of;
-use yoke_view::verdict::{Verdict, judge};
+use yoke_view::verdict::{Verdict, is_asleep, judge};
 
 use crate::advice::advise;
 
@@ -66,6 +66,7 @@ pub(crate) fn report(cluster: &Cluster, events: &[Event]) -> Report {
     let (state, reason, message) = match judge(cluster) {
         Verdict::Done if cluster.spec.state == DesiredState::Asleep => (State::Asleep, None, None),
         Verdict::Done => (State::Ready, None, None),
+        Verdict::Waiting(message) if is_asleep(cluster) => (State::Asleep, None, message),
         Verdict::Waiting(message) => (State::Waiting, None, message),
         Verdict::Refused { reason, message } => (State::Refused, Some(reason), Some(message)),
     };

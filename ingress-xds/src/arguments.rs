@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -8,7 +8,8 @@ use yoke_runtime::budget::Rate;
 
 use crate::gate::{HOLD, Limits};
 use crate::traffic::Ledger;
-use crate::translate;
+use crate::validate::Rules;
+use crate::{translate, wake};
 
 /// Serves Envoy the routes of all tenant clusters, and decides which connections may pass.
 ///
@@ -70,6 +71,24 @@ pub struct Arguments {
     /// Requests of pods that one Envoy has open to one cluster, watches among them
     #[arg(long, default_value_t = 4096, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub cluster_requests: u32,
+    /// Address at which Envoy reaches what answers for clusters that sleep, such as the pod's own [default: nothing does]
+    #[arg(long, value_name = "ADDRESS")]
+    pub sleeper: Option<IpAddr>,
+    /// Port of it, on every address
+    #[arg(long, default_value_t = 18443, value_name = "PORT")]
+    pub sleeper_port: u16,
+    /// New connections a second from one source address to clusters that sleep
+    #[arg(long, default_value_t = 50, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub sleeper_source_rate: u32,
+    /// The same at once
+    #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub sleeper_source_burst: u32,
+    /// Clusters of one Tenant, and clusters by the Pods of one source address, that are woken a second
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub wake_rate: u32,
+    /// The same at once
+    #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub wake_burst: u32,
     /// Clusters whose traffic has series of its own in the metrics; that of others is counted together
     #[arg(long, default_value_t = 10_000, value_name = "NUMBER")]
     pub cluster_series: u32,
@@ -93,12 +112,37 @@ impl Arguments {
                 burst: self.cluster_request_burst,
             },
             hold: HOLD,
+            sleeping: Rate {
+                per_second: self.sleeper_source_rate,
+                burst: self.sleeper_source_burst,
+            },
+        }
+    }
+
+    /// How often clusters are woken.
+    pub fn wake_limits(&self) -> wake::Limits {
+        let rate = Rate {
+            per_second: self.wake_rate,
+            burst: self.wake_burst,
+        };
+        wake::Limits {
+            tenant: rate,
+            source: rate,
         }
     }
 
     /// What clusters are counted by.
     pub fn ledger(&self) -> Ledger {
         Ledger::new(usize::try_from(self.cluster_series).unwrap_or(usize::MAX))
+    }
+
+    /// What holds for the whole host.
+    pub fn rules(&self) -> Rules {
+        let to_socket = |address| SocketAddr::new(address, self.sleeper_port);
+        Rules {
+            sleeper: self.sleeper.map(to_socket),
+            ..Rules::new(&self.base_domain)
+        }
     }
 
     /// Limits that Envoy keeps.
@@ -127,6 +171,7 @@ mod tests {
         assert_eq!(arguments.envoy_port, [8443, 8081, 9901]);
         assert_eq!(arguments.base_config_map, None);
         assert_eq!(arguments.cluster_series, 10_000);
+        assert_eq!((arguments.sleeper, arguments.sleeper_port), (None, 18443));
         assert!(Arguments::try_parse_from(["x"]).is_err());
         assert!(Arguments::try_parse_from(needed.into_iter().chain(["--name-rate=0"])).is_err());
         let twice = needed.into_iter().chain(["--name-rate=1", "--name-rate=2"]);

@@ -22,10 +22,10 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PublicKe
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use yoke_api::ClusterId;
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
+use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
-use yoke_pki::plan::INGRESS_LEAF;
+use yoke_pki::plan::{INGRESS_LEAF, SLEEPER_LEAF};
 
 /// The base domain of all tests.
 pub const BASE_DOMAIN: &str = "yoke.test";
@@ -41,6 +41,17 @@ pub struct ClusterFixture {
     pub addresses: Vec<String>,
     /// Its port.
     pub port: u16,
+}
+
+/// When clusters were sent to sleep, and woken.
+pub const SINCE: &str = "2026-01-01T00:00:00Z";
+
+/// A cluster is being woken.
+pub fn waking(problem: Option<&str>) -> Asleep {
+    Asleep::Waking {
+        since: Time(SINCE.parse().expect("a time")),
+        problem: problem.map(str::to_owned),
+    }
 }
 
 /// The cluster `name` with the identity `id`, at 10.0.0.1:6443, as the operator would describe it.
@@ -64,6 +75,7 @@ pub fn cluster(name: &str, id: &str) -> ClusterFixture {
                 ca: ca.clone(),
                 service: name.into(),
             },
+            asleep: None,
             public_name,
             id,
         },
@@ -90,6 +102,12 @@ impl ClusterFixture {
     pub fn reached_from(mut self, ranges: &[&str]) -> Self {
         let ranges = ranges.iter().map(|text| text.parse().expect("tests use valid ranges"));
         self.config.allowed_sources = Some(ranges.collect());
+        self
+    }
+
+    /// Asleep, or on its way.
+    pub fn asleep(mut self, told: Asleep) -> Self {
+        self.config.asleep = Some(told);
         self
     }
 
@@ -201,10 +219,19 @@ pub fn pems() -> &'static (String, String) {
 
 /// The Secret that cert-manager writes for the ingress.
 pub fn certificate_secret(chain: &str, key: &str) -> Secret {
+    secret(INGRESS_LEAF, chain, key)
+}
+
+/// The same for clusters that sleep.
+pub fn sleeper_secret(chain: &str, key: &str) -> Secret {
+    secret(SLEEPER_LEAF, chain, key)
+}
+
+fn secret(name: &str, chain: &str, key: &str) -> Secret {
     let field = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
     Secret {
         metadata: ObjectMeta {
-            name: Some(INGRESS_LEAF.into()),
+            name: Some(name.into()),
             namespace: Some(PKI_NAMESPACE.into()),
             ..Default::default()
         },

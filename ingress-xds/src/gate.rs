@@ -41,6 +41,8 @@ pub struct Limits {
     pub requests: Rate,
     /// How long the answer is kept back from who asks too fast, or has too much open.
     pub hold: Duration,
+    /// New connections from one such source to clusters that sleep: each costs this process a handshake.
+    pub sleeping: Rate,
 }
 
 /// The decision.
@@ -108,6 +110,7 @@ pub struct Gate {
     held: Held,
     names: Budgets<Arc<str>>,
     requests: Budgets<ClusterId>,
+    sleeping: Budgets<IpAddr>,
 }
 
 impl Gate {
@@ -118,6 +121,7 @@ impl Gate {
             held: Held::new(limits.source_connections),
             names: Budgets::new(limits.name, now),
             requests: Budgets::new(limits.requests, now),
+            sleeping: Budgets::new(limits.sleeping, now),
         }
     }
 
@@ -154,6 +158,10 @@ impl Gate {
         }
         if !entry.reachable {
             return Verdict::Refuse(Refusal::NoEndpoints);
+        }
+        let key = source_key(source.map(|source| source.ip()));
+        if entry.route.asleep.is_some() && !self.sleeping.take(key, now) {
+            return Verdict::Refuse(Refusal::SourceRate);
         }
         if !self.names.take(Arc::from(name), now) {
             return Verdict::Refuse(Refusal::NameRate);

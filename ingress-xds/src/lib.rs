@@ -23,13 +23,16 @@ pub mod metrics;
 pub mod model;
 pub mod process;
 pub mod routing;
+pub mod seats;
 pub mod server;
+pub mod sleeper;
 pub mod snapshot;
 pub mod tls;
 pub mod token;
 pub mod traffic;
 pub mod translate;
 pub mod validate;
+pub mod wake;
 pub mod watch;
 
 #[cfg(test)]

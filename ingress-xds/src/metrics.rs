@@ -27,6 +27,16 @@ struct VerdictLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AnswerLabel {
+    answer: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
 }
@@ -43,6 +53,11 @@ pub struct Metrics {
     refused: Family<TypeLabel, Counter>,
     bytes: Family<TypeLabel, Counter>,
     held: Gauge,
+    held_requests: Gauge,
+    sleeper: Family<AnswerLabel, Counter>,
+    knocks: Family<ResultLabel, Counter>,
+    wakes: Family<OutcomeLabel, Counter>,
+    wake_writes: Family<ResultLabel, Counter>,
     verdicts: Family<VerdictLabel, Counter>,
     requests: Family<VerdictLabel, Counter>,
     handshakes: Family<ResultLabel, Counter>,
@@ -76,6 +91,23 @@ impl Metrics {
                 "held_connections",
                 "Connections of clients that are known to be open",
                 m.held,
+            );
+            registry.register(
+                "held_requests",
+                "Requests of pods that wait for a cluster to wake",
+                m.held_requests,
+            );
+            registry.register("sleeper_answers", "Answers for clusters that sleep", m.sleeper);
+            registry.register(
+                "sleeper_handshakes",
+                "TLS handshakes of clients of clusters that sleep",
+                m.knocks,
+            );
+            registry.register("wakes", "Requests that wake a cluster, by what became of them", m.wakes);
+            registry.register(
+                "wake_writes",
+                "Clusters of which the operator was told that they are needed",
+                m.wake_writes,
             );
             registry.register("gate_verdicts", "Decisions about new connections", m.verdicts);
             registry.register("request_verdicts", "Decisions about requests inside TLS", m.requests);
@@ -134,6 +166,26 @@ impl Metrics {
 
     pub(crate) fn set_held(&self, connections: usize) {
         self.held.set(to_gauge(connections));
+    }
+
+    pub(crate) fn set_held_requests(&self, requests: usize) {
+        self.held_requests.set(to_gauge(requests));
+    }
+
+    pub(crate) fn count_sleeper(&self, answer: &'static str) {
+        self.sleeper.get_or_create(&AnswerLabel { answer }).inc();
+    }
+
+    pub(crate) fn count_knock(&self, good: bool) {
+        self.knocks.get_or_create(&to_result(good)).inc();
+    }
+
+    pub(crate) fn count_wake(&self, outcome: &'static str) {
+        self.wakes.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    pub(crate) fn count_wake_write(&self, good: bool) {
+        self.wake_writes.get_or_create(&to_result(good)).inc();
     }
 
     pub(crate) fn count_verdict(&self, verdict: &'static str) {

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The table is kept by single changes, because with 10,000 clusters a change must not cost 10,000 validations. It is
-//! nevertheless a function of the objects alone, not of the order in which they came: replicas answer alike.
+//! nevertheless a function of the objects alone, not of the order in which they came: replicas answer alike. Only a cluster
+//! that woke counts as waking until its address is seen.
 //!
 //! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then namespace). A cluster
 //! whose ConfigMap is not believed loses its routes and nobody else's.
@@ -19,6 +20,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
+use yoke_api::ingress::Asleep;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_api::{Cidr, ClusterId};
 use yoke_pki::plan::INGRESS_LEAF;
@@ -51,6 +53,17 @@ pub struct Route {
     pub upstream: UpstreamTrust,
     /// By what the tokens of its service accounts are recognised.
     pub tokens: TokenTrust,
+    /// What is to be said while its API is not to answer, if that is so.
+    pub asleep: Option<Sleep>,
+}
+
+/// A cluster that sleeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sleep {
+    /// What the operator says of it.
+    pub told: Asleep,
+    /// By what its clients' certificates are recognised, PEM.
+    pub client_ca: String,
 }
 
 /// By what a control plane is recognised when the ingress opens TLS to it.
@@ -124,6 +137,8 @@ pub enum Event {
     Slice(Watched<EndpointSlice>),
     /// Of the Secret with the ingress's certificate.
     Certificate(Watched<Secret>),
+    /// Whether the sleeper has a certificate to show.
+    Sleeper(bool),
 }
 
 /// Where a name leads.
@@ -131,7 +146,7 @@ pub enum Event {
 pub struct Target {
     /// The cluster.
     pub route: Arc<Route>,
-    /// Ready addresses of its control plane.
+    /// Ready addresses of its control plane; of one that sleeps, of the sleeper.
     pub addresses: BTreeSet<IpAddr>,
     /// The port at each address.
     pub port: u16,
@@ -186,6 +201,8 @@ pub struct Table {
     configs_listed: bool,
     slices_listed: bool,
     certificate_listed: bool,
+    /// Whether the sleeper can be led to, once that is known.
+    sleeper_shown: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -220,6 +237,7 @@ impl Table {
             configs_listed: false,
             slices_listed: false,
             certificate_listed: false,
+            sleeper_shown: None,
         }
     }
 
@@ -253,13 +271,15 @@ impl Table {
                 }
                 self.certificate_listed = true;
             }
+            Event::Sleeper(shown) => self.set_sleeper(shown),
         }
         std::mem::take(&mut self.reports)
     }
 
     /// Whether everything that the host has was seen once. Before that, absence means nothing.
     pub fn is_synced(&self) -> bool {
-        self.configs_listed && self.slices_listed && self.certificate_listed
+        let sleeper_known = self.rules.sleeper.is_none() || self.sleeper_shown.is_some();
+        self.configs_listed && self.slices_listed && self.certificate_listed && sleeper_known
     }
 
     /// The ingress's certificate, if there is one that can be used.
@@ -363,7 +383,7 @@ impl Table {
 
     fn apply_certificate(&mut self, object: &Secret) {
         let key = ObjectKey::of(&object.metadata);
-        let (certificate, problems) = match validate_secret(object) {
+        let (certificate, problems) = match validate_secret(object, INGRESS_LEAF) {
             Ok(certificate) => (Some(certificate), Vec::new()),
             Err(error) => (None, vec![Problem::Certificate(to_chain(&error))]),
         };
@@ -374,6 +394,15 @@ impl Table {
     fn remove_certificate(&mut self, key: &ObjectKey) {
         self.certificate = None;
         self.record(Kind::Certificate, key.clone(), Vec::new());
+    }
+
+    fn set_sleeper(&mut self, shown: bool) {
+        if self.sleeper_shown.replace(shown) == Some(shown) {
+            return;
+        }
+        let asleep = self.routes.values().filter(|route| route.asleep.is_some());
+        let names: Vec<_> = asleep.map(|route| route.public_name.clone()).collect();
+        names.iter().for_each(|name| self.resolve(name));
     }
 
     fn resolve_namespace(&mut self, namespace: &str) {
@@ -390,14 +419,7 @@ impl Table {
         self.report_losers(name);
         let winner = self.claims.get(name).and_then(BTreeSet::first);
         let route = winner.and_then(|(_, namespace)| self.routes.get(namespace));
-        let target = route.map(|route| Target {
-            route: Arc::clone(route),
-            addresses: self.addresses(route),
-            port: match route.is_konnectivity(name) {
-                true => self.rules.konnectivity_port,
-                false => self.rules.port,
-            },
-        });
+        let target = route.map(|route| self.find_target(name, route));
         if self.targets.get(name) == target.as_ref() {
             return;
         }
@@ -406,6 +428,50 @@ impl Table {
             Some(target) => self.targets.insert(name.to_owned(), target),
             None => self.targets.remove(name),
         };
+    }
+
+    fn find_target(&self, name: &str, route: &Arc<Route>) -> Target {
+        let addresses = self.addresses(route);
+        let route = match addresses.is_empty() {
+            true => self.keep_waking(name, route),
+            false => Arc::clone(route),
+        };
+        // Of its further names the sleeper has no certificate, and agents wake nobody.
+        let sleeper = self
+            .rules
+            .sleeper
+            .filter(|_| self.sleeper_shown == Some(true) && route.asleep.is_some() && route.public_name == name);
+        if let Some(sleeper) = sleeper {
+            return Target {
+                route,
+                addresses: [sleeper.ip()].into(),
+                port: sleeper.port(),
+            };
+        }
+        Target {
+            addresses,
+            port: match route.is_konnectivity(name) {
+                true => self.rules.konnectivity_port,
+                false => self.rules.port,
+            },
+            route,
+        }
+    }
+
+    /// A cluster that was being woken still is until its address was seen: word of that comes by another watch than that it is
+    /// awake.
+    fn keep_waking(&self, name: &str, route: &Arc<Route>) -> Arc<Route> {
+        let before = self.targets.get(name).map(|target| &target.route);
+        let sleep = before
+            .filter(|before| before.id == route.id)
+            .and_then(|before| before.asleep.as_ref());
+        match sleep {
+            Some(sleep) if route.asleep.is_none() && matches!(sleep.told, Asleep::Waking { .. }) => Arc::new(Route {
+                asleep: Some(sleep.clone()),
+                ..route.as_ref().clone()
+            }),
+            _ => Arc::clone(route),
+        }
     }
 
     fn report_losers(&mut self, name: &str) {

@@ -1,27 +1,33 @@
 //! Puts the process together and runs it.
 
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use yoke_api::names::is_domain;
 use yoke_runtime::tls::Reload;
-use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
+use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::announce::announce;
 use crate::arguments::Arguments;
 use crate::base::Tracker;
 use crate::metrics::{Metrics, PROCESS};
-use crate::routing::Routing;
+use crate::model::Event;
+use crate::routing::{Routing, Snapshots};
 use crate::server::{Context, Server};
+use crate::sleeper::tls::{build_configs, keep_shown};
+use crate::sleeper::{self, Sleeper};
 use crate::tls::{files_in, keep_certificates};
 use crate::traffic::Shown;
-use crate::validate::Rules;
-use crate::watch::{watch_base, watch_certificate, watch_configs, watch_slices};
+use crate::wake::Waker;
+use crate::wake::write::write_wakes;
+use crate::watch::{watch_base, watch_certificate, watch_configs, watch_sleeper, watch_slices};
 
 const GRACE: Duration = Duration::from_secs(10);
 /// Observations on their way to the table; the watches wait when it is full.
@@ -53,7 +59,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         keep_certificates(reload, metrics.clone(), drain.clone()),
     );
 
-    let rules = Rules::new(&arguments.base_domain);
+    let rules = arguments.rules();
     let base = match &arguments.base_config_map {
         Some(_) => Tracker::new(&arguments.envoy_port),
         None => Tracker::without(),
@@ -77,20 +83,91 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         supervisor.spawn("base-watch", watched);
     }
     supervisor.spawn("events", announce(client.clone(), told, drain.clone()));
-    let slices = watch_slices(client, events, metrics.clone(), drain.clone());
+    let slices = watch_slices(client.clone(), events.clone(), metrics.clone(), drain.clone());
     supervisor.spawn("slice-watch", slices);
 
+    let waking = Waking {
+        client,
+        events,
+        snapshots: snapshots.clone(),
+        metrics: metrics.clone(),
+        drain: drain.clone(),
+    };
+    let waker = spawn_waker(&mut supervisor, &arguments, waking).await?;
     let context = Context {
         snapshots,
         base,
         tls,
         limits: arguments.gate_limits(),
+        waker,
         client_names: arguments.client_name,
         metrics,
         drain,
     };
     supervisor.spawn("xds", server.serve(context));
     Ok(supervisor.run().await?)
+}
+
+struct Waking {
+    client: Client,
+    events: mpsc::Sender<Event>,
+    snapshots: Snapshots,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+/// What tells the operator of clusters that are needed, and answers for them until they are awake.
+async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking: Waking) -> anyhow::Result<Waker> {
+    let metrics = waking.metrics.clone();
+    let (waker, words) = Waker::new(arguments.wake_limits(), metrics.clone(), Instant::now());
+    let writing = write_wakes(waking.client.clone(), words, metrics);
+    supervisor.spawn("wakes", async move {
+        writing.await;
+        Ok::<_, Infallible>(())
+    });
+    if arguments.sleeper.is_some() {
+        spawn_sleeper(supervisor, arguments.sleeper_port, waker.clone(), waking).await?;
+    }
+    Ok(waker)
+}
+
+async fn spawn_sleeper(supervisor: &mut Supervisor, port: u16, waker: Waker, waking: Waking) -> anyhow::Result<()> {
+    let Waking {
+        client,
+        events,
+        snapshots,
+        metrics,
+        drain,
+    } = waking;
+    let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    let sleeper = match Sleeper::bind(address).await {
+        Ok(sleeper) => sleeper,
+        // A machine without IPv6.
+        Err(_) => Sleeper::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))
+            .await
+            .context("listening for clients of clusters that sleep")?,
+    };
+    let (secrets, seen) = mpsc::channel(EVENTS);
+    let (certificate, shown) = watch::channel(None);
+    let watched = watch_sleeper(client, secrets, metrics.clone(), drain.clone());
+    supervisor.spawn("sleeper-watch", watched);
+    let keeping = keep_shown(seen, certificate, events, drain.clone());
+    supervisor.spawn("sleeper-certificate", async move {
+        keeping.await;
+        Ok::<_, Infallible>(())
+    });
+    let serving = sleeper.serve(sleeper::Context {
+        snapshots,
+        tls: build_configs(shown)?,
+        waker,
+        metrics,
+        drain,
+    });
+    supervisor.spawn("sleeper", async move {
+        serving.await;
+        Ok::<_, Infallible>(())
+    });
+    Ok(())
 }
 
 async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {

@@ -3,6 +3,7 @@
 
 mod authorization;
 mod discovery;
+mod hold;
 mod logs;
 mod tarpit;
 
@@ -29,6 +30,7 @@ use crate::gate::{Gate, Limits};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
 use crate::tls::is_expected_client;
+use crate::wake::Waker;
 
 /// Finds out that an Envoy's machine is gone.
 const PING: Duration = Duration::from_secs(30);
@@ -78,6 +80,8 @@ pub struct Context {
     pub client_names: Vec<String>,
     /// Limits of the gate.
     pub limits: Limits,
+    /// Tells the operator of clusters that are needed.
+    pub waker: Waker,
     /// Where it counts.
     pub metrics: Metrics,
     /// Ends it.

@@ -254,6 +254,7 @@ pub(crate) mod entries {
                 service: owner.to_owned(),
                 upstream: UpstreamTrust::default(),
                 tokens: TokenTrust::default(),
+                asleep: None,
             }),
             reachable: true,
             cluster: resource(cluster_version),

@@ -2,7 +2,7 @@
 //! [`crate::gate::request`].
 //!
 //! ```text
-//!  text ─▶ header: algorithm ─▶ claims: issuer ─▶ that cluster's keys ─▶ signature ─▶ times ─▶ audience ─▶ cluster
+//!  text ─▶ header, claims: issuer ─▶ algorithm ─▶ that cluster's keys ─▶ signature ─▶ times ─▶ audience ─▶ cluster
 //! ```
 //!
 //! Guarantees:
@@ -45,6 +45,15 @@ pub struct TokenTrust {
     pub audiences: BTreeSet<String>,
     /// Keys by which a token may be signed.
     pub keys: Vec<TokenKey>,
+}
+
+/// A token that is believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified<T> {
+    /// The cluster that has issued it.
+    pub cluster: T,
+    /// Whose it is: `system:serviceaccount:` and so on.
+    pub subject: String,
 }
 
 /// A public key by which tokens are signed.
@@ -124,6 +133,8 @@ struct Claims {
     exp: i64,
     nbf: Option<i64>,
     iat: Option<i64>,
+    #[serde(default)]
+    sub: String,
 }
 
 #[derive(Deserialize)]
@@ -210,7 +221,7 @@ pub fn verify<T>(
     now: Timestamp,
     find: impl FnOnce(&str) -> Option<T>,
     trust_of: impl FnOnce(&T) -> &TokenTrust,
-) -> Result<T, TokenError> {
+) -> Result<Verified<T>, TokenError> {
     if token.len() > MAX_BYTES {
         return Err(TokenError::TooLong);
     }
@@ -222,8 +233,9 @@ pub fn verify<T>(
     if header.crit.is_some() {
         return Err(TokenError::Critical);
     }
-    let algorithm = Algorithm::from_name(&header.alg).ok_or(TokenError::Algorithm)?;
+    // Others' tokens have others' algorithms.
     let cluster = find(&claims.iss).ok_or(TokenError::Issuer)?;
+    let algorithm = Algorithm::from_name(&header.alg).ok_or(TokenError::Algorithm)?;
     let trust = trust_of(&cluster);
     if trust.issuer != claims.iss {
         return Err(TokenError::Issuer);
@@ -233,7 +245,10 @@ pub fn verify<T>(
     if !claims.aud.iter().any(|audience| trust.audiences.contains(audience)) {
         return Err(TokenError::Audience);
     }
-    Ok(cluster)
+    Ok(Verified {
+        cluster,
+        subject: claims.sub,
+    })
 }
 
 fn check_signature(

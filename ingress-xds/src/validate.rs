@@ -8,7 +8,7 @@
 mod certificate;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
@@ -19,7 +19,7 @@ use yoke_api::names::{
 };
 use yoke_pki::bundle::{Bundle, BundleError, Trust};
 
-use crate::model::{Route, UpstreamTrust};
+use crate::model::{Route, Sleep, UpstreamTrust};
 use crate::token::{KeyError, TokenKey, TokenTrust};
 
 pub use certificate::{CertificateError, IngressCertificate, validate_secret};
@@ -47,6 +47,8 @@ pub struct Rules {
     pub konnectivity_port: u16,
     /// Whether a loopback address may be an endpoint. Only where control planes are processes beside Envoy.
     pub loopback: bool,
+    /// Where Envoy reaches this process's sleeper, if it has one.
+    pub sleeper: Option<SocketAddr>,
 }
 
 impl Rules {
@@ -57,6 +59,7 @@ impl Rules {
             port: API_PORT,
             konnectivity_port: KONNECTIVITY_PORT,
             loopback: false,
+            sleeper: None,
         }
     }
 }
@@ -174,7 +177,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
     }
     let config: IngressConfig = serde_json::from_str(text).map_err(ConfigError::Read)?;
     validate_identity(rules, namespace, &config)?;
-    check_bundle("clientCa", &config.client_ca)?;
+    let client_ca = check_bundle("clientCa", &config.client_ca)?;
     let upstream = UpstreamTrust {
         ca: check_bundle("upstream.ca", &config.upstream.ca)?,
         server_name: config.upstream.server_name,
@@ -199,6 +202,7 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
             service: config.upstream.service,
             upstream,
             tokens,
+            asleep: config.asleep.map(|told| Sleep { told, client_ca }),
         },
         refused_names,
     })

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use yoke_api::labels;
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_pki::plan::INGRESS_LEAF;
+use yoke_pki::plan::{INGRESS_LEAF, SLEEPER_LEAF};
 use yoke_runtime::Drain;
 
 use crate::base::Input;
@@ -65,16 +65,37 @@ pub async fn watch_slices(
     watch::<EndpointSlice, _>(Api::all(client), config, events, Event::Slice, metrics, drain).await
 }
 
-/// Watches the ingress's certificate, the only Secret that this process may read.
+/// Watches the ingress's certificate.
 pub async fn watch_certificate(
     client: Client,
     events: mpsc::Sender<Event>,
     metrics: Metrics,
     drain: Drain,
 ) -> Result<(), WatchError> {
+    watch_leaf(client, INGRESS_LEAF, events, Event::Certificate, metrics, drain).await
+}
+
+/// Watches the certificate that is shown for clusters that sleep.
+pub async fn watch_sleeper(
+    client: Client,
+    secrets: mpsc::Sender<Watched<Secret>>,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
+    watch_leaf(client, SLEEPER_LEAF, secrets, |seen| seen, metrics, drain).await
+}
+
+async fn watch_leaf<E>(
+    client: Client,
+    name: &str,
+    events: mpsc::Sender<E>,
+    to_event: impl Fn(Watched<Secret>) -> E,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
     let api = Api::<Secret>::namespaced(client, PKI_NAMESPACE);
-    let config = Config::default().fields(&format!("metadata.name={INGRESS_LEAF}"));
-    watch(api, config, events, Event::Certificate, metrics, drain).await
+    let config = Config::default().fields(&format!("metadata.name={name}"));
+    watch(api, config, events, to_event, metrics, drain).await
 }
 
 /// Watches the ConfigMap with what the host's owner adds, in the namespace of this process.

@@ -409,12 +409,13 @@ where
     }
 }
 
-/// An object of Yoke's own kinds without what people may add to it at will: nobody here reads that.
+/// An object of Yoke's own kinds without what people may add to it at will, of which one annotation is read here.
 fn without_extras<K: Resource<DynamicType = ()>>(mut object: K) -> K {
     if K::group(&()) == GROUP {
         object.labels_mut().retain(|key, _| key == labels::ID);
+        object.annotations_mut().retain(|key, _| key == labels::SLEEP);
         let meta = object.meta_mut();
-        (meta.annotations, meta.managed_fields, meta.owner_references) = (None, None, None);
+        (meta.managed_fields, meta.owner_references) = (None, None);
     }
     object
 }
@@ -426,7 +427,7 @@ mod tests {
     #[test]
     fn what_people_add_is_not_kept() {
         let mut object = Cluster::new("a", Default::default());
-        for key in ["note", labels::ID] {
+        for key in ["note", labels::ID, labels::SLEEP] {
             object.labels_mut().insert(key.into(), "x".into());
             object.annotations_mut().insert(key.into(), "x".into());
             object.owner_references_mut().push(Default::default());
@@ -438,6 +439,7 @@ mod tests {
             panic!("{kept:?}");
         };
         assert_eq!(kept.labels().keys().collect::<Vec<_>>(), [labels::ID]);
+        assert_eq!(kept.annotations().keys().collect::<Vec<_>>(), [labels::SLEEP]);
         assert!(kept.annotations().is_empty());
         assert!(kept.owner_references().is_empty());
     }

@@ -23,6 +23,7 @@ pub mod orphans;
 mod pace;
 mod patch;
 mod probe;
+pub mod rest;
 pub mod status;
 mod store;
 pub mod validate;
@@ -42,7 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use yoke_api::cluster::DesiredState;
+use yoke_api::ingress::Asleep;
 use yoke_api::{Cluster, ClusterId, ConditionType, KubernetesVersion, Reason};
 
 use crate::conditions::{self, State};
@@ -52,6 +53,7 @@ use build::Blueprint;
 use build::hosted::Asked;
 use identity::Identity;
 use observe::Observed;
+use rest::Rest;
 use status::Outcome;
 use validate::{Accepted, Refusal, Surroundings};
 
@@ -76,6 +78,9 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(cluster) = patch::ensure_identity(context, cluster).await? else {
         return Ok(Action::await_change());
     };
+    let Some(cluster) = patch::take_word(context, cluster).await? else {
+        return Ok(Action::await_change());
+    };
     let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
         return Ok(Action::await_change());
     };
@@ -91,29 +96,13 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     {
         return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
     }
-    let (names, sources) = match left.and_then(|left| left.told) {
-        Some(left) => (left.extra_names, left.allowed_sources),
-        // Without what was told, what is asked for: not everybody.
-        None => (
-            vec![],
-            withdraw::find_told(context, &identity)
-                .map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
-        ),
-    };
-    let told = Asked {
-        names,
-        sources,
-        konnectivity: observed
-            .stateful_set
-            .as_deref()
-            .is_some_and(build::stateful_set::has_konnectivity),
-    };
+    let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
     let outcome = match &verdict {
         verdict if cluster.spec.paused && observed.is_kept() => {
             match Box::pin(keep::copy(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: verdict.as_ref().map(|_| ()).map_err(Clone::clone),
-                    asleep: observed.is_asleep(),
+                    rest: find_rest(&cluster, &observed),
                     paused: true,
                     ..translate(&cluster, None, applied)
                 },
@@ -124,7 +113,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             match Box::pin(keep::keep(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
                     accepted: Err(refusal.clone()),
-                    asleep: observed.is_asleep(),
+                    rest: find_rest(&cluster, &observed),
                     kept: true,
                     ..translate(&cluster, None, applied)
                 },
@@ -242,13 +231,62 @@ fn judge<'a>(
     }
 }
 
+/// Whether a control plane was asked for, of a spec that is not carried out.
+fn find_rest(cluster: &Cluster, observed: &Observed) -> Rest {
+    match Rest::of(cluster) {
+        _ if !observed.is_asleep() => Rest::Awake,
+        Rest::Awake => Rest::Owner,
+        rest => rest,
+    }
+}
+
+/// What the ingress is told on, of a Cluster whose spec is not carried out.
+fn plan_kept(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    refusal: Option<&Refusal>,
+    left: Option<withdraw::Left>,
+) -> Asked {
+    let told = withdraw::find_told(context, identity);
+    let (names, sources) = match left.and_then(|left| left.told) {
+        Some(left) => (left.extra_names, left.allowed_sources),
+        // Without what was told, what is asked for: not everybody.
+        None => (
+            vec![],
+            told.map_or_else(|| Asked::of(&cluster.spec).sources, |told| told.allowed_sources),
+        ),
+    };
+    Asked {
+        names,
+        sources,
+        konnectivity: observed
+            .stateful_set
+            .as_deref()
+            .is_some_and(build::stateful_set::has_konnectivity),
+        asleep: apply::plan_told(context, identity, observed, plan_held(cluster, observed, refusal)),
+    }
+}
+
+/// What the ingress tells of a Cluster whose spec is not carried out: nobody wakes it.
+fn plan_held(cluster: &Cluster, observed: &Observed, refusal: Option<&Refusal>) -> Option<Asleep> {
+    let until = match refusal {
+        _ if cluster.spec.paused => "while it is paused by spec.paused".to_owned(),
+        Some(refusal) => format!("while its spec is refused: {}", refusal.message),
+        None => Rest::Owner.until().to_owned(),
+    };
+    observed.is_asleep().then(|| rest::hold(&until))
+}
+
 fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Refusal>) -> Outcome {
     let unknown = State::unknown(Reason::Paused, "Not looked at.");
     Outcome {
         accepted,
         paused: cluster.spec.paused,
         kept: false,
-        asleep: observed.is_asleep(),
+        rest: find_rest(cluster, observed),
+        wake_problem: None,
         version: None,
         store: unknown.clone(),
         account: None,
@@ -272,7 +310,8 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         accepted: Ok(()),
         paused: false,
         kept: false,
-        asleep: cluster.spec.state == DesiredState::Asleep,
+        rest: Rest::of(cluster),
+        wake_problem: applied.wake_problem,
         version: version.map(|version| version.to_string()),
         store: applied.store.state,
         account: applied.store.account,

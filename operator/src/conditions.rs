@@ -121,6 +121,7 @@ fn is_bad(type_: ConditionType, state: &State) -> bool {
                 | Reason::StoreLost
                 | Reason::WorkerUpgradeFailed
                 | Reason::ReconcileFailed
+                | Reason::WakeDelayed
         ),
     }
 }

@@ -85,6 +85,8 @@ pub struct Seen {
     pub workers: WorkersSeen,
     /// UID of the pod whose controllers were seen at work.
     pub controllers: Option<String>,
+    /// UID of the pod that the ingress was told answers, after a wake.
+    pub awake: Option<String>,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
     pub slow: Option<(u32, Instant, Answer)>,
 }
@@ -165,6 +167,14 @@ impl Context {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .remove(id);
         self.apis.forget(id);
+    }
+
+    /// Forgets what was found of the API of a cluster that goes to sleep: its next pod is another one.
+    pub fn forget_answers(&self, id: &ClusterId) {
+        let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(seen) = all.get_mut(id) {
+            (seen.asked, seen.slow, seen.awake) = (None, None, None);
+        }
     }
 
     /// Forgets when stores were seen: NATS may have come back without them.

@@ -69,6 +69,7 @@ pub struct OperatorMetrics {
     durations: Family<ControllerLabel, Histogram>,
     clusters: Family<PhaseLabel, Gauge>,
     ready_seconds: Histogram,
+    wake_seconds: Histogram,
     undecodable: Family<KindLabel, Counter>,
     orphans_held: Gauge,
     signed: Family<PurposeLabel, Counter>,
@@ -88,6 +89,7 @@ impl OperatorMetrics {
             durations: Family::new_with_constructor(buckets),
             clusters: Family::default(),
             ready_seconds: Histogram::new([2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0]),
+            wake_seconds: Histogram::new([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 30.0, 60.0]),
             undecodable: Family::default(),
             orphans_held: Gauge::default(),
             signed: Family::default(),
@@ -109,6 +111,11 @@ impl OperatorMetrics {
                 "cluster_ready_seconds",
                 "Time from a Cluster's creation until it was first Ready",
                 own.ready_seconds.clone(),
+            );
+            registry.register(
+                "cluster_wake_seconds",
+                "Time from a request that woke a Cluster until it was Ready",
+                own.wake_seconds.clone(),
             );
             registry.register(
                 "undecodable_objects",
@@ -207,6 +214,11 @@ impl OperatorMetrics {
     /// A Cluster was Ready for the first time.
     pub fn became_ready(&self, seconds: f64) {
         self.ready_seconds.observe(seconds);
+    }
+
+    /// A Cluster that somebody needed was Ready so long after.
+    pub fn woke(&self, seconds: f64) {
+        self.wake_seconds.observe(seconds);
     }
 
     /// Sets the number of Clusters in each phase.

@@ -61,12 +61,14 @@ struct Difference {
 }
 
 const CLUSTER: Parts = Parts {
-    // Not the status: the operator writes it, and some of its words are a tenant's.
+    // Of the status what the ingress writes: the rest is the operator's, and some of its words are a tenant's.
     all: &[
         "/metadata/generation",
         "/metadata/deletionTimestamp",
         "/metadata/labels",
         "/metadata/finalizers",
+        "/metadata/annotations",
+        "/status/activity/wakeRequestedTime",
     ],
     names: "/spec/endpoint/extraSANs",
 };
@@ -404,6 +406,31 @@ mod tests {
         check::<Cluster>("cluster", &mut memory, cluster, false, &itself);
         let tenant = json!({"metadata": {"name": "t", "uid": "2", "labels": labels}, "spec": {}});
         check::<Tenant>("tenant", &mut memory, tenant, false, &calls(true, None, Others::All));
+    }
+
+    #[test]
+    fn a_word_to_sleep_and_one_to_wake_call_for_the_cluster() {
+        let mut memory = Memory::default();
+        let cluster = |annotation: &str, slept: &str, woken: &str| {
+            json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "annotations": {labels::SLEEP: annotation}},
+                "spec": {}, "status": {"activity": {"sleepRequestedTime": slept, "wakeRequestedTime": woken}}})
+        };
+        let [early, late] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"];
+        let itself = calls(false, Some("a"), Others::Refused);
+        let nobody = Calls::default();
+        for (rule, cluster, expected) in [
+            (
+                "new",
+                cluster("end", early, early),
+                &calls(true, Some("a"), Others::Refused),
+            ),
+            ("a word", cluster("now", early, early), &itself),
+            ("noted by the operator", cluster("now", late, early), &nobody),
+            ("somebody connects", cluster("now", late, late), &itself),
+            ("nothing new", cluster("now", late, late), &nobody),
+        ] {
+            check::<Cluster>(rule, &mut memory, cluster, false, expected);
+        }
     }
 
     #[test]

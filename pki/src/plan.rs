@@ -45,6 +45,8 @@ pub const ROOT: &str = "yoke-root";
 /// Its CA, P, is under R and permits nothing but the base domain, what a pod calls its own API, and the first address of each
 /// range of Services. The key of P stays where it is; this leaf is all that the ingress may read.
 pub const INGRESS_LEAF: &str = "yoke-ingress";
+/// Name of the Certificate and Secret of what answers for clusters that sleep, under their public names.
+pub const SLEEPER_LEAF: &str = "yoke-sleeper";
 /// The Issuer that lets a CA sign itself, made by the chart.
 pub const SELF_SIGNED_ISSUER: &str = "yoke-selfsigned";
 /// User of the operator in tenant clusters.

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tower::service_fn;
 use yoke_api::cluster::DesiredState;
 use yoke_api::names::{KUBECONFIG_KEY, SSH_SERVICE_ACCOUNT};
-use yoke_api::{Cluster, JoinToken, Lenient};
+use yoke_api::{Cluster, JoinToken, Lenient, labels};
 use yoke_view::verdict::{Verdict, judge, may_pass};
 
 pub use self::join::Invitation;
@@ -121,7 +121,13 @@ impl TenantHost {
 
     /// Asks for a Cluster to run or to sleep.
     pub async fn set_state(&self, name: &str, state: DesiredState) -> Result<Cluster, Error> {
-        let patch = Patch::Merge(json!({"spec": {"state": state}}));
+        // To wake also ends a sleep that another way of asking has begun.
+        let word = match state {
+            DesiredState::Running => Some(labels::SLEEP_END),
+            DesiredState::Asleep => None,
+        };
+        let patch = json!({"metadata": {"annotations": {(labels::SLEEP): word}}, "spec": {"state": state}});
+        let patch = Patch::Merge(patch);
         let parameters = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()

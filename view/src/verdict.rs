@@ -41,6 +41,13 @@ pub fn judge(cluster: &Cluster) -> Verdict {
     )
 }
 
+/// Whether no control plane runs, as asked for, be it by the spec or otherwise.
+pub fn is_asleep(cluster: &Cluster) -> bool {
+    let status = cluster.status.as_ref();
+    let asleep = status.and_then(|status| find(&status.conditions, ConditionType::Asleep));
+    asleep.is_some_and(|asleep| asleep.status == "True")
+}
+
 /// Judges a Tenant.
 pub fn judge_tenant(tenant: &Tenant) -> Verdict {
     let status = tenant.status.as_ref();

@@ -14,4 +14,5 @@ mod refusals;
 mod rights;
 mod ssh;
 mod tenant_api;
+mod wake;
 mod workers;

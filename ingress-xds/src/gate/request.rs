@@ -7,18 +7,21 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
 use k8s_openapi::jiff::Timestamp;
+use yoke_api::ingress::Asleep;
 use yoke_api::names::is_within;
 
 use crate::model::Route;
 use crate::snapshot::{Entry, Snapshot, resource_name};
 use crate::token;
-use crate::token::TokenError;
+use crate::token::{TokenError, Verified};
 
 /// Issuers are the clusters' public names as addresses.
 const ISSUER_SCHEME: &str = "https://";
 const BEARER: &str = "bearer";
-/// Seconds after which a client may ask again.
-const RETRY_SECONDS: i32 = 1;
+/// Seconds after which a client may ask again: clients of Kubernetes do so by themselves, ten times.
+pub(crate) const SOON: i32 = 1;
+/// The same of who waits for something that may last.
+pub(crate) const LATER: i32 = 10;
 
 /// What is looked at of a request.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,14 @@ pub enum Refusal {
     Misdirected,
     /// The cluster has no ready control plane.
     NoEndpoints,
+    /// The cluster sleeps, or is being woken.
+    Asleep,
+    /// The cluster sleeps, and no request wakes it.
+    Held,
+    /// The cluster sleeps, and this caller's needs do not wake it.
+    Unneeded,
+    /// The cluster is being woken, and that does not come to an end.
+    Stuck,
     /// The cluster's requests come too fast.
     Rate,
 }
@@ -60,6 +71,10 @@ impl Refusal {
             Self::SourceNotAllowed => "source_not_allowed",
             Self::Misdirected => "misdirected",
             Self::NoEndpoints => "no_endpoints",
+            Self::Asleep => "asleep",
+            Self::Held => "held",
+            Self::Unneeded => "unneeded",
+            Self::Stuck => "stuck",
             Self::Rate => "request_rate",
         }
     }
@@ -83,10 +98,22 @@ impl Refusal {
                 "TooManyRequests",
                 "the cluster's requests through the ingress come too fast",
             ),
+            Self::Asleep => (503, "ServiceUnavailable", "the cluster is asleep, or is being woken"),
+            Self::Held => (403, "Forbidden", "the cluster is asleep, and no request wakes it"),
+            Self::Unneeded => (
+                503,
+                "ServiceUnavailable",
+                "the cluster is asleep, and does not wake for its nodes and controllers",
+            ),
+            Self::Stuck => (503, "ServiceUnavailable", "the cluster does not wake"),
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
         };
+        let seconds = match self {
+            Self::Unneeded | Self::Stuck => LATER,
+            _ => SOON,
+        };
         let details = matches!(code, 429 | 503).then(|| StatusDetails {
-            retry_after_seconds: Some(RETRY_SECONDS),
+            retry_after_seconds: Some(seconds),
             ..StatusDetails::default()
         });
         Status {
@@ -101,7 +128,7 @@ impl Refusal {
 }
 
 /// The cluster whose token a request has.
-pub fn find(snapshot: &Snapshot, request: Request<'_>, now: Timestamp) -> Result<Arc<Entry>, Refusal> {
+pub fn find(snapshot: &Snapshot, request: Request<'_>, now: Timestamp) -> Result<Verified<Arc<Entry>>, Refusal> {
     let token = request.authorization.and_then(bearer_token).ok_or(Refusal::NoToken)?;
     let find = |issuer: &str| {
         let name = issuer.strip_prefix(ISSUER_SCHEME)?;
@@ -120,21 +147,24 @@ pub fn check(snapshot: &Snapshot, entry: &Entry, request: Request<'_>) -> Result
     if is_foreign(snapshot, &entry.route, request.authority) {
         return Err(Refusal::Misdirected);
     }
-    if !entry.reachable {
-        return Err(Refusal::NoEndpoints);
+    match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
+        Some(Asleep::Held { .. }) => Err(Refusal::Held),
+        Some(Asleep::Waking { problem: Some(_), .. }) => Err(Refusal::Stuck),
+        Some(Asleep::OnConnect { .. } | Asleep::Waking { problem: None, .. }) => Err(Refusal::Asleep),
+        None if !entry.reachable => Err(Refusal::NoEndpoints),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The token, if the header is exactly the scheme, one space and the token. kube-apiserver overlooks what follows a second
 /// space; nothing may be read differently there than here.
-fn bearer_token(header: &str) -> Option<&str> {
+pub(crate) fn bearer_token(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     scheme.eq_ignore_ascii_case(BEARER).then_some(token)
 }
 
 /// Whether a host name is that of another cluster. A client may have meant another one and reused a connection.
-fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
+pub(crate) fn is_foreign(snapshot: &Snapshot, route: &Route, authority: &str) -> bool {
     let host = authority.split(':').next().unwrap_or_default();
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     match snapshot.get(&resource_name(&host)) {

@@ -3,6 +3,8 @@ use std::time::Duration;
 use yoke_runtime::budget::CAPACITY;
 
 use super::*;
+use crate::fixtures::waking;
+use crate::model::Sleep;
 use crate::snapshot::entries::entry;
 
 const LIMITS: Limits = Limits {
@@ -20,6 +22,10 @@ const LIMITS: Limits = Limits {
         burst: 5,
     },
     hold: HOLD,
+    sleeping: Rate {
+        per_second: 1,
+        burst: 3,
+    },
 };
 
 fn served() -> Snapshot {
@@ -117,6 +123,28 @@ fn both_ways_spend_a_sources_budget() {
     let named = gate.check(now, Some(&snapshot), "a.yoke.test", source);
     assert_eq!(refusal(&named), Some(Refusal::SourceRate));
     assert_eq!(refusal(&gate.check_source(now, ip("192.0.2.2"))), None, "another's");
+}
+
+#[test]
+fn a_source_knocks_at_sleeping_clusters_so_often() {
+    let now = Instant::now();
+    let mut snapshot = served();
+    let mut asleep = entry("c", &["c.yoke.test"], "1", "1");
+    let mut route = asleep.route.as_ref().clone();
+    route.asleep = Some(Sleep {
+        told: waking(None),
+        client_ca: String::new(),
+    });
+    asleep.route = Arc::new(route);
+    snapshot.set("name/c.yoke.test", Some(asleep));
+    let mut gate = Gate::new(LIMITS, now);
+    let mut knock = |name: &str, source: &str| refusal(&gate.check(now, Some(&snapshot), name, ip(source)));
+    for _ in 0..3 {
+        assert_eq!(knock("c.yoke.test", "192.0.2.1"), None);
+    }
+    assert_eq!(knock("c.yoke.test", "192.0.2.1"), Some(Refusal::SourceRate));
+    assert_eq!(knock("c.yoke.test", "192.0.2.2"), None, "another's");
+    assert_eq!(knock("a.yoke.test", "192.0.2.1"), None, "one that is awake");
 }
 
 #[test]

@@ -14,13 +14,15 @@ const DASHBOARD: &str = "ingress.json";
 /// Of Envoy's own; a test on the real one shows that it has it.
 const ENVOYS: &str = "envoy_access_logs_grpc_access_log_logs_dropped";
 /// What is not a metric in the dashboard's expressions.
-const WORDS: [&str; 16] = [
+const WORDS: [&str; 18] = [
+    "answer",
     "by",
     "cluster",
     "code",
     "label_values",
     "max",
     "min",
+    "outcome",
     "rate",
     "result",
     "sum",
@@ -45,6 +47,10 @@ fn exported() -> BTreeSet<String> {
     metrics.count_reload(true);
     metrics.count_base_change(true);
     metrics.count_entry(true);
+    metrics.count_sleeper("waking");
+    metrics.count_knock(true);
+    metrics.count_wake("told");
+    metrics.count_wake_write(true);
     let served = entry("a", &["a"], "1", "1");
     for kind in [Ended::Connection, Ended::Request { code: 200 }] {
         assert!(served.traffic.count(&Record {

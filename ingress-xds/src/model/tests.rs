@@ -3,7 +3,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems};
+use crate::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, waking};
 
 type Routes = BTreeMap<String, (String, Vec<String>)>;
 
@@ -73,6 +73,106 @@ fn expected(rows: &[(&str, &ClusterFixture, &[&str])]) -> Routes {
         ((*name).to_owned(), (fixture.namespace(), addresses))
     };
     rows.iter().map(row).collect()
+}
+
+#[test]
+fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
+    let extra = "api.example.org";
+    let a = a().with_extra_names(&[extra]).with_konnectivity();
+    let asleep = a.clone().asleep(waking(None));
+    let konnectivity = a.konnectivity_name();
+    let address: &[&str] = &["10.0.0.1"];
+    let sleeper: &[&str] = &["10.9.9.9"];
+    let rules = |sleeper: Option<&str>| Rules {
+        sleeper: sleeper.map(|address| address.parse().unwrap()),
+        ..Rules::new(BASE_DOMAIN)
+    };
+    for (rule, address_of_sleeper, first, expected_address) in [
+        ("asleep", Some("10.9.9.9:18443"), &asleep, sleeper),
+        ("awake", Some("10.9.9.9:18443"), &a, address),
+        ("without a sleeper", None, &asleep, address),
+    ] {
+        let mut table = Table::new(rules(address_of_sleeper));
+        table.apply(slice(first));
+        table.apply(config(first));
+        let mut routes = Routes::new();
+        follow(&mut routes, &mut table);
+        assert_eq!(routes[A].1, address, "{rule}, without a certificate");
+        table.apply(Event::Sleeper(true));
+        follow(&mut routes, &mut table);
+        let rows = [
+            (A, first, expected_address),
+            (extra, first, address),
+            (konnectivity.as_str(), first, address),
+        ];
+        assert_eq!(routes, expected(&rows), "{rule}");
+        // And back again.
+        table.apply(config(&a));
+        follow(&mut routes, &mut table);
+        assert_eq!(routes[A].1, address, "{rule}");
+    }
+    let mut table = Table::new(rules(Some("10.9.9.9:18443")));
+    table.apply(Event::Sleeper(true));
+    table.apply(config(&asleep));
+    let target = table.take_changes().remove(A).flatten().unwrap();
+    assert_eq!(target.port, 18443);
+    let client_ca = &target.route.asleep.as_ref().unwrap().client_ca;
+    assert!(client_ca.starts_with("-----BEGIN CERTIFICATE-----"), "{client_ca}");
+}
+
+#[test]
+fn a_cluster_wakes_when_its_address_is_seen() {
+    let rules = Rules {
+        sleeper: Some("10.9.9.9:18443".parse().unwrap()),
+        ..Rules::new(BASE_DOMAIN)
+    };
+    let address: &[&str] = &["10.0.0.1"];
+    let sleeper: &[&str] = &["10.9.9.9"];
+    let none: &[&str] = &[];
+    let held = Asleep::Held { why: "No.".into() };
+    for (rule, before, expected) in [
+        ("being woken", Some(waking(None)), sleeper),
+        ("held", Some(held), none),
+        ("new", None, none),
+    ] {
+        let mut table = Table::new(rules.clone());
+        table.apply(Event::Sleeper(true));
+        if let Some(before) = before {
+            table.apply(config(&a().asleep(before)));
+        }
+        let mut routes = Routes::new();
+        follow(&mut routes, &mut table);
+        for _ in 0..2 {
+            table.apply(config(&a()));
+            follow(&mut routes, &mut table);
+            assert_eq!(routes[A].1, expected, "{rule}");
+        }
+        table.apply(slice(&a()));
+        follow(&mut routes, &mut table);
+        assert_eq!(routes[A].1, address, "{rule}");
+        table.apply(slice(&a().at(&[], 6443)));
+        follow(&mut routes, &mut table);
+        assert_eq!(routes[A].1, none, "{rule}: one that fails later does not sleep");
+    }
+}
+
+#[test]
+fn who_can_be_led_to_is_known_before_the_table_is() {
+    for (rule, sleeper, expected) in [
+        ("none", None, true),
+        ("one", Some("10.9.9.9:18443".parse().unwrap()), false),
+    ] {
+        let mut table = Table::new(Rules {
+            sleeper,
+            ..Rules::new(BASE_DOMAIN)
+        });
+        table.apply(Event::Config(Watched::Listed(BTreeSet::new())));
+        table.apply(Event::Slice(Watched::Listed(BTreeSet::new())));
+        table.apply(Event::Certificate(Watched::Listed(BTreeSet::new())));
+        assert_eq!(table.is_synced(), expected, "{rule}");
+        table.apply(Event::Sleeper(false));
+        assert!(table.is_synced(), "{rule}");
+    }
 }
 
 #[test]

@@ -19,15 +19,19 @@ use envoy_types::pb::google::protobuf::{Struct, Value};
 use envoy_types::pb::google::rpc;
 use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
+use yoke_api::ingress::Asleep;
 
 use crate::gate::request;
 use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
 use crate::model::Route;
 use crate::routing::Snapshots;
+use crate::server::hold::Hold;
 use crate::server::tarpit::Tarpit;
 use crate::server::{Context, to_socket};
+use crate::sleeper::plan::build_advice;
 use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::token::Verified;
 
 /// Key of the verdict in the connection's or request's dynamic metadata, which Envoy's access log shows.
 pub(super) const VERDICT: &str = "verdict";
@@ -46,6 +50,11 @@ const ROUTE_HEADER: &str = "x-yoke-cluster";
 const AUTHORIZATION: &str = "authorization";
 const JSON: &str = "application/json";
 
+/// A cluster, with whose of its tokens a request has.
+type Found = Verified<Arc<Entry>>;
+/// Why a request goes nowhere, with the cluster whose token it has.
+type Refused<T> = (request::Refusal, Option<T>);
+
 /// The service.
 #[derive(Debug)]
 pub(super) struct Gatekeeper {
@@ -53,6 +62,7 @@ pub(super) struct Gatekeeper {
     gate: Arc<Mutex<Gate>>,
     tarpit: Tarpit,
     metrics: Metrics,
+    hold: Hold,
 }
 
 impl Gatekeeper {
@@ -62,6 +72,12 @@ impl Gatekeeper {
             gate,
             tarpit: Tarpit::new(context.limits.hold),
             metrics: context.metrics.clone(),
+            hold: Hold::new(
+                context.snapshots.clone(),
+                context.waker.clone(),
+                context.metrics.clone(),
+                context.drain.clone(),
+            ),
         }
     }
 }
@@ -78,7 +94,7 @@ impl Authorization for Gatekeeper {
         // Only Envoy's HTTP filter says anything of a request.
         let is_source = terminated && http.is_none();
         let response = match http {
-            Some(http) => self.check_request(&attributes, &http),
+            Some(http) => self.check_request(&attributes, &http).await,
             None if terminated => self.check_source(&attributes),
             None => self.check_connection(&attributes),
         };
@@ -132,14 +148,13 @@ impl Gatekeeper {
         to_response(code, word, entry.map(|entry| entry.route.as_ref()))
     }
 
-    fn check_request(&self, attributes: &AttributeContext, http: &HttpRequest) -> CheckResponse {
-        let snapshot = self.snapshots.borrow().clone();
+    async fn check_request(&self, attributes: &AttributeContext, http: &HttpRequest) -> CheckResponse {
         let facts = request::Request {
             authorization: http.headers.get(AUTHORIZATION).map(String::as_str),
             authority: &http.host,
             source: find_source(attributes).map(|source| source.ip()),
         };
-        match self.judge(snapshot.as_deref(), facts) {
+        match self.judge_awake(facts).await {
             Ok(entry) => {
                 self.metrics.count_request(ALLOWED);
                 CheckResponse {
@@ -156,26 +171,41 @@ impl Gatekeeper {
                     _ => Code::PermissionDenied,
                 };
                 CheckResponse {
-                    http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal))),
+                    http_response: Some(HttpResponse::DeniedResponse(translate_refusal(refusal, route))),
                     ..to_response(code, word, route)
                 }
             }
         }
     }
 
-    /// The cluster to which a request goes, or why it does not, with the cluster whose token it has.
-    fn judge(
-        &self,
-        snapshot: Option<&Snapshot>,
-        request: request::Request<'_>,
-    ) -> Result<Arc<Entry>, (request::Refusal, Option<Arc<Entry>>)> {
+    /// The cluster to which a request goes, or why it does not, with the cluster whose token it has. One that sleeps is woken.
+    async fn judge_awake(&self, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Arc<Entry>>> {
+        let snapshot = self.snapshots.borrow().clone();
+        let (subject, entry) = match self.judge(snapshot.as_deref(), request) {
+            Err((request::Refusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
+            result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
+        };
+        let waited = self.hold.wait(&entry, subject, request.source).await;
+        // As it is by now: the token may have ended, or somebody have forbidden the source.
+        let snapshot = self.snapshots.borrow().clone();
+        waited.map_err(|refusal| {
+            let name = resource_name(&entry.route.public_name);
+            let now = snapshot.as_ref().and_then(|all| all.get(&name).cloned());
+            (refusal, now.or(Some(entry)))
+        })?;
+        let judged = self.judge(snapshot.as_deref(), request);
+        judged.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster)))
+    }
+
+    fn judge(&self, snapshot: Option<&Snapshot>, request: request::Request<'_>) -> Result<Arc<Entry>, Refused<Found>> {
         let snapshot = snapshot.ok_or((request::Refusal::NotSynced, None))?;
         // The signature is verified outside of the lock.
-        let entry = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
-        let checked = request::check(snapshot, &entry, request).and_then(|()| self.take_request(&entry));
+        let found = request::find(snapshot, request, Timestamp::now()).map_err(|refusal| (refusal, None))?;
+        let entry = &found.cluster;
+        let checked = request::check(snapshot, entry, request).and_then(|()| self.take_request(entry));
         match checked {
-            Ok(()) => Ok(entry),
-            Err(refusal) => Err((refusal, Some(entry))),
+            Ok(()) => Ok(found.cluster),
+            Err(refusal) => Err((refusal, Some(found))),
         }
     }
 
@@ -211,8 +241,15 @@ fn translate_route(route: &Route) -> OkHttpResponse {
     }
 }
 
-fn translate_refusal(refusal: request::Refusal) -> DeniedHttpResponse {
-    let status = refusal.to_status();
+fn translate_refusal(refusal: request::Refusal, route: Option<&Route>) -> DeniedHttpResponse {
+    let mut status = refusal.to_status();
+    match (refusal, route.and_then(|route| Some(&route.asleep.as_ref()?.told))) {
+        (request::Refusal::Held, Some(Asleep::Held { why })) => status.message = Some(why.clone()),
+        (request::Refusal::Stuck, Some(Asleep::Waking { problem, .. })) => {
+            status.message = problem.as_deref().map(build_advice);
+        }
+        _ => {}
+    }
     let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
     let retry = retry.map(|seconds| to_header("retry-after", seconds.to_string()));
     DeniedHttpResponse {

@@ -45,7 +45,7 @@ fn owner(token: &str) -> Result<String, TokenError> {
 fn owner_among(token: &str, clusters: &[TokenTrust]) -> Result<String, TokenError> {
     let find = |issuer: &str| clusters.iter().find(|trust| trust.issuer == issuer);
     let now = Timestamp::from_second(NOW).unwrap();
-    verify(token, now, find, |trust| *trust).map(|trust| trust.issuer.clone())
+    verify(token, now, find, |trust| *trust).map(|verified| verified.cluster.issuer.clone())
 }
 
 fn of_a() -> Value {

@@ -1,4 +1,4 @@
-//! The Secret with the ingress's certificate → chain and key, or why it is not believed. Pure.
+//! A Secret with a certificate of the ingress's → chain and key, or why it is not believed. Pure.
 //!
 //! Envoy refuses what it cannot use and keeps what it has; the checks here say so where the host's owner looks for it.
 
@@ -9,7 +9,6 @@ use k8s_openapi::jiff::Timestamp;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::ParsedCertificate;
 use yoke_pki::inspect::InspectError;
-use yoke_pki::plan::INGRESS_LEAF;
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
@@ -29,7 +28,7 @@ pub struct IngressCertificate {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// It is another Secret.
-    #[error("the Secret is not {INGRESS_LEAF} in {PKI_NAMESPACE}")]
+    #[error("the Secret is not the one in {PKI_NAMESPACE} that is looked for")]
     Place,
     /// A key is missing or no text; cert-manager has not issued the certificate yet.
     #[error("the key {0} is missing")]
@@ -60,10 +59,10 @@ impl fmt::Debug for IngressCertificate {
     }
 }
 
-/// Believes the Secret or says why not.
-pub fn validate_secret(object: &Secret) -> Result<IngressCertificate, CertificateError> {
+/// Believes the Secret of this name or says why not.
+pub fn validate_secret(object: &Secret, name: &str) -> Result<IngressCertificate, CertificateError> {
     let place = (object.metadata.namespace.as_deref(), object.metadata.name.as_deref());
-    if place != (Some(PKI_NAMESPACE), Some(INGRESS_LEAF)) {
+    if place != (Some(PKI_NAMESPACE), Some(name)) {
         return Err(CertificateError::Place);
     }
     let text = |key: &'static str| {

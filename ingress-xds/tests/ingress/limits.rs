@@ -65,9 +65,9 @@ async fn connections_of_one_cluster_are_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn open_requests_of_one_cluster_are_counted() {
-    let stage = Stage::with(&[], |site| site.limits.requests = 3).await;
-    let [a, b] = [stage.bearer(0), stage.bearer(1)];
     for http in BOTH {
+        let stage = Stage::with(&[], |site| site.limits.requests = 3).await;
+        let [a, b] = [stage.bearer(0), stage.bearer(1)];
         let mut held = Vec::new();
         for _ in 0..3 {
             let mut client = stage.client(http).await;

@@ -20,6 +20,7 @@ mod support;
 mod terminated;
 mod traffic;
 mod transport;
+mod wake;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -8,7 +8,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store as Cache};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use yoke_api::cluster::{DeletionPolicy, DesiredState};
+use yoke_api::cluster::DeletionPolicy;
+use yoke_api::ingress::Asleep;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, Reason};
 use yoke_pki::plan::LeafRole;
@@ -19,9 +20,10 @@ use super::build::{Blueprint, Materials, secrets, stateful_set};
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
+use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
-use super::{addons, copies, incarnation, kept, probe, workers};
+use super::{addons, copies, incarnation, kept, probe, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -43,6 +45,8 @@ pub(super) struct Applied {
     pub(super) nodes: Option<i32>,
     pub(super) addons: Option<State>,
     pub(super) workers: Option<workers::Workers>,
+    /// Why it takes longer to wake than it should.
+    pub(super) wake_problem: Option<String>,
 }
 
 impl Applied {
@@ -60,6 +64,7 @@ impl Applied {
             nodes: None,
             addons: None,
             workers: None,
+            wake_problem: None,
         }
     }
 
@@ -95,27 +100,79 @@ pub(super) async fn apply(
     let (service_account, (store, credentials)) = (service_account?, store?);
     let mut applied = Applied::new(store, observed);
     let plan = &blueprint.accepted.plan;
+    let is_asleep = Rest::of(cluster).is_asleep();
+    let mut asked = Asked {
+        asleep: plan_told(context, identity, observed, Rest::of(cluster).to_told(&identity.uid)),
+        ..Asked::of(blueprint.spec)
+    };
+    if let Some(Asleep::Waking { problem, .. }) = &asked.asleep {
+        applied.wake_problem.clone_from(problem);
+    }
     let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
         Ok(materials) => {
-            let asked = Asked::of(blueprint.spec);
-            copies::apply(context, identity, asked, &materials, &mut applied).await??;
+            copies::apply(context, identity, asked.clone(), &materials, &mut applied).await??;
             Some(materials)
         }
         Err(missing) => {
             applied.wait_for(&missing);
+            // Who connects must not find a pod that is to end, nor a sleeper before an API that answers.
+            withdraw::tell_asleep(context, identity, asked.asleep.clone()).await?;
             None
         }
     };
-    apply_control_plane(context, blueprint, observed, materials.as_ref(), &mut applied).await?;
-    // The API was asked just now.
-    if let Some(materials) = materials
-        && blueprint.spec.state != DesiredState::Asleep
-    {
-        let generation = cluster.metadata.generation;
-        applied.addons = addons::ensure(context, blueprint, generation, &materials.kubelet_ca, &applied).await;
-        applied.workers = workers::ensure(context, blueprint, generation, &applied).await;
+    apply_control_plane(
+        context,
+        blueprint,
+        observed,
+        materials.as_ref(),
+        is_asleep,
+        &mut applied,
+    )
+    .await?;
+    if is_asleep {
+        context.forget_answers(&identity.id);
     }
+    let Some(materials) = materials.filter(|_| !is_asleep) else {
+        return Ok(applied);
+    };
+    // Who connects goes to the API as soon as that answers, and not before.
+    if asked.asleep.is_some()
+        && let Some(pod) = observed.staying_pod()
+        && probe::answers(context, identity, observed, &materials).await
+    {
+        asked.asleep = None;
+        applied.wake_problem = None;
+        let ingress = hosted::build_ingress(identity, asked.clone(), &materials);
+        context.clusters.apply(&context.caches.config_maps, &ingress).await?;
+        context.note(&identity.id, |seen| seen.awake.clone_from(&pod.metadata.uid));
+    }
+    probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
+    let generation = cluster.metadata.generation;
+    applied.addons = addons::ensure(context, blueprint, generation, &materials.kubelet_ca, &applied).await;
+    applied.workers = workers::ensure(context, blueprint, generation, &applied).await;
     Ok(applied)
+}
+
+/// What the ingress tells those who connect while no API answers.
+pub(super) fn plan_told(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    wanted: Option<Asleep>,
+) -> Option<Asleep> {
+    let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
+    // The cache may lag behind what the ingress was told, and the kubelet behind the API.
+    let known = context.seen(&identity.id).awake;
+    let answers = observed
+        .staying_pod()
+        .is_some_and(|pod| observed.answers().is_ok() || known.is_some() && known == pod.metadata.uid);
+    let wait = || match gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods) {
+        ControlPlane::Pending(why) => why,
+        ControlPlane::Failing { container, why } => format!("Container {container} ends again and again ({why})."),
+        ControlPlane::Running { .. } => "The API server does not answer yet.".to_owned(),
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => "No pod is made yet.".to_owned(),
+    };
+    rest::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now())
 }
 
 /// The hosted namespace, then what is in it and waits for nothing.
@@ -259,10 +316,10 @@ async fn apply_control_plane(
     blueprint: &Blueprint<'_>,
     observed: &Observed,
     materials: Option<&Materials>,
+    is_asleep: bool,
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
-    let asleep = blueprint.spec.state == DesiredState::Asleep;
     let store_ready = applied.store.state.status == Some(true);
     // Once there is a control plane it is kept in step even while NATS does not answer the operator.
     if !store_ready && observed.stateful_set.is_none() {
@@ -285,7 +342,7 @@ async fn apply_control_plane(
     let mut start = stateful_set::Start {
         incarnation: 0,
         digest,
-        replicas: i32::from(!asleep),
+        replicas: i32::from(!is_asleep),
         has_spare,
         has_konnectivity,
     };
@@ -295,9 +352,5 @@ async fn apply_control_plane(
     context.clusters.apply(&caches.stateful_sets, &set).await?;
     copies::replace_stuck(context, observed).await?;
     applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods);
-    if let Some(materials) = materials.filter(|_| !asleep) {
-        let asked = Asked::of(blueprint.spec);
-        probe::look_at_api(context, blueprint.identity, observed, materials, &asked, applied).await;
-    }
     Ok(())
 }

@@ -12,6 +12,7 @@ use yoke_api::{Cluster, Reason, Tenant};
 
 use super::gate::ControlPlane;
 use super::identity::Identity;
+use super::rest::Rest;
 use super::status::Outcome;
 use super::validate::Surroundings;
 use crate::conditions::State;
@@ -95,7 +96,8 @@ pub(super) fn outcome() -> Outcome {
         accepted: Ok(()),
         paused: false,
         kept: false,
-        asleep: false,
+        rest: Rest::Awake,
+        wake_problem: None,
         version: Some("v1.35.4".into()),
         store: State::yes(Reason::AsExpected, "There."),
         account: Some("A".into()),

@@ -98,6 +98,18 @@ impl Observed {
         }
     }
 
+    /// The pod of the control plane, if it is to stay: one that was to end when the Cluster was asked for again is not.
+    pub(super) fn staying_pod(&self) -> Option<&Pod> {
+        let set = self.stateful_set.as_deref()?;
+        let replicas = set.spec.as_ref().and_then(|spec| spec.replicas);
+        let seen = set.status.as_ref().and_then(|status| status.observed_generation);
+        let [pod] = self.pods.as_slice() else {
+            return None;
+        };
+        let stays = replicas != Some(0) && seen == set.metadata.generation && pod.metadata.deletion_timestamp.is_none();
+        stays.then_some(pod)
+    }
+
     /// Whether no control plane is asked for, whatever the spec says now.
     pub(super) fn is_asleep(&self) -> bool {
         let spec = self.stateful_set.as_deref().and_then(|set| set.spec.as_ref());

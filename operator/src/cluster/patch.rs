@@ -1,19 +1,25 @@
 //! Writes to the Cluster object itself: identity, finalizer, status.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::Patch;
+use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::cluster::{ClusterStatus, Phase};
+use yoke_api::sleep::ActivityStatus;
 use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, Lenient, VERSION, labels};
 
 use super::CONTROLLER;
 use super::identity::Identity;
+use super::rest;
 use super::status::{self, Outcome};
 use crate::apply::is_held;
 use crate::conditions;
 use crate::context::Context;
 use crate::error::ReconcileError;
+
+/// Owner of `status.activity.sleepRequestedTime`.
+const SLEEP_MANAGER: &str = "yoke-operator-sleep";
 
 /// What the operator owns of a Cluster beside its status. Applied as a whole, and as nothing more: a typed Cluster would
 /// own every default of the spec.
@@ -49,6 +55,19 @@ struct StatusPatch<'a> {
     status: &'a ClusterStatus,
 }
 
+/// Removes the annotation, if the object is as it was read.
+#[derive(Debug, Serialize)]
+struct WordPatch {
+    metadata: WordMetadata,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WordMetadata {
+    resource_version: String,
+    annotations: std::collections::BTreeMap<&'static str, Option<String>>,
+}
+
 #[derive(Debug, Serialize)]
 struct StatusMetadata {
     name: String,
@@ -79,6 +98,54 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
     }
     let id = found.id().unwrap_or_else(|| draw(context));
     write_identity(context, &found, &id).await.map(Some)
+}
+
+/// Notes in the status what the annotation asks for, and then removes it; during a pause it stays. `None`: the object is gone, or changes meanwhile.
+///
+/// An operator that ends in between does so again: a Cluster that somebody has just woken sleeps once more, and wakes again for
+/// the next request.
+pub(super) async fn take_word(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    if rest::is_overruled(&cluster) {
+        return request_sleep(context, &cluster, None).await;
+    }
+    if cluster.spec.paused || rest::plan_word(&cluster).is_none() {
+        return Ok(Some(cluster));
+    }
+    // The watch may lag behind what was taken a moment ago.
+    let api = api(context, &cluster);
+    let name = cluster.name_any();
+    let found = api
+        .get_opt(&name)
+        .await
+        .and_then(|found| found.map(Lenient::into_object).transpose());
+    let found = found.map_err(ReconcileError::host("a Cluster"))?;
+    let Some(found) = found.filter(|found| found.uid() == cluster.uid()) else {
+        return Ok(None);
+    };
+    let Some(word) = rest::plan_word(&found) else {
+        return Ok(Some(found));
+    };
+    let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
+    let asked = rest::plan_sleep_requested(before, word, Timestamp::now());
+    let Some(noted) = request_sleep(context, &found, asked).await? else {
+        return Ok(None);
+    };
+    tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "annotation taken up");
+    let patch = WordPatch {
+        metadata: WordMetadata {
+            // Another word that was given meanwhile stays.
+            resource_version: noted.resource_version().unwrap_or_default(),
+            annotations: [(labels::SLEEP, None)].into(),
+        },
+    };
+    let taken = api
+        .patch(&name, &context.clusters.merge_params(), &Patch::Merge(&patch))
+        .await;
+    match taken.and_then(Lenient::into_object) {
+        Ok(cluster) => Ok(Some(cluster)),
+        Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => Ok(None),
+        Err(error) => Err(ReconcileError::host("a Cluster's annotation")(error)),
+    }
 }
 
 /// Removes the finalizer, by which the object goes.
@@ -134,8 +201,17 @@ pub(super) async fn write_status(
     if !write(context, cluster, &status).await? {
         return Ok(());
     }
-    let notices = conditions::build_notices(&states, &before.conditions, &status::TOLD, "Reconcile");
+    // That a Cluster begins awake is no news.
+    let begins = conditions::find(&before.conditions, ConditionType::Asleep).is_none();
+    let told = if begins { &status::TOLD[1..] } else { &status::TOLD };
+    let notices = conditions::build_notices(&states, &before.conditions, told, "Reconcile");
     context.events.publish(cluster, &notices).await;
+    if let Some(woken) = rest::plan_woken(&status) {
+        request_sleep(context, cluster, None).await?;
+        let seconds = Timestamp::now().duration_since(woken).as_secs_f64();
+        context.metrics.woke(seconds);
+        tracing::info!(controller = CONTROLLER, cluster = %identity.id, seconds, "cluster is awake");
+    }
     let first = before.history.iter().all(|entry| entry.completed.is_none());
     let ready = conditions::find(&status.conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True");
     if let (true, true, Some(made)) = (first, ready, cluster.creation_timestamp()) {
@@ -159,6 +235,38 @@ pub(super) async fn write(
     {
         return Ok(false);
     }
+    let status = ClusterStatus {
+        activity: None,
+        ..status.clone()
+    };
+    let written = apply_status(context, cluster, &status, context.clusters.params()).await?;
+    Ok(written.is_some())
+}
+
+/// Asks a Cluster to sleep, or takes that back. As a field manager of its own: a status that is written by what a cache
+/// knew must not end a sleep, nor begin it anew. `None`: the object is gone.
+pub(super) async fn request_sleep(
+    context: &Context,
+    cluster: &Cluster,
+    time: Option<Time>,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let status = ClusterStatus {
+        activity: Some(ActivityStatus {
+            sleep_requested_time: time,
+            wake_requested_time: None,
+        }),
+        ..ClusterStatus::default()
+    };
+    apply_status(context, cluster, &status, &PatchParams::apply(SLEEP_MANAGER).force()).await
+}
+
+/// Applies a part of a status. `None`: the object is gone.
+async fn apply_status(
+    context: &Context,
+    cluster: &Cluster,
+    status: &ClusterStatus,
+    params: &PatchParams,
+) -> Result<Option<Cluster>, ReconcileError> {
     let patch = StatusPatch {
         api_version: format!("{GROUP}/{VERSION}"),
         kind: "Cluster",
@@ -169,12 +277,12 @@ pub(super) async fn write(
         status,
     };
     let written = api(context, cluster)
-        .patch_status(&cluster.name_any(), context.clusters.params(), &Patch::Apply(&patch))
+        .patch_status(&cluster.name_any(), params, &Patch::Apply(&patch))
         .await;
-    match written {
-        Ok(_) => Ok(true),
+    match written.and_then(Lenient::into_object) {
+        Ok(cluster) => Ok(Some(cluster)),
         // It is gone, or another of its name: there is nothing to say.
-        Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(false),
+        Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(None),
         Err(error) => Err(ReconcileError::host("a Cluster's status")(error)),
     }
 }

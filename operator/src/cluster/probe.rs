@@ -103,6 +103,20 @@ pub(super) async fn look_at_api(
     }
 }
 
+/// Whether the API answers now, inside the host.
+pub(super) async fn answers(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    materials: &Materials,
+) -> bool {
+    let Some(inside) = inside(identity, observed.service.as_deref(), materials) else {
+        return false;
+    };
+    let asked = tokio::time::timeout(LOOK_LIMIT, ask(context, &identity.id, Way::Inside, &inside)).await;
+    asked.is_ok_and(|api| api.is_ok())
+}
+
 /// How to reach the API inside the host; `None` while the Service has no address.
 fn inside(identity: &Identity, service: Option<&Service>, materials: &Materials) -> Option<Access> {
     let operator = materials.leaf(LeafRole::Operator);

@@ -11,6 +11,7 @@ use yoke_api::{Cluster, ConditionType, Reason};
 
 use super::gate::ControlPlane;
 use super::identity::Identity;
+use super::rest::Rest;
 use super::validate::Refusal;
 use super::workers::Workers;
 use crate::conditions::{self, State};
@@ -20,8 +21,9 @@ use states::plan_states;
 
 pub use states::plan_accepted;
 
-/// The types of conditions whose changes are told by events.
-pub const TOLD: [ConditionType; 4] = [
+/// The types of conditions whose changes are told by events; of the first the beginning is not.
+pub const TOLD: [ConditionType; 5] = [
+    ConditionType::Asleep,
     ConditionType::Accepted,
     ConditionType::Ready,
     ConditionType::StoreReady,
@@ -59,8 +61,10 @@ pub struct Outcome {
     pub paused: bool,
     /// Whether the spec was refused, and the control plane that it once asked for is kept alive.
     pub kept: bool,
-    /// Whether no control plane is asked for; of a spec that is not carried out, whether none was.
-    pub asleep: bool,
+    /// Whether a control plane is asked for; of a spec that is not carried out, whether one was.
+    pub rest: Rest,
+    /// Why it takes longer to wake than it should.
+    pub wake_problem: Option<String>,
     /// Version to run; absent if the spec was refused.
     pub version: Option<String>,
     /// Account, stream, bytes.
@@ -145,6 +149,8 @@ pub fn plan_status(
                 }),
             })
             .or(before.pki),
+        // Not written here: who asks for it writes it.
+        activity: before.activity,
         nodes: outcome.nodes.or(before.nodes),
         workers: outcome
             .workers

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::cluster::EndpointSpec;
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig, MAX_SOURCES};
+use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, MAX_SOURCES};
 use yoke_api::labels::component;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_api::{Cidr, Cluster};
@@ -46,6 +46,20 @@ pub(super) fn find_told(context: &Context, identity: &Identity) -> Option<Ingres
     let map = context.caches.config_maps.get(&key)?;
     let text = map.data.as_ref()?.get(CONFIG_KEY)?;
     serde_json::from_str(text).ok()
+}
+
+/// Tells the ingress whether the API is to answer, and else what it was told before.
+pub(super) async fn tell_asleep(
+    context: &Context,
+    identity: &Identity,
+    asleep: Option<Asleep>,
+) -> Result<(), ApplyError> {
+    let Some(told) = find_told(context, identity).filter(|told| told.asleep != asleep) else {
+        return Ok(());
+    };
+    let map = hosted::build_ingress_map(identity, &IngressConfig { asleep, ..told });
+    context.clusters.apply(&context.caches.config_maps, &map).await?;
+    Ok(())
 }
 
 /// Where a Cluster has something that may have to be taken back; `None` if nowhere, which is so of most.

@@ -33,8 +33,9 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
     pods.patch_status("control-plane-0", &params, &Patch::Merge(status))
         .await
         .unwrap();
-    let status = serde_json::json!({"status": {"replicas": 1, "readyReplicas": 1}});
     let sets = host.api::<StatefulSet>(&hosted);
+    let seen = sets.get("control-plane").await.unwrap().metadata.generation;
+    let status = serde_json::json!({"status": {"replicas": 1, "readyReplicas": 1, "observedGeneration": seen}});
     sets.patch_status("control-plane", &params, &Patch::Merge(status))
         .await
         .unwrap();
@@ -71,7 +72,7 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
         .await;
     let phase = async || host.cluster("a").await.status.unwrap().phase;
     host.bring("a", "the pod is to end", async || {
-        ready(&host).await == "False/AsleepByRequest"
+        ready(&host).await == "False/AsleepByOwner"
     })
     .await;
     assert_eq!(phase().await, Some(Phase::Updating));

@@ -11,7 +11,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::apply::Applier;
@@ -243,10 +243,23 @@ impl Host {
     /// One reconciliation of the Cluster as it is.
     pub(crate) async fn reconcile(&self, name: &str) -> Result<Action, ReconcileError> {
         self.settle().await;
-        let Some(cluster) = self.clusters().get_opt(name).await.unwrap() else {
+        let Some(cluster) = self.known_cluster(name).await else {
             return Ok(Action::await_change());
         };
-        Box::pin(cluster::reconcile(Arc::new(cluster), Arc::clone(&self.context))).await
+        Box::pin(cluster::reconcile(cluster, Arc::clone(&self.context))).await
+    }
+
+    /// A Cluster as the operator knows it, when it has seen what is there now.
+    async fn known_cluster(&self, name: &str) -> Option<Arc<Cluster>> {
+        let key = ObjectRef::new(name).within(TENANT);
+        loop {
+            let there = self.clusters().get_opt(name).await.unwrap()?;
+            let known = self.context.caches.clusters.get(&key);
+            if let Some(known) = known.filter(|known| known.resource_version() == there.resource_version()) {
+                return Some(known);
+            }
+            self.settle().await;
+        }
     }
 
     pub(crate) async fn reconcile_tenant(&self) -> Result<Action, ReconcileError> {

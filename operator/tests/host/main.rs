@@ -21,6 +21,7 @@ mod reaped;
 mod refused;
 mod restored;
 mod room;
+mod sleep;
 mod sources;
 mod starts;
 #[path = "../support/mod.rs"]

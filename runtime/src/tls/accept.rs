@@ -38,6 +38,11 @@ pub trait Admission: Clone + Send + Sync + 'static {
 
     /// A client was admitted, or not.
     fn count(&self, admitted: bool);
+
+    /// Whether anybody may knock: then the log tells of those who are not admitted only at level debug.
+    fn is_public(&self) -> bool {
+        false
+    }
 }
 
 impl Admission for () {
@@ -116,11 +121,13 @@ async fn admit(
         _ = given_up => Err(io::Error::other("given up for another client")),
     };
     admission.count(result.is_ok());
+    let is_public = admission.is_public();
     match result {
         Ok(stream) => {
             // Without a receiver the server is ending.
             let _ = accepted.send(Ok(stream)).await;
         }
+        Err(error) if is_public => tracing::debug!(%peer, error = &error as &dyn Error, "A client was not admitted"),
         Err(error) => tracing::warn!(%peer, error = &error as &dyn Error, "A client was not admitted"),
     }
 }

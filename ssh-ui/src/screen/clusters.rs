@@ -158,7 +158,11 @@ fn to_row(cluster: &Cluster) -> Row {
     let ready = status.and_then(|status| find(&status.conditions, ConditionType::Ready));
     let endpoint = status.and_then(|status| status.endpoint.as_ref());
     Row {
-        state: cluster.spec.state,
+        state: match status.and_then(|status| status.phase) {
+            // It may sleep though it is asked to run: see the annotation `yoke.drzzl.io/sleep`.
+            Some(Phase::Asleep) => DesiredState::Asleep,
+            _ => cluster.spec.state,
+        },
         phase: status.and_then(|status| status.phase),
         ready: ready.map(|ready| ready.status == "True"),
         version: status.and_then(|status| status.version.as_deref()).map(clip),

@@ -2,6 +2,7 @@
 
 use kube::runtime::watcher::Event as Change;
 use serde_json::json;
+use yoke_api::cluster::Phase;
 
 use super::*;
 
@@ -20,6 +21,13 @@ fn cluster(name: &str) -> Cluster {
 fn asleep(name: &str) -> Cluster {
     let mut cluster = cluster(name);
     cluster.spec.state = DesiredState::Asleep;
+    cluster
+}
+
+/// Asked to run, and sent to sleep until somebody needs it.
+fn dozing(name: &str) -> Cluster {
+    let mut cluster = cluster(name);
+    cluster.status.get_or_insert_default().phase = Some(Phase::Asleep);
     cluster
 }
 
@@ -96,6 +104,7 @@ fn keys_become_command_lines() {
         ("not deleted after all", "da\x1b", None),
         ("asleep", "s", line("sleep a")),
         ("awake", "↓s", line("wake b")),
+        ("though it is asked to run", "↓↓s", line("wake c")),
         ("from its own page", "\rs", line("sleep a")),
         ("leaves", "q", Some(Deed::Leave)),
         ("leaves from anywhere", "cnew^", Some(Deed::Leave)),
@@ -103,7 +112,7 @@ fn keys_become_command_lines() {
         ("help goes away by any key", "?q", None),
         ("back, and then leaves", "\rqq", Some(Deed::Leave)),
     ] {
-        let mut screen = screen(vec![cluster("a"), asleep("b")]);
+        let mut screen = screen(vec![cluster("a"), asleep("b"), dozing("c")]);
         assert_eq!(press(&mut screen, keys), expected, "{rule}: {keys:?}");
     }
     let mut screen = screen(vec![cluster("a")]);

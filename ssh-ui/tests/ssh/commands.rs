@@ -56,6 +56,12 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     let spec = serde_json::to_value(world.clusters("a").get("one").await.unwrap().spec).unwrap();
     assert_eq!(spec["state"], "Asleep");
     assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is to wake\n");
+    let woken = world.clusters("a").get("one").await.unwrap();
+    let words = woken.metadata.annotations.unwrap();
+    assert_eq!(
+        words["yoke.drzzl.io/sleep"], "end",
+        "also if another way of asking sent it to sleep"
+    );
 
     let careful = alice.ssh("delete one").await.failed(1);
     assert!(careful.contains("`delete one --yes`"), "{careful}");

@@ -31,7 +31,7 @@ fn serve(snapshot: &mut Snapshot, fixture: &ClusterFixture) {
     }
 }
 
-/// A, with a name of its own, and B, which sleeps. Both ask for one more name, and B has it.
+/// A, with a name of its own, and B, which has no address. Both ask for one more name, and B has it.
 fn served() -> Snapshot {
     let [a, b] = signers();
     let mut snapshot = Snapshot::default();
@@ -60,7 +60,7 @@ fn ask(snapshot: &Snapshot, authorization: Option<&str>, authority: &str) -> Res
         authority,
         source: Some([127, 0, 0, 1].into()),
     };
-    let entry = find(snapshot, request, now)?;
+    let entry = find(snapshot, request, now)?.cluster;
     check(snapshot, &entry, request)?;
     Ok(entry.route.cluster.clone())
 }
@@ -79,7 +79,7 @@ fn the_token_decides() {
     for (rule, authorization, expected) in [
         ("of A", good.clone(), Ok("a")),
         ("scheme in lower case", good.replace("Bearer", "bearer"), Ok("a")),
-        ("of B, which sleeps", asleep, Err(Refusal::NoEndpoints)),
+        ("of B, which has no address", asleep, Err(Refusal::NoEndpoints)),
         ("nothing", String::new(), Err(Refusal::NoToken)),
         ("a scheme alone", "Bearer".into(), Err(Refusal::NoToken)),
         ("no token", "Bearer ".into(), Err(Refusal::Token(TokenError::Malformed))),

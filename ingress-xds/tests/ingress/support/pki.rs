@@ -16,6 +16,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme};
 use yoke_pki::cert_manager;
 
+pub const CLIENT: ExtendedKeyUsagePurpose = ExtendedKeyUsagePurpose::ClientAuth;
+pub const SERVER: ExtendedKeyUsagePurpose = ExtendedKeyUsagePurpose::ServerAuth;
+
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
@@ -104,6 +107,20 @@ impl Ca {
             issuer: Issuer::new(params, key),
             chain: pem.clone(),
             pem,
+        }
+    }
+
+    /// A certificate for one use, from the beginning of a year for twenty years.
+    pub fn valid(&self, common_name: &str, year: i32, usage: ExtendedKeyUsagePurpose) -> Leaf {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.extended_key_usages = vec![usage];
+        params.not_before = rcgen::date_time_ymd(year, 1, 1);
+        params.not_after = rcgen::date_time_ymd(year + 20, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        Leaf {
+            certificate: params.signed_by(&key, &self.issuer).unwrap().pem() + &self.chain,
+            key: key.serialize_pem(),
         }
     }
 

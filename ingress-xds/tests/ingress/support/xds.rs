@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use tempfile::TempDir;
@@ -16,17 +16,20 @@ use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
 use yoke_ingress_xds::routing::{Routing, Snapshots};
 use yoke_ingress_xds::server::{Context, Server};
+use yoke_ingress_xds::sleeper::tls::{build_configs, read};
+use yoke_ingress_xds::sleeper::{self, Sleeper};
 use yoke_ingress_xds::snapshot::Snapshot;
 use yoke_ingress_xds::tls::files_in;
 use yoke_ingress_xds::traffic::{Ledger, Shown};
 use yoke_ingress_xds::translate;
 use yoke_ingress_xds::validate::Rules;
+use yoke_ingress_xds::wake::{self, Wake, Waker};
 use yoke_runtime::budget::Rate;
 use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 use yoke_test_support::free_port;
 
-use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret};
+use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, sleeper_secret};
 use super::pki::{Ca, Leaf, write_secret};
 use super::{PATIENCE, eventually};
 
@@ -34,6 +37,14 @@ pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
 /// Ports of Envoy by the chart.
 const ENVOY_PORTS: [u16; 3] = [8443, 8081, 9901];
 pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
+const WAKES: wake::Limits = wake::Limits {
+    tenant: MANY,
+    source: MANY,
+};
+const MANY: Rate = Rate {
+    per_second: 100_000,
+    burst: 100_000,
+};
 
 /// What outlives a restart of the server.
 pub struct Site {
@@ -47,6 +58,8 @@ pub struct Site {
     pub series: usize,
     /// What clients are shown whose TLS ends at the ingress.
     pub certificate: Option<Leaf>,
+    /// What those are shown who come to a cluster that sleeps.
+    pub sleeper: Option<Leaf>,
     directory: TempDir,
 }
 
@@ -55,9 +68,12 @@ pub struct Xds {
     // Dropped first: the tasks drain, and do not miss their source.
     trigger: DrainTrigger,
     pub address: SocketAddr,
+    /// Where clients of sleeping clusters are led.
+    pub sleeper: SocketAddr,
     events: mpsc::Sender<Event>,
     base: mpsc::Sender<Input>,
     notices: Mutex<mpsc::Receiver<Notice>>,
+    wakes: Mutex<mpsc::Receiver<Wake>>,
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
     certificate: Option<Leaf>,
@@ -70,10 +86,7 @@ impl Site {
         let ca = Ca::new("yoke-system");
         let directory = TempDir::new().unwrap();
         write_secret(directory.path(), &ca.leaf("xds", &[SERVER_NAME]), &ca.pem);
-        let rate = Rate {
-            per_second: 100_000,
-            burst: 100_000,
-        };
+        let rate = MANY;
         Self {
             ca,
             address: super::loopback(free_port()),
@@ -86,9 +99,11 @@ impl Site {
                 name: rate,
                 requests: rate,
                 hold: Duration::ZERO,
+                sleeping: rate,
             },
             series: 10,
             certificate: None,
+            sleeper: None,
             directory,
         }
     }
@@ -106,7 +121,9 @@ impl Site {
 
     /// Starts the server. It has not read the host yet: see [`Xds::list`].
     pub async fn start(&self) -> Xds {
+        let sleeper = Sleeper::bind(super::loopback(0)).await.unwrap();
         let rules = Rules {
+            sleeper: self.sleeper.is_some().then(|| sleeper.local_address()),
             port: self.api_port,
             konnectivity_port: self.konnectivity_port,
             loopback: true,
@@ -126,9 +143,34 @@ impl Site {
         let (notices, told) = mpsc::channel(16);
         let routing = routing.run(observed, inputs, notices, drain.clone());
         let routing = tokio::spawn(async move { routing.await.unwrap() });
-        let (address, serving) = self.serve(snapshots, base.clone(), metrics, drain).await;
+        let (waker, wakes) = Waker::new(WAKES, metrics.clone(), Instant::now());
+        let sleeper_address = sleeper.local_address();
+        let shown = self.sleeper.as_ref().map(|leaf| {
+            let secret = sleeper_secret(&leaf.certificate, &leaf.key);
+            Arc::new(read(&secret).unwrap())
+        });
+        let has_sleeper = shown.is_some();
+        let sleeping = sleeper.serve(sleeper::Context {
+            snapshots: snapshots.clone(),
+            tls: build_configs(watch::channel(shown).1).unwrap(),
+            waker: waker.clone(),
+            metrics: metrics.clone(),
+            drain: drain.clone(),
+        });
+        // Where nobody is led there, none waits for its end.
+        let sleeping = tokio::spawn(async move {
+            if has_sleeper {
+                sleeping.await;
+            }
+        });
+        if has_sleeper {
+            events.send(Event::Sleeper(true)).await.unwrap();
+        }
+        let (address, serving) = self.serve(snapshots, base.clone(), waker, metrics, drain).await;
         Xds {
+            wakes: Mutex::new(wakes),
             address,
+            sleeper: sleeper_address,
             events,
             base,
             notices: Mutex::new(told),
@@ -136,7 +178,7 @@ impl Site {
             readiness,
             trigger,
             certificate: self.certificate.clone(),
-            tasks: vec![routing, serving],
+            tasks: vec![routing, serving, sleeping],
         }
     }
 
@@ -153,7 +195,9 @@ impl Site {
         let (trigger, drain) = DrainTrigger::new();
         let (sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
         let (base, _) = mpsc::channel(1);
-        self.serve(snapshots, base, Metrics::new(&registry), drain).await;
+        let metrics = Metrics::new(&registry);
+        let (waker, _) = Waker::new(WAKES, metrics.clone(), Instant::now());
+        self.serve(snapshots, base, waker, metrics, drain).await;
         (registry, sender, trigger)
     }
 
@@ -167,6 +211,7 @@ impl Site {
         &self,
         snapshots: Snapshots,
         base: mpsc::Sender<Input>,
+        waker: Waker,
         metrics: Metrics,
         drain: Drain,
     ) -> (SocketAddr, JoinHandle<()>) {
@@ -181,6 +226,7 @@ impl Site {
             tls,
             client_names: vec![CLIENT_NAME.into()],
             limits: self.gate,
+            waker,
             metrics,
             drain,
         });
@@ -235,6 +281,18 @@ impl Xds {
         told.expect("the owner is told").unwrap()
     }
 
+    /// Whom the operator is told to wake, next.
+    pub async fn wake(&self) -> Wake {
+        let mut wakes = self.wakes.lock().await;
+        let told = tokio::time::timeout(PATIENCE, wakes.recv()).await;
+        told.expect("the operator is told").unwrap()
+    }
+
+    /// Whether it was told of any.
+    pub async fn has_woken(&self) -> bool {
+        self.wakes.lock().await.try_recv().is_ok()
+    }
+
     /// The ingress gets another certificate.
     pub async fn show(&self, leaf: &Leaf) {
         let secret = certificate_secret(&leaf.certificate, &leaf.key);
@@ -281,9 +339,14 @@ impl Xds {
         samples.map(str::to_owned).collect()
     }
 
-    /// Ends it as a signal would.
-    pub async fn stop(self) {
+    /// Has it begin to end, as a signal would.
+    pub fn drain(&self) {
         self.trigger.start();
+    }
+
+    /// Ends it.
+    pub async fn stop(self) {
+        self.drain();
         for task in self.tasks {
             let ended = tokio::time::timeout(Duration::from_secs(10), task).await;
             ended.expect("the drain ends every task").unwrap();

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::Cidr;
 use yoke_api::cluster::{ClusterSpec, DeletionPolicy};
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig, Upstream};
+use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
@@ -103,10 +103,12 @@ pub struct Asked {
     pub sources: Option<Vec<Cidr>>,
     /// Whether konnectivity agents are let in.
     pub konnectivity: bool,
+    /// What those are told who connect while no API answers, as asked for.
+    pub asleep: Option<Asleep>,
 }
 
 impl Asked {
-    /// What a spec asks for. A range that is none allows nobody.
+    /// What a spec asks for, of a Cluster that does not sleep. A range that is none allows nobody.
     pub fn of(spec: &ClusterSpec) -> Self {
         let endpoint = &spec.endpoint;
         let ranges = endpoint.allowed_cidrs.iter();
@@ -115,6 +117,7 @@ impl Asked {
             sources: (!endpoint.allowed_cidrs.is_empty())
                 .then(|| ranges.filter_map(|text| text.parse().ok()).collect()),
             konnectivity: spec.konnectivity.is_enabled(),
+            asleep: None,
         }
     }
 }
@@ -140,6 +143,7 @@ pub fn build_ingress(identity: &Identity, asked: Asked, materials: &Materials) -
             ca: materials.client_ca.clone(),
             service: identity.cluster.clone(),
         },
+        asleep: asked.asleep,
     };
     build_ingress_map(identity, &config)
 }

@@ -54,7 +54,7 @@ pub(super) fn plan_phase(
     }
     match outcome.control_plane {
         ControlPlane::Asleep => return Phase::Asleep,
-        ControlPlane::Absent if outcome.asleep => return Phase::Asleep,
+        ControlPlane::Absent if outcome.rest.is_asleep() => return Phase::Asleep,
         ControlPlane::GoingToSleep => return Phase::Updating,
         _ => {}
     }

@@ -58,9 +58,10 @@ pub(super) fn plan_states(
         }
         return carry_over(before, outcome, states, generation, &NOT_LOOKED_AT);
     }
-    let available = match (&outcome.inside, outcome.asleep) {
+    let rest = &outcome.rest;
+    let available = match (&outcome.inside, rest.is_asleep()) {
         (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
-        (Err(_), true) => State::no(Reason::AsleepByRequest, "No control plane runs."),
+        (Err(_), true) => State::no(rest.reason(), "No control plane runs."),
         (Err(why), false) => State::no(Reason::APIServerNotReady, sentence(why)),
     };
     let published = if outcome.published {
@@ -80,16 +81,9 @@ pub(super) fn plan_states(
     if outcome.kept {
         return carry_over(before, outcome, states, generation, &NOT_CARRIED_OUT);
     }
-    let asleep = match (outcome.asleep, &outcome.control_plane) {
-        (true, ControlPlane::Asleep | ControlPlane::Absent) => {
-            State::yes(Reason::AsleepByRequest, "No control plane runs, as asked for.")
-        }
-        (true, _) => State::no(Reason::AsleepByRequest, "The control plane is being stopped."),
-        (false, _) => State::no(Reason::Awake, "A control plane is asked for."),
-    };
     let last = vec![
         (ConditionType::StoreReady, outcome.store.clone()),
-        (ConditionType::Asleep, asleep),
+        (ConditionType::Asleep, plan_asleep(before, outcome)),
     ];
     let addons = outcome.addons.clone().map(|state| (ConditionType::AddonsReady, state));
     let workers = outcome
@@ -99,6 +93,34 @@ pub(super) fn plan_states(
     let states = [states, last, Vec::from_iter(addons.into_iter().chain(workers))].concat();
     let kept = [ConditionType::AddonsReady, ConditionType::WorkersUpdated];
     carry_over(before, outcome, states, generation, &kept)
+}
+
+fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
+    let rest = &outcome.rest;
+    match (rest.is_asleep(), &outcome.control_plane) {
+        (true, ControlPlane::Asleep | ControlPlane::Absent) => {
+            let message = format!("No control plane runs, as asked for, {}.", rest.until());
+            State::yes(rest.reason(), message)
+        }
+        (true, _) => State::no(rest.reason(), "The control plane is being stopped."),
+        (false, _) if let Some(problem) = &outcome.wake_problem => State::no(
+            Reason::WakeDelayed,
+            format!("It is being woken, which takes long: {problem}"),
+        ),
+        (false, _) if is_woken(before) => State::no(
+            Reason::WokenOnConnect,
+            "A control plane is asked for since somebody connected.",
+        ),
+        (false, _) => State::no(Reason::Awake, "A control plane is asked for."),
+    }
+}
+
+/// Whether it was asked to sleep, and somebody connected since; the former is forgotten when it is Ready.
+fn is_woken(before: &ClusterStatus) -> bool {
+    let activity = before.activity.as_ref();
+    let asleep = conditions::find(&before.conditions, ConditionType::Asleep);
+    activity.is_some_and(|activity| activity.sleep_requested_time.is_some() && activity.asleep_since().is_none())
+        || asleep.is_some_and(|asleep| asleep.reason == Reason::WokenOnConnect.to_string())
 }
 
 /// Where nothing was done, the conditions that were not looked at stay as they are.
@@ -145,8 +167,9 @@ fn carry_over(
 }
 
 fn plan_ready(outcome: &Outcome) -> State {
-    if outcome.asleep {
-        return State::no(Reason::AsleepByRequest, "The cluster is asleep.");
+    if outcome.rest.is_asleep() {
+        let message = format!("The cluster is asleep {}.", outcome.rest.until());
+        return State::no(outcome.rest.reason(), message);
     }
     // Who waits for a generation to be ready waits for what it asks for, not for the pod of the one before.
     if matches!(outcome.control_plane, ControlPlane::Running { current: false, .. }) {
@@ -201,7 +224,7 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
             "The control plane is being replaced by one of the new configuration.",
         ),
         (_, Some(true)) => State::no(Reason::AsExpected, "All is as asked for."),
-        (_, _) if outcome.asleep => State::no(Reason::AsleepByRequest, "All is as asked for."),
+        (_, _) if outcome.rest.is_asleep() => State::no(outcome.rest.reason(), "All is as asked for."),
         _ => State::yes(Reason::Provisioning, ready.message.clone()),
     }
 }

@@ -75,23 +75,23 @@ fn ready_and_phase_follow_what_was_found() {
         (
             "asleep",
             Outcome {
-                asleep: true,
+                rest: Rest::Owner,
                 control_plane: ControlPlane::Asleep,
                 inside: Err("x".into()),
                 ..outcome()
             },
             Phase::Asleep,
-            ("False", "AsleepByRequest"),
+            ("False", "AsleepByOwner"),
         ),
         (
             "going to sleep",
             Outcome {
-                asleep: true,
+                rest: Rest::Owner,
                 control_plane: ControlPlane::GoingToSleep,
                 ..outcome()
             },
             Phase::Updating,
-            ("False", "AsleepByRequest"),
+            ("False", "AsleepByOwner"),
         ),
         (
             "refused at first",

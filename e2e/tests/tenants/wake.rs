@@ -1,0 +1,164 @@
+//! A Cluster that sleeps until somebody needs it: who may wakes it by asking, and sees only a slower answer.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use yoke_api::cluster::{ClusterSpec, DesiredState};
+use yoke_api::labels::{SLEEP, SLEEP_END, SLEEP_NOW};
+use yoke_api::sleep::ActivityStatus;
+use yoke_api::{Cluster, ConditionType};
+use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
+use yoke_e2e::{Stack, TenantFixture, wait_until};
+
+async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
+    let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
+    let cluster = tenant.patch_cluster("a", annotation).await?;
+    tenant
+        .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
+        .await?;
+    let hosted = hosted_namespace(&cluster)?;
+    let pods = stack
+        .host_kubectl(&["get", "pods", "-n", &hosted, "-o", "name"])
+        .await?
+        .ok()?;
+    ensure!(pods.is_empty(), "asleep with {pods}");
+    Ok(())
+}
+
+fn activity(cluster: &Cluster) -> ActivityStatus {
+    let status = cluster.status.as_ref();
+    status.and_then(|status| status.activity.clone()).unwrap_or_default()
+}
+
+/// The kubeconfig of an administrator without what shows who he is.
+fn without_identity(kubeconfig: &Path) -> Result<PathBuf> {
+    let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
+    let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("parsing the kubeconfig")?;
+    config["users"][0]["user"] = json!({"token": "abcdef.0123456789abcdef"});
+    let path = kubeconfig.with_extension("stranger");
+    std::fs::write(&path, config.to_string()).context("writing a kubeconfig")?;
+    Ok(path)
+}
+
+#[tokio::test]
+async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "wake").await?;
+    let (_, kubeconfig) = tenant.ready_cluster("a").await?;
+    let kept = ["create", "configmap", "kept", "--from-literal=k=v"];
+    stack.kubectl(&kubeconfig, &kept).await?.ok()?;
+    send_to_sleep(&stack, &tenant).await?;
+
+    let stranger = without_identity(&kubeconfig)?;
+    for _ in 0..3 {
+        let refusal = stack.kubectl(&stranger, &["get", "namespaces"]).await?.refused()?;
+        ensure!(
+            refusal.contains("nauthorized") || refusal.contains("logged in"),
+            "{refusal}"
+        );
+    }
+    let asleep = tenant.clusters().get("a").await?;
+    ensure!(
+        activity(&asleep).wake_requested_time.is_none(),
+        "a stranger woke it: {:?}",
+        activity(&asleep)
+    );
+
+    let kept = ["get", "configmap", "kept", "-o", "jsonpath={.data.k}"];
+    let value = stack.kubectl(&kubeconfig, &kept).await?.ok()?;
+    ensure!(value == "v", "{value:?}");
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    let awake = tenant.clusters().get("a").await?;
+    ensure!(activity(&awake).asleep_since().is_none(), "{:?}", activity(&awake));
+
+    // Once more, and in another way.
+    send_to_sleep(&stack, &tenant).await?;
+    let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_END}}});
+    tenant.patch_cluster("a", annotation).await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    tenant.remove().await
+}
+
+#[tokio::test]
+async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "owner").await?;
+    let (_, kubeconfig) = tenant.ready_cluster("a").await?;
+    tenant.patch_cluster("a", json!({"spec": {"state": "Asleep"}})).await?;
+    tenant
+        .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
+        .await?;
+    wait_until("callers are told", READY_LIMIT, || async {
+        let answer = stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?;
+        Ok(answer.refused().is_ok_and(|text| text.contains("spec.state")))
+    })
+    .await?;
+    let asleep = tenant.clusters().get("a").await?;
+    ensure!(
+        activity(&asleep) == ActivityStatus::default(),
+        "{:?}",
+        activity(&asleep)
+    );
+
+    tenant.patch_cluster("a", json!({"spec": {"state": "Running"}})).await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
+    tenant.remove().await
+}
+
+/// Who answers for sleeping clusters says that one is needed, and nothing else of it.
+#[tokio::test]
+async fn the_ingress_writes_one_field_of_a_cluster() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "wakefield").await?;
+    let spec = ClusterSpec {
+        state: DesiredState::Asleep,
+        ..ClusterSpec::default()
+    };
+    tenant.create_cluster("a", spec).await?;
+    tenant
+        .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
+        .await?;
+    let client = stack
+        .host_as("system:serviceaccount:yoke-system:yoke-ingress-xds")
+        .await?;
+    let clusters: Api<Cluster> = Api::namespaced(client, &tenant.name);
+    for (what, status, allowed) in [
+        ("the version", json!({"version": "1.0.0"}), false),
+        (
+            "a request to sleep",
+            json!({"activity": {"sleepRequestedTime": "2030-01-01T00:00:00Z"}}),
+            false,
+        ),
+        (
+            "a wake",
+            json!({"activity": {"wakeRequestedTime": "2029-01-01T00:00:00Z"}}),
+            true,
+        ),
+        ("the conditions", json!({"conditions": []}), false),
+        (
+            "the same wake",
+            json!({"activity": {"wakeRequestedTime": "2029-01-01T00:00:00Z"}}),
+            true,
+        ),
+        (
+            "an earlier one",
+            json!({"activity": {"wakeRequestedTime": "2028-01-01T00:00:00Z"}}),
+            false,
+        ),
+    ] {
+        let patch = Patch::Merge(json!({ "status": status }));
+        let written = clusters.patch_status("a", &PatchParams::default(), &patch).await;
+        ensure!(written.is_ok() == allowed, "{what}: {written:?}");
+    }
+    tenant.remove().await
+}

@@ -1,0 +1,129 @@
+//! Holds requests for clusters that sleep until these answer. Who may not wake one waits for nothing.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use yoke_api::ingress::Asleep;
+use yoke_runtime::Drain;
+
+use crate::gate::request::Refusal;
+use crate::metrics::Metrics;
+use crate::routing::Snapshots;
+use crate::seats::{Seat, Seats};
+use crate::sleeper::identity::Identity;
+use crate::snapshot::{Entry, Snapshot, resource_name};
+use crate::wake::{Outcome, Sleeping, Waker};
+
+/// How long a request is held: less than Envoy waits for the word of its gate (`grpc_service.timeout` in its bootstrap).
+const LIMIT: Duration = Duration::from_secs(25);
+/// How often its need is said again meanwhile.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Envoy hears of the cluster's address by another stream than of the request: so long it has for that. Who is faster all
+/// the same is answered 503, with Retry-After.
+const HANDOVER: Duration = Duration::from_millis(50);
+/// Requests that are held, in all and for one cluster. Others are answered at once, to come again.
+const HELD: usize = 4096;
+const HELD_EACH: usize = 256;
+
+/// Holds requests.
+#[derive(Debug)]
+pub(super) struct Hold {
+    snapshots: Snapshots,
+    waker: Waker,
+    seats: Seats,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+/// A request that is held, until its client hears or goes away.
+#[derive(Debug)]
+struct Held<'a> {
+    hold: &'a Hold,
+    seat: Option<Seat>,
+}
+
+impl<'a> Held<'a> {
+    fn new(hold: &'a Hold, seat: Seat) -> Self {
+        hold.count();
+        Self { hold, seat: Some(seat) }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        drop(self.seat.take());
+        self.hold.count();
+    }
+}
+
+impl Hold {
+    pub(super) fn new(snapshots: Snapshots, waker: Waker, metrics: Metrics, drain: Drain) -> Self {
+        Self {
+            snapshots,
+            waker,
+            seats: Seats::new(HELD, HELD_EACH),
+            metrics,
+            drain,
+        }
+    }
+
+    fn count(&self) {
+        self.metrics.set_held_requests(self.seats.taken());
+    }
+
+    /// Waits until the cluster is awake, if the request may wake it; whether it is.
+    pub(super) async fn wait(&self, entry: &Entry, subject: String, source: Option<IpAddr>) -> Result<(), Refusal> {
+        if !Identity::Account(subject).is_user() {
+            return Err(Refusal::Unneeded);
+        }
+        let seat = self.seats.take(&entry.route).ok_or(Refusal::Asleep)?;
+        let _held = Held::new(self, seat);
+        let waiting = timeout(LIMIT, self.wait_awake(entry, source));
+        match self.drain.until_started(waiting).await {
+            Some(Ok(result)) => result,
+            Some(Err(_)) | None => Err(Refusal::Asleep),
+        }
+    }
+
+    async fn wait_awake(&self, entry: &Entry, source: Option<IpAddr>) -> Result<(), Refusal> {
+        let mut snapshots = self.snapshots.clone();
+        let name = resource_name(&entry.route.public_name);
+        loop {
+            let now = snapshots
+                .borrow_and_update()
+                .as_ref()
+                .and_then(|all| all.get(&name).cloned());
+            let Some(now) = now else {
+                return Err(Refusal::NoEndpoints);
+            };
+            match now.route.asleep.as_ref().map(|asleep| &asleep.told) {
+                None => {
+                    tokio::time::sleep(HANDOVER).await;
+                    return Ok(());
+                }
+                Some(Asleep::Held { .. }) => return Err(Refusal::Held),
+                Some(Asleep::OnConnect { since, uid, .. }) => {
+                    match self.waker.wake(&now.route, Sleeping { since, uid }, source) {
+                        Outcome::Told | Outcome::Known => {}
+                        Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => return Err(Refusal::Asleep),
+                    }
+                }
+                Some(Asleep::Waking { problem: Some(_), .. }) => return Err(Refusal::Stuck),
+                Some(Asleep::Waking { problem: None, .. }) => {}
+            }
+            // Changes of other clusters call, too.
+            let is_same = |all: &Option<Arc<Snapshot>>| {
+                all.as_ref()
+                    .and_then(|all| all.get(&name))
+                    .is_some_and(|later| Arc::ptr_eq(later, &now))
+            };
+            let changed = snapshots.wait_for(|all| !is_same(all));
+            match timeout(AGAIN, changed).await {
+                Ok(Ok(_)) | Err(_) => {}
+                Ok(Err(_)) => return Err(Refusal::NotSynced),
+            }
+        }
+    }
+}

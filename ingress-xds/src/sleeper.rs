@@ -1,0 +1,343 @@
+//! Answers for clusters that sleep, so that a client waits in place of failing, and wakes them for those who may.
+//!
+//! ```text
+//!  client ─▶ Envoy (passes TLS on) ─EDS of a sleeping cluster─▶ TLS ends here ─▶ plan, for each request
+//!                                                                │  who may: Waker ─▶ operator
+//!                                                                └─▶ Status 503, Retry-After: 1; the connection ends
+//! ```
+//!
+//! A client that comes back is led by Envoy to wherever the cluster is then. Each connection ends with its first answers: one
+//! that stayed open would stay here.
+//!
+//! Guarantees: nothing is woken before its caller is known ([`identity`]), unless its owner wants so. What strangers can have
+//! of it is bounded: connections, their time, headers, bodies; how many connections a source opens, the gate bounds before.
+
+pub mod identity;
+pub mod plan;
+pub mod tls;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use k8s_openapi::jiff::Timestamp;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::server::TlsStream;
+use yoke_api::ingress::Asleep;
+use yoke_runtime::Drain;
+use yoke_runtime::tls::{Admission, TlsConfigs, accept};
+
+use crate::metrics::Metrics;
+use crate::routing::Snapshots;
+use crate::seats::{Seat, Seats};
+use crate::snapshot::{Entry, resource_name};
+use crate::wake::{Outcome, Sleeping, Waker};
+use plan::{Answer, Call, Decision, plan_answer};
+
+/// Connections at a time, in all and to one cluster. Who is not known makes room for others.
+const CONNECTIONS: usize = 2048;
+const CONNECTIONS_EACH: usize = 256;
+/// How long a client may take until its first request is there. A source opens 50 connections in a second: that is far from
+/// all of a cluster's.
+const FIRST_LIMIT: Duration = Duration::from_secs(2);
+/// How long a connection goes on after its first answer.
+const LAST_LIMIT: Duration = Duration::from_secs(2);
+const HEADER_BYTES: usize = 64 * 1024;
+const HEADER_LIST_BYTES: u32 = 64 * 1024;
+/// Streams of a connection of HTTP/2: what a client asks for at once.
+const STREAMS: u32 = 8;
+/// What of one stream may lie here unread, and of a connection.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
+/// What is read of a body before the answer, of who is known.
+const BODY_BYTES: usize = 64 * 1024;
+const BODY_LIMIT: Duration = Duration::from_secs(1);
+/// What is read after it. A client that still sends would else read a reset in place of the answer.
+const REST_BYTES: u64 = 4 * 1024 * 1024;
+/// How long clients are taken when the process ends: so long Envoy may take until another replica has told it where to go.
+const HANDOVER: Duration = Duration::from_secs(3);
+/// How long those that are open then may go on.
+const END_LIMIT: Duration = Duration::from_secs(2);
+const JSON: &str = "application/json";
+
+/// The listening end; it answers once [`Sleeper::serve`] runs.
+#[derive(Debug)]
+pub struct Sleeper {
+    listener: TcpListener,
+    local: SocketAddr,
+}
+
+/// What it needs of the rest of the process.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Who sleeps.
+    pub snapshots: Snapshots,
+    /// How TLS is spoken.
+    pub tls: TlsConfigs,
+    /// Tells the operator.
+    pub waker: Waker,
+    /// Where it counts.
+    pub metrics: Metrics,
+    /// Ends it.
+    pub drain: Drain,
+}
+
+/// One client.
+#[derive(Debug)]
+struct Caller {
+    context: Context,
+    name: String,
+    certificates: Vec<CertificateDer<'static>>,
+    seat: Seat,
+    stage: watch::Sender<Stage>,
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Silent,
+    Asked,
+    Answered,
+}
+
+impl Sleeper {
+    /// Listens on `address`; port 0 takes a free one.
+    pub async fn bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let local = listener.local_addr()?;
+        Ok(Self { listener, local })
+    }
+
+    /// The address that is listened on.
+    pub fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Serves until the drain has started and Envoy had its time to go elsewhere, and lets those end that are open.
+    pub async fn serve(self, context: Context) {
+        let drain = context.drain.clone();
+        let stop = async move {
+            drain.started().await;
+            sleep(HANDOVER).await;
+        };
+        let admission = Knocks(context.metrics.clone());
+        let (mut incoming, accepting) = accept(self.listener, context.tls.clone(), admission, stop);
+        let seats = Seats::new(CONNECTIONS, CONNECTIONS_EACH);
+        let serving = async {
+            let mut open = JoinSet::new();
+            loop {
+                tokio::select! {
+                    stream = incoming.recv() => match stream {
+                        Some(Ok(stream)) => begin(&mut open, &context, &seats, stream),
+                        Some(Err(_)) => {}
+                        None => break,
+                    },
+                    Some(_) = open.join_next() => {}
+                }
+            }
+            let _ = timeout(END_LIMIT, async { while open.join_next().await.is_some() {} }).await;
+        };
+        tokio::join!(accepting, serving);
+    }
+}
+
+/// Begins with a connection whose TLS is there. To a name that nobody has, or has too many connections, there is nothing to say.
+fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsStream<TcpStream>) {
+    let session = stream.get_ref().1;
+    let name = session.server_name().unwrap_or_default().to_owned();
+    let certificates = session.peer_certificates().unwrap_or_default();
+    let certificates = certificates.iter().map(|der| der.clone().into_owned()).collect();
+    let snapshot = context.snapshots.borrow().clone();
+    let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(&name)).cloned());
+    let Some((seat, given_up)) = entry.and_then(|entry| seats.lend(&entry.route)) else {
+        context.metrics.count_sleeper(Answer::Busy.as_str());
+        return;
+    };
+    let caller = Arc::new(Caller {
+        context: context.clone(),
+        name,
+        certificates,
+        seat,
+        stage: watch::Sender::new(Stage::Silent),
+    });
+    open.spawn(async move {
+        // In each case the client connects anew.
+        tokio::select! {
+            () = serve_connection(stream, Arc::clone(&caller)) => {}
+            () = caller.out_of_time() => {}
+            Ok(()) = given_up => {}
+        }
+    });
+}
+
+async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let service = service_fn({
+        let caller = Arc::clone(&caller);
+        move |request| {
+            let caller = Arc::clone(&caller);
+            async move { Ok::<_, Infallible>(caller.answer(request).await) }
+        }
+    });
+    let stream = TokioIo::new(stream);
+    if is_http2 {
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(HEADER_LIST_BYTES)
+            .serve_connection(stream, service);
+        let mut connection = pin!(connection);
+        tokio::select! {
+            // An error is a client that went away.
+            _ = connection.as_mut() => return,
+            () = caller.reached(Stage::Answered) => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
+    } else {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(FIRST_LIMIT)
+            .max_buf_size(HEADER_BYTES)
+            .keep_alive(false)
+            .serve_connection(stream, service);
+        if let Ok(parts) = connection.without_shutdown().await {
+            read_rest(parts.io.into_inner()).await;
+        }
+    }
+}
+
+/// Ends a connection in a way that lets its client read what it was told.
+async fn read_rest(mut stream: TlsStream<TcpStream>) {
+    if stream.shutdown().await.is_err() {
+        return;
+    }
+    let (tcp, _) = stream.into_inner();
+    // An error is a client that went away; how long this takes is bounded with the connection.
+    let _ = tokio::io::copy(&mut tcp.take(REST_BYTES), &mut tokio::io::sink()).await;
+}
+
+/// Reads some of a body, and keeps nothing.
+async fn read_some(mut body: Incoming) {
+    let mut left = BODY_BYTES;
+    while let Some(Ok(frame)) = body.frame().await {
+        let read = frame.data_ref().map_or(0, Bytes::len);
+        match left.checked_sub(read) {
+            Some(rest) => left = rest,
+            None => return,
+        }
+    }
+}
+
+impl Caller {
+    async fn reached(&self, stage: Stage) {
+        // It cannot fail: this holds the sender.
+        let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
+    }
+
+    fn reach(&self, stage: Stage) {
+        self.stage.send_modify(|now| *now = stage.max(*now));
+    }
+
+    /// Ends when the connection has had its time.
+    async fn out_of_time(&self) {
+        if timeout(FIRST_LIMIT, self.reached(Stage::Asked)).await.is_ok() {
+            self.reached(Stage::Answered).await;
+            sleep(LAST_LIMIT).await;
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        self.reach(Stage::Asked);
+        let (parts, body) = request.into_parts();
+        let header = |name| {
+            parts
+                .headers
+                .get(name)
+                .and_then(|value: &HeaderValue| value.to_str().ok())
+        };
+        let authority = parts.uri.authority().map(http::uri::Authority::as_str);
+        let call = Call {
+            name: &self.name,
+            certificates: &self.certificates,
+            authorization: header(header::AUTHORIZATION),
+            authority: authority.or_else(|| header(header::HOST)).unwrap_or_default(),
+        };
+        let snapshot = self.context.snapshots.borrow().clone();
+        let (answer, is_known) = match plan_answer(snapshot.as_deref(), call, Timestamp::now()) {
+            Decision::Wake(entry) => (self.wake(&entry), true),
+            Decision::Answer(answer) => {
+                let is_known = answer.is_to_known();
+                (answer, is_known)
+            }
+        };
+        self.context.metrics.count_sleeper(answer.as_str());
+        if is_known {
+            self.seat.keep();
+            let _ = timeout(BODY_LIMIT, read_some(body)).await;
+        }
+        self.reach(Stage::Answered);
+        to_response(&answer.to_status())
+    }
+
+    fn wake(&self, entry: &Entry) -> Answer {
+        let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.told);
+        let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {
+            return Answer::Elsewhere;
+        };
+        // From where he comes the gate knows, and Envoy does not say here.
+        match self.context.waker.wake(&entry.route, Sleeping { since, uid }, None) {
+            Outcome::Told | Outcome::Known => Answer::Waking,
+            Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
+        }
+    }
+}
+
+fn to_response(status: &Status) -> Response<Full<Bytes>> {
+    let body = serde_json::to_vec(status).unwrap_or_default();
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    let code = status.code.and_then(|code| u16::try_from(code).ok());
+    let code = code.and_then(|code| StatusCode::from_u16(code).ok());
+    *response.status_mut() = code.unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+    let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
+    if let Some(seconds) = retry {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// Who knocks here is anybody who knows a name.
+#[derive(Clone, Debug)]
+struct Knocks(Metrics);
+
+impl Admission for Knocks {
+    fn check(&self, _: &[CertificateDer<'_>]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn count(&self, admitted: bool) {
+        self.0.count_knock(admitted);
+    }
+
+    fn is_public(&self) -> bool {
+        true
+    }
+}

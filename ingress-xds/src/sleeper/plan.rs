@@ -1,0 +1,172 @@
+//! What a request to a cluster that sleeps is told. Pure.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
+use k8s_openapi::jiff::Timestamp;
+use rustls::pki_types::CertificateDer;
+use yoke_api::ingress::{Asleep, Callers};
+
+use super::identity::{Identity, Stranger, identify};
+use crate::gate::request::{LATER, SOON, bearer_token, is_foreign};
+use crate::model::{Route, Sleep};
+use crate::snapshot::{Entry, Snapshot, resource_name};
+
+/// What is looked at of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The server name of the connection.
+    pub name: &'a str,
+    /// The certificates that the client showed, its own first. That it has the key is known, and nothing else.
+    pub certificates: &'a [CertificateDer<'a>],
+    /// The header `authorization`.
+    pub authorization: Option<&'a str>,
+    /// `:authority`, or the header `host`.
+    pub authority: &'a str,
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub enum Decision {
+    /// Wake the cluster; the answer is [`Answer::Waking`].
+    Wake(Arc<Entry>),
+    /// Only answer.
+    Answer(Answer),
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Nobody has read the host yet, or the cluster is awake: by another connection it is reached.
+    Elsewhere,
+    /// It is being woken.
+    Waking,
+    /// It is being woken, and that does not come to an end: to repeat the request does not help.
+    Stuck(String),
+    /// More is asked for than may be.
+    Busy,
+    /// It waits until a user needs it.
+    Unneeded,
+    /// It wakes for nobody who connects.
+    Held(String),
+    /// The caller is nobody.
+    Stranger(Stranger),
+    /// It asks for another cluster.
+    Misdirected,
+}
+
+impl Answer {
+    /// The answer as a word for metrics.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Elsewhere => "elsewhere",
+            Self::Waking => "waking",
+            Self::Stuck(_) => "stuck",
+            Self::Busy => "busy",
+            Self::Unneeded => "unneeded",
+            Self::Held(_) => "held",
+            Self::Stranger(Stranger::Unverified) => "unverified",
+            Self::Stranger(Stranger::Nothing) => "no_identity",
+            Self::Stranger(Stranger::Certificate) => "certificate",
+            Self::Stranger(Stranger::Token(error)) => error.as_str(),
+            Self::Misdirected => "misdirected",
+        }
+    }
+
+    /// Whether only somebody is told so whom the cluster knows.
+    pub const fn is_to_known(&self) -> bool {
+        matches!(self, Self::Unneeded | Self::Held(_) | Self::Stuck(_))
+    }
+
+    /// The answer as Kubernetes gives it.
+    pub fn to_status(&self) -> Status {
+        let (code, reason, message, retry) = match self {
+            Self::Elsewhere => (503, "ServiceUnavailable", "connect again", Some(SOON)),
+            Self::Waking => (
+                503,
+                "ServiceUnavailable",
+                "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing",
+                Some(SOON),
+            ),
+            Self::Stuck(problem) => (503, "ServiceUnavailable", problem.as_str(), None),
+            Self::Busy => (
+                429,
+                "TooManyRequests",
+                "the cluster is asleep, and too many are woken or asked for at once",
+                Some(SOON),
+            ),
+            Self::Unneeded => (
+                503,
+                "ServiceUnavailable",
+                "the cluster is asleep, and does not wake for its nodes and controllers",
+                Some(LATER),
+            ),
+            Self::Held(why) => (403, "Forbidden", why.as_str(), None),
+            Self::Stranger(Stranger::Unverified) => (
+                503,
+                "ServiceUnavailable",
+                "such a token cannot be checked while the cluster sleeps; somebody with a client certificate or a service account's \
+                 token must wake it",
+                Some(LATER),
+            ),
+            Self::Stranger(_) => (401, "Unauthorized", "Unauthorized", None),
+            Self::Misdirected => (
+                421,
+                "MisdirectedRequest",
+                "the host name belongs to another cluster; open a connection to it",
+                None,
+            ),
+        };
+        Status {
+            code: Some(code),
+            details: retry.map(|seconds| StatusDetails {
+                retry_after_seconds: Some(seconds),
+                ..StatusDetails::default()
+            }),
+            message: Some(message.to_owned()),
+            reason: Some(reason.to_owned()),
+            status: Some("Failure".to_owned()),
+            ..Status::default()
+        }
+    }
+}
+
+/// What a request to a cluster that sleeps is told.
+pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) -> Decision {
+    let entry = snapshot.and_then(|snapshot| Some((snapshot, snapshot.get(&resource_name(call.name))?)));
+    let Some((snapshot, entry)) = entry else {
+        return Decision::Answer(Answer::Elsewhere);
+    };
+    if is_foreign(snapshot, &entry.route, call.authority) {
+        return Decision::Answer(Answer::Misdirected);
+    }
+    let Some(Sleep { told, client_ca }) = &entry.route.asleep else {
+        return Decision::Answer(Answer::Elsewhere);
+    };
+    let who = || identify_caller(&entry.route, client_ca, call, now);
+    match told {
+        Asleep::Waking { problem, .. } => Decision::Answer(match problem {
+            Some(problem) if who().is_ok() => Answer::Stuck(build_advice(problem)),
+            _ => Answer::Waking,
+        }),
+        Asleep::Held { why } => Decision::Answer(match who() {
+            Ok(_) => Answer::Held(why.clone()),
+            Err(stranger) => Answer::Stranger(stranger),
+        }),
+        Asleep::OnConnect { callers, .. } => match (callers, who()) {
+            (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::Unneeded),
+            (Callers::Authenticated, Err(stranger)) => Decision::Answer(Answer::Stranger(stranger)),
+            (_, Ok(_)) | (Callers::Any, Err(_)) => Decision::Wake(Arc::clone(entry)),
+        },
+    }
+}
+
+/// What is wrong when a cluster does not wake, and what to do.
+pub fn build_advice(problem: &str) -> String {
+    format!("{problem} Ask the cluster's owner: the conditions of the Cluster say more.")
+}
+
+fn identify_caller(route: &Route, client_ca: &str, call: Call<'_>, now: Timestamp) -> Result<Identity, Stranger> {
+    let bearer = call.authorization.and_then(bearer_token);
+    identify(route, client_ca, call.certificates, bearer, now)
+}

@@ -1,0 +1,285 @@
+//! Who wakes a cluster, and how often. Pure but for the queue to the one who writes; time comes in as an argument.
+//!
+//! ```text
+//!  sleeper, ext_authz ─▶ Waker ─▶ budgets of source, cluster and Tenant ─▶ queue ─▶ write ─▶ Cluster.status.activity
+//! ```
+//!
+//! Many callers wake a cluster once: after one of them it is left alone for [`AGAIN`]. By then the operator has said what it
+//! makes of it, or the word was lost and is said again.
+
+pub mod write;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use tokio::sync::mpsc;
+use yoke_api::ClusterId;
+use yoke_runtime::budget::{Budgets, Rate, source_key};
+
+use crate::metrics::Metrics;
+use crate::model::Route;
+
+/// How long a cluster that was woken is not woken again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Words on their way to the host API.
+const QUEUE: usize = 256;
+/// Clusters that are remembered before those are looked for that need not be.
+const REMEMBERED: usize = 1024;
+
+/// How often clusters are woken, by this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Clusters of one Tenant.
+    pub tenant: Rate,
+    /// Clusters by one source, where it is known.
+    pub source: Rate,
+}
+
+/// A word to the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wake {
+    /// The Tenant, which is also the Cluster's namespace.
+    pub tenant: String,
+    /// Name of the Cluster.
+    pub cluster: String,
+    /// The Cluster object, and no other of its name.
+    pub uid: String,
+    /// When somebody needed it.
+    pub time: Time,
+}
+
+/// Which sleep is to end.
+#[derive(Clone, Copy, Debug)]
+pub struct Sleeping<'a> {
+    /// Since when.
+    pub since: &'a Time,
+    /// The Cluster object that sleeps.
+    pub uid: &'a str,
+}
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The operator is told.
+    Told,
+    /// It was told a moment ago.
+    Known,
+    /// The source wakes too many clusters.
+    SourceRate,
+    /// Too many clusters of the Tenant are woken.
+    TenantRate,
+    /// Too many words are on their way.
+    Full,
+}
+
+impl Outcome {
+    /// The outcome as a word for metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Told => "told",
+            Self::Known => "known",
+            Self::SourceRate => "source_rate",
+            Self::TenantRate => "tenant_rate",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// Tells the operator whom to wake. Clones share what they remember.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    memory: Arc<Mutex<Memory>>,
+    words: mpsc::Sender<Wake>,
+    metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct Memory {
+    /// Which sleep of each was ended last, when.
+    woken: HashMap<ClusterId, (Time, Instant)>,
+    tenants: Budgets<String>,
+    sources: Budgets<IpAddr>,
+}
+
+impl Waker {
+    /// One that has told nobody yet, and what it will say.
+    pub fn new(limits: Limits, metrics: Metrics, now: Instant) -> (Self, mpsc::Receiver<Wake>) {
+        let (words, told) = mpsc::channel(QUEUE);
+        let memory = Memory {
+            woken: HashMap::new(),
+            tenants: Budgets::new(limits.tenant, now),
+            sources: Budgets::new(limits.source, now),
+        };
+        let waker = Self {
+            memory: Arc::new(Mutex::new(memory)),
+            words,
+            metrics,
+        };
+        (waker, told)
+    }
+
+    /// Somebody who may needs a cluster that sleeps.
+    pub fn wake(&self, route: &Route, sleeping: Sleeping<'_>, source: Option<IpAddr>) -> Outcome {
+        let outcome = self.try_wake(Instant::now(), Timestamp::now(), route, sleeping, source);
+        self.metrics.count_wake(outcome.as_str());
+        outcome
+    }
+
+    fn try_wake(
+        &self,
+        now: Instant,
+        time: Timestamp,
+        route: &Route,
+        sleeping: Sleeping<'_>,
+        source: Option<IpAddr>,
+    ) -> Outcome {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refused) = memory.refuse(now, route, sleeping.since, source) {
+            return refused;
+        }
+        let wake = Wake {
+            tenant: route.tenant.clone(),
+            cluster: route.cluster.clone(),
+            uid: sleeping.uid.to_owned(),
+            time: plan_time(time, sleeping.since),
+        };
+        if self.words.try_send(wake).is_err() {
+            return Outcome::Full;
+        }
+        memory.woken.insert(route.id.clone(), (sleeping.since.clone(), now));
+        Outcome::Told
+    }
+}
+
+impl Memory {
+    fn refuse(&mut self, now: Instant, route: &Route, since: &Time, source: Option<IpAddr>) -> Option<Outcome> {
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < AGAIN;
+        let last = self.woken.get(&route.id);
+        if last.is_some_and(|(ended, at)| ended == since && is_recent(*at)) {
+            return Some(Outcome::Known);
+        }
+        if self.woken.len() >= REMEMBERED {
+            self.woken.retain(|_, (_, at)| is_recent(*at));
+        }
+        if source.is_some() && !self.sources.take(source_key(source), now) {
+            return Some(Outcome::SourceRate);
+        }
+        if !self.tenants.take(route.tenant.clone(), now) {
+            return Some(Outcome::TenantRate);
+        }
+        None
+    }
+}
+
+/// Later than the sleep that the caller was told of, whatever the clocks say; in whole seconds, as Kubernetes writes times.
+fn plan_time(now: Timestamp, since: &Time) -> Time {
+    let next = since.0.checked_add(SignedDuration::from_secs(1)).unwrap_or(since.0);
+    let time = now.max(next).as_second();
+    Time(Timestamp::from_second(time).unwrap_or(next))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::entries::entry;
+
+    const LIMITS: Limits = Limits {
+        tenant: Rate {
+            per_second: 1,
+            burst: 2,
+        },
+        source: Rate {
+            per_second: 1,
+            burst: 1,
+        },
+    };
+
+    fn route(id: &str, tenant: &str) -> Route {
+        let mut route = entry(id, &["a.yoke.test"], "1", "1").route.as_ref().clone();
+        route.id = id.parse().unwrap();
+        tenant.clone_into(&mut route.tenant);
+        route
+    }
+
+    fn sleeping(since: &Time) -> Sleeping<'_> {
+        Sleeping { since, uid: "u-1" }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn many_callers_wake_once() {
+        let start = Instant::now();
+        let (waker, mut told) = Waker::new(LIMITS, Metrics::default(), start);
+        let (since, route) = (Time(at(100)), route("bcdfghjk24", "t"));
+        let wake = |seconds: u64| {
+            let now = start + Duration::from_secs(seconds);
+            waker.try_wake(now, at(50), &route, sleeping(&since), None)
+        };
+        assert_eq!(wake(0), Outcome::Told);
+        for _ in 0..100 {
+            assert_eq!(wake(4), Outcome::Known);
+        }
+        assert_eq!(wake(5), Outcome::Told, "the first word may be lost");
+        let expected = Wake {
+            tenant: "t".into(),
+            cluster: "bcdfghjk24".into(),
+            uid: "u-1".into(),
+            time: Time(at(101)),
+        };
+        assert_eq!(told.try_recv().unwrap(), expected, "by a clock that is behind");
+        assert_eq!(told.try_recv().unwrap(), expected);
+        assert!(told.try_recv().is_err());
+        let later = Time(at(103));
+        let again = waker.try_wake(start + AGAIN, at(50), &route, sleeping(&later), None);
+        assert_eq!(again, Outcome::Told, "it was sent to sleep again");
+        assert_eq!(told.try_recv().unwrap().time, Time(at(104)));
+    }
+
+    #[test]
+    fn one_tenant_or_source_wakes_so_many() {
+        let start = Instant::now();
+        let (waker, _told) = Waker::new(LIMITS, Metrics::default(), start);
+        let since = Time(at(100));
+        let wake = |id: &str, tenant: &str, source: Option<&str>| {
+            let source = source.map(|source| source.parse().unwrap());
+            waker.try_wake(start, at(200), &route(id, tenant), sleeping(&since), source)
+        };
+        for (rule, id, tenant, source, expected) in [
+            ("first", "bcdfghjk24", "t", Some("192.0.2.1"), Outcome::Told),
+            ("same source", "bcdfghjk25", "u", Some("192.0.2.1"), Outcome::SourceRate),
+            ("another", "bcdfghjk25", "u", Some("192.0.2.2"), Outcome::Told),
+            ("not known", "bcdfghjk26", "t", None, Outcome::Told),
+            ("third of a Tenant", "bcdfghjk27", "t", None, Outcome::TenantRate),
+        ] {
+            assert_eq!(wake(id, tenant, source), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn words_that_nobody_takes_are_lost() {
+        let start = Instant::now();
+        let rate = Rate {
+            per_second: 1,
+            burst: 10_000,
+        };
+        let limits = Limits {
+            tenant: rate,
+            source: rate,
+        };
+        let (waker, _told) = Waker::new(limits, Metrics::default(), start);
+        let since = Time(at(100));
+        let ids = (0..=QUEUE).map(|number| format!("b{number:09}"));
+        let mut outcomes: Vec<_> = ids
+            .map(|id| waker.try_wake(start, at(1), &route(&id, "t"), sleeping(&since), None))
+            .collect();
+        assert_eq!(outcomes.pop(), Some(Outcome::Full));
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Told));
+    }
+}

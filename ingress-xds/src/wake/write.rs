@@ -1,0 +1,140 @@
+//! Writes to a Cluster's status that somebody needs it. An adapter, and the only one here that writes to Clusters: of each it
+//! applies one field, as a field manager of its own.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use yoke_api::sleep::ActivityStatus;
+use yoke_api::{Cluster, GROUP, Lenient, VERSION};
+
+use super::Wake;
+use crate::metrics::Metrics;
+use crate::model::to_chain;
+
+/// Owner of the field that is written.
+pub const FIELD_MANAGER: &str = "yoke-ingress-xds";
+/// Words that are written at a time: one that hangs holds up few others.
+const AT_ONCE: usize = 16;
+/// Less than is left of the process when the sleeper has ended.
+const LIMIT: Duration = Duration::from_secs(4);
+
+/// One field of a Cluster. Applied as a whole, and as nothing more.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WakePatch {
+    api_version: String,
+    kind: &'static str,
+    metadata: WakeMetadata,
+    status: WakeStatus,
+}
+
+#[derive(Debug, Serialize)]
+struct WakeMetadata {
+    name: String,
+    /// Another Cluster of this name is not woken.
+    uid: String,
+}
+
+#[derive(Debug, Serialize)]
+struct WakeStatus {
+    activity: ActivityStatus,
+}
+
+/// Writes until nobody is left who says anything. What fails is logged: who still needs the cluster says so again.
+pub async fn write_wakes(client: Client, words: mpsc::Receiver<Wake>, metrics: Metrics) {
+    let words = ReceiverStream::new(words);
+    let writing = words.for_each_concurrent(AT_ONCE, |wake| {
+        let (client, metrics) = (client.clone(), metrics.clone());
+        async move {
+            let (namespace, cluster) = (wake.tenant.clone(), wake.cluster.clone());
+            let written = tokio::time::timeout(LIMIT, write(client, wake)).await;
+            let problem = match written {
+                Ok(Err(error)) if !is_done(&error) => Some(to_chain(&error)),
+                Ok(_) => None,
+                Err(_) => Some(format!("no answer within {LIMIT:?}")),
+            };
+            metrics.count_wake_write(problem.is_none());
+            match problem {
+                None => tracing::info!(namespace, cluster, "a request wakes a Cluster"),
+                Some(error) => tracing::warn!(namespace, cluster, error, "a Cluster cannot be woken"),
+            }
+        }
+    });
+    writing.await;
+}
+
+async fn write(client: Client, wake: Wake) -> Result<(), kube::Error> {
+    let api = Api::<Lenient<Cluster>>::namespaced(client, &wake.tenant);
+    let cluster = wake.cluster.clone();
+    // Nobody else writes this field: who has taken it over by mistake gives it back.
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    let written = api
+        .patch_status(&cluster, &params, &Patch::Apply(build_patch(wake)))
+        .await;
+    written.map(|_| ())
+}
+
+/// Whether there is nothing left to do: the Cluster is gone, is another one, or was woken later than this by another replica.
+fn is_done(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409 | 422))
+}
+
+fn build_patch(wake: Wake) -> WakePatch {
+    WakePatch {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: "Cluster",
+        metadata: WakeMetadata {
+            name: wake.cluster,
+            uid: wake.uid,
+        },
+        status: WakeStatus {
+            activity: ActivityStatus {
+                sleep_requested_time: None,
+                wake_requested_time: Some(wake.time),
+            },
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use kube::core::Status;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn one_field_of_one_object_is_written() {
+        let patch = build_patch(Wake {
+            tenant: "t".into(),
+            cluster: "a".into(),
+            uid: "u-1".into(),
+            time: Time("2026-01-01T00:00:00Z".parse().unwrap()),
+        });
+        let expected = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+            "metadata": {"name": "a", "uid": "u-1"},
+            "status": {"activity": {"wakeRequestedTime": "2026-01-01T00:00:00Z"}}});
+        assert_eq!(serde_json::to_value(patch).unwrap(), expected);
+    }
+
+    #[test]
+    fn some_refusals_say_that_it_is_done() {
+        for (rule, code, expected) in [
+            ("gone", 404, true),
+            ("another of its name", 409, true),
+            ("woken later than that", 422, true),
+            ("no right to", 403, false),
+            ("too many requests", 429, false),
+            ("broken", 500, false),
+        ] {
+            let status = Status::failure("no", "No").with_code(code);
+            assert_eq!(is_done(&kube::Error::Api(status.boxed())), expected, "{rule}");
+        }
+    }
+}

@@ -1,0 +1,535 @@
+//! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, StatusCode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use rustls::ClientConfig;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+use yoke_api::ingress::{Asleep, Callers};
+
+use crate::support::api::WATCH;
+use crate::support::client::{Answer, BOTH, Client, Http, get};
+use crate::support::fixtures::{ClusterFixture, SINCE, Signer, claims, waking};
+use crate::support::pki::{CLIENT, Leaf, SERVER};
+use crate::support::tenant::open_over;
+use crate::support::{PATIENCE, eventually};
+use crate::terminated::Stage;
+
+fn on_connect(callers: Callers) -> Asleep {
+    let since = Time(SINCE.parse().unwrap());
+    let uid = "u-1".into();
+    Asleep::OnConnect { callers, since, uid }
+}
+
+/// Both clusters of a stage, of which the first is asleep.
+struct Night {
+    stage: Stage,
+    a: ClusterFixture,
+}
+
+impl Night {
+    async fn new(told: Asleep) -> Self {
+        let stage = Stage::with(&[], |_| {}).await;
+        let a = stage.clusters[0].clone();
+        let night = Self { stage, a };
+        night.tell(Some(told)).await;
+        let name = night.a.public_name();
+        eventually("the sleeper answers", PATIENCE, async || {
+            let answer = night
+                .try_ask(&name, &night.stage.root.client(None), Http::One, None)
+                .await;
+            answer.ok().filter(|answer| {
+                answer
+                    .headers
+                    .get("content-type")
+                    .is_some_and(|kind| kind == "application/json")
+            })
+        })
+        .await;
+        while night.stage.xds().has_woken().await {}
+        night
+    }
+
+    /// The operator says what the cluster is at.
+    async fn tell(&self, told: Option<Asleep>) {
+        let cluster = match told {
+            // Its pod has an address before its API answers.
+            Some(told) => self.a.clone().asleep(told),
+            None => self.a.clone(),
+        };
+        self.stage.xds().apply(&cluster).await;
+    }
+
+    /// Until strangers are turned away again.
+    async fn sleep(&self) {
+        self.tell(Some(on_connect(Callers::Authenticated))).await;
+        let nobody = self.stage.root.client(None);
+        eventually("it sleeps", PATIENCE, async || {
+            let answer = self.try_ask(&self.a.public_name(), &nobody, Http::One, None).await;
+            answer.ok().filter(|answer| answer.status == StatusCode::UNAUTHORIZED)
+        })
+        .await;
+        while self.stage.xds().has_woken().await {}
+    }
+
+    /// As an operator wakes it that is told.
+    async fn wake_up(&self) {
+        self.stage.xds().wake().await;
+        self.tell(Some(waking(None))).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        self.tell(None).await;
+    }
+
+    fn with(&self, leaf: &Leaf) -> ClientConfig {
+        self.stage.root.client(Some(leaf))
+    }
+
+    fn admin(&self) -> ClientConfig {
+        self.with(&self.stage.authorities[0].leaf("yoke:admin", &[]))
+    }
+
+    async fn try_ask(
+        &self,
+        name: &str,
+        config: &ClientConfig,
+        http: Http,
+        bearer: Option<&str>,
+    ) -> std::io::Result<Answer> {
+        let mut client = Client::connect(self.stage.envoy.ingress, name, config, http).await?;
+        client.ask(get(bearer)).await.map_err(std::io::Error::other)
+    }
+
+    async fn ask(&self, config: &ClientConfig, http: Http, bearer: Option<&str>) -> Answer {
+        let name = self.a.public_name();
+        self.try_ask(&name, config, http, bearer).await.unwrap()
+    }
+
+    /// A token of one of the clusters, with other claims.
+    fn token(&self, index: usize, change: impl FnOnce(&mut serde_json::Value)) -> String {
+        let issuer = self.stage.clusters[index].config.issuer.clone();
+        let mut claims = claims(&issuer, &[&issuer], Timestamp::now().as_second());
+        change(&mut claims);
+        format!("Bearer {}", self.stage.signers[index].token(&claims))
+    }
+}
+
+/// As a provider of OIDC gives it out.
+fn foreign_token(header: serde_json::Value) -> String {
+    let claims = json!({"iss": "https://login.example.org", "aud": "kubernetes", "exp": i64::MAX, "sub": "alice"});
+    let encode = |part: &serde_json::Value| data_encoding::BASE64URL_NOPAD.encode(part.to_string().as_bytes());
+    format!("Bearer {}.{}.c2lnbmF0dXJl", encode(&header), encode(&claims))
+}
+
+fn told(answer: &Answer) -> (StatusCode, Option<&str>) {
+    let mut retry = answer.headers.get_all("retry-after").iter();
+    let first = retry.next().map(|value| value.to_str().unwrap());
+    assert_eq!(retry.next(), None, "it is said once");
+    (answer.status, first)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_wake_nothing() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let [a, b] = &night.stage.authorities;
+    let nobody = night.stage.root.client(None);
+    let admin = "yoke:admin";
+    for http in BOTH {
+        for (rule, config, bearer) in [
+            ("nothing", nobody.clone(), None),
+            ("certificate of B", night.with(&b.leaf(admin, &[])), None),
+            (
+                "of the root itself",
+                night.with(&night.stage.root.leaf(admin, &[])),
+                None,
+            ),
+            ("of A, expired", night.with(&a.valid(admin, 2000, CLIENT)), None),
+            ("of A, not valid yet", night.with(&a.valid(admin, 2100, CLIENT)), None),
+            ("of A, a server's", night.with(&a.valid(admin, 2020, SERVER)), None),
+            (
+                "signed by B for A",
+                nobody.clone(),
+                Some(night.token(1, |claims| claims["iss"] = night.a.config.issuer.clone().into())),
+            ),
+            (
+                "of A, expired",
+                nobody.clone(),
+                Some(night.token(0, |claims| claims["exp"] = 1.into())),
+            ),
+            (
+                "for konnectivity",
+                nobody.clone(),
+                Some(night.token(0, |claims| claims["aud"] = json!(["system:konnectivity-server"]))),
+            ),
+            ("a password", nobody.clone(), Some("Basic YTpi".into())),
+        ] {
+            let answer = night.ask(&config, http, bearer.as_deref()).await;
+            assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None), "{rule}, {http:?}");
+            assert_eq!(answer.body["kind"], "Status", "{rule}, {http:?}");
+        }
+        // Who can only be known by the cluster, or is known and no reason to wake.
+        for (rule, config, bearer) in [
+            ("token of another issuer", nobody.clone(), Some(night.token(1, |_| {}))),
+            (
+                "by an algorithm that clusters do not have",
+                nobody.clone(),
+                Some(foreign_token(json!({"alg": "PS512"}))),
+            ),
+            (
+                "a bootstrap token",
+                nobody.clone(),
+                Some("Bearer abcdef.0123456789abcdef".into()),
+            ),
+            (
+                "no service account's",
+                nobody.clone(),
+                Some(night.token(0, |claims| claims["sub"] = "alice".into())),
+            ),
+            (
+                "nobody's",
+                nobody.clone(),
+                Some(night.token(0, |claims| {
+                    claims.as_object_mut().unwrap().remove("sub");
+                })),
+            ),
+            ("a node", night.with(&a.leaf("system:node:worker", &[])), None),
+            ("the operator", night.with(&a.leaf("yoke:operator", &[])), None),
+            (
+                "a controller",
+                nobody.clone(),
+                Some(night.token(0, |claims| {
+                    claims["sub"] = "system:serviceaccount:kube-system:coredns".into();
+                })),
+            ),
+        ] {
+            let answer = night.ask(&config, http, bearer.as_deref()).await;
+            let expected = (StatusCode::SERVICE_UNAVAILABLE, Some("10"));
+            assert_eq!(told(&answer), expected, "{rule}, {http:?}");
+        }
+    }
+    assert!(!night.stage.xds().has_woken().await);
+    assert_eq!(night.stage.requests(), [0, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_callers_wake_once_and_are_led_to_the_api() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let (admin, token) = (night.admin(), night.token(0, |_| {}));
+    let nobody = night.stage.root.client(None);
+    let soon = (StatusCode::SERVICE_UNAVAILABLE, Some("1"));
+    let calls = (0..100).map(|number| {
+        let (http, night) = (BOTH[number % 2], &night);
+        let (config, bearer) = match number % 4 {
+            0 | 1 => (&admin, None),
+            _ => (&nobody, Some(token.as_str())),
+        };
+        async move { told(&night.ask(config, http, bearer).await).0 }
+    });
+    let answers = futures::future::join_all(calls).await;
+    assert!(answers.iter().all(|status| *status == soon.0), "{answers:?}");
+    let wake = night.stage.xds().wake().await;
+    assert_eq!((wake.tenant.as_str(), wake.cluster.as_str()), ("tenant", "a"));
+    assert_eq!(wake.uid, "u-1");
+    assert!(wake.time.0 > SINCE.parse().unwrap());
+    assert!(!night.stage.xds().has_woken().await, "once");
+
+    night.tell(Some(waking(None))).await;
+    eventually("it is being woken", PATIENCE, async || {
+        (told(&night.ask(&nobody, Http::One, None).await) == soon).then_some(())
+    })
+    .await;
+    assert_eq!(night.stage.requests(), [0, 0], "an address is no API");
+    night.tell(None).await;
+    eventually("the API answers", PATIENCE, async || {
+        let answer = night.ask(&admin, Http::Two, None).await;
+        (answer.status == StatusCode::OK && answer.body["cluster"] == "a").then_some(())
+    })
+    .await;
+    assert_eq!(night.stage.requests()[1], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_ends_with_its_answers() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let name = night.a.public_name();
+    for http in BOTH {
+        let ingress = night.stage.envoy.ingress;
+        let mut client = Client::connect(ingress, &name, &night.admin(), http).await.unwrap();
+        let post = Request::post("https://10.96.0.1/api/v1/namespaces").body(Body::from(vec![b'a'; 10_000]));
+        let answer = client.ask(post.unwrap()).await.unwrap();
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        eventually("the connection ends", PATIENCE, async || {
+            client.ask(get(None)).await.err()
+        })
+        .await;
+    }
+    // By another cluster's name on a connection of this one.
+    let other = format!("https://{}/api", night.stage.clusters[1].public_name());
+    let ingress = night.stage.envoy.ingress;
+    let mut client = Client::connect(ingress, &name, &night.admin(), Http::Two)
+        .await
+        .unwrap();
+    let answer = client
+        .ask(Request::get(other).body(Body::empty()).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(answer.status, StatusCode::MISDIRECTED_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_owners_word_is_told_to_those_who_belong_there() {
+    let why = "the cluster is asleep until its owner wakes it";
+    let night = Night::new(Asleep::Held { why: why.into() }).await;
+    for http in BOTH {
+        let answer = night.ask(&night.admin(), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::FORBIDDEN, None));
+        assert_eq!(answer.body["message"], why);
+        let answer = night.ask(&night.stage.root.client(None), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None));
+        let mut pod = night.stage.client(http).await;
+        let answer = pod.ask(get(Some(&night.stage.bearer(0)))).await.unwrap();
+        assert_eq!(told(&answer), (StatusCode::FORBIDDEN, None));
+        assert_eq!(answer.body["message"], why);
+    }
+    let stderr = kubectl(&night, &["get", "--raw", "/api/v1/namespaces"]).await.1;
+    assert!(stderr.contains(why), "{stderr}");
+    assert!(!night.stage.xds().has_woken().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn anybody_wakes_what_its_owner_lets_anybody_wake() {
+    let night = Night::new(on_connect(Callers::Any)).await;
+    // Its stranger was the first to ask.
+    let woken = night
+        .stage
+        .xds()
+        .metric("yoke_ingress_xds_wakes_total{outcome=\"told\"}");
+    assert_eq!(woken, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_pods_wait() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let system = night.token(0, |claims| {
+        claims["sub"] = "system:serviceaccount:kube-system:coredns".into()
+    });
+    let mut pod = night.stage.client(Http::Two).await;
+    let answer = pod.ask(get(Some(&system))).await.unwrap();
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("10")));
+    assert!(!night.stage.xds().has_woken().await);
+
+    let bearer = night.stage.bearer(0);
+    let requests = (0..20).map(|number| {
+        let (night, bearer) = (&night, bearer.as_str());
+        async move {
+            let mut pod = night.stage.client(BOTH[number % 2]).await;
+            let answer = pod.ask(get(Some(bearer))).await.unwrap();
+            (answer.status, answer.body["cluster"].clone())
+        }
+    });
+    let waking = async {
+        let wake = night.stage.xds().wake().await;
+        assert_eq!(wake.cluster, "a");
+        eventually("all are held", PATIENCE, async || {
+            (night.stage.xds().metric("yoke_ingress_xds_held_requests") == 20).then_some(())
+        })
+        .await;
+        night.tell(Some(waking(None))).await;
+        night.tell(None).await;
+    };
+    let (answers, ()) = tokio::join!(futures::future::join_all(requests), waking);
+    for answer in answers {
+        assert_eq!(answer, (StatusCode::OK, json!("a")));
+    }
+    assert!(!night.stage.xds().has_woken().await, "once");
+    assert_eq!(night.stage.requests()[1], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_held_when_a_cluster_does_not_wake() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let bearer = night.stage.bearer(0);
+    let held = async {
+        let mut pod = night.stage.client(Http::Two).await;
+        pod.ask(get(Some(&bearer))).await.unwrap()
+    };
+    let telling = async {
+        eventually("it is held", PATIENCE, async || {
+            (night.stage.xds().metric("yoke_ingress_xds_held_requests") == 1).then_some(())
+        })
+        .await;
+        night.tell(Some(waking(Some("There is no room.")))).await;
+    };
+    let (answer, ()) = tokio::join!(held, telling);
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("10")));
+    let advice = "There is no room. Ask the cluster's owner: the conditions of the Cluster say more.";
+    assert_eq!(answer.body["message"], advice);
+    for http in BOTH {
+        // Its clients repeat nothing.
+        let answer = night.ask(&night.admin(), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, None));
+        assert_eq!(answer.body["message"], advice);
+        let answer = night.ask(&night.stage.root.client(None), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+        assert_ne!(answer.body["message"], advice, "strangers are told nothing");
+        let mut pod = night.stage.client(http).await;
+        let answer = pod.ask(get(Some(&bearer))).await.unwrap();
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("10")));
+    }
+    let started = std::time::Instant::now();
+    let stderr = kubectl(&night, &["get", "--raw", "/api/v1/namespaces"]).await.1;
+    assert!(stderr.contains(advice), "{stderr}");
+    assert!(started.elapsed() < Duration::from_secs(10), "it asks once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_strangers_make_room() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let mut config = night.stage.root.client(None);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
+    let before = night.stage.xds().metric(handshakes);
+    let name = night.a.public_name();
+    let mut silent = vec![];
+    for _ in 0..300 {
+        let stream = TcpStream::connect(night.stage.envoy.ingress).await.unwrap();
+        silent.push(open_over(stream, &name, &config).await.unwrap());
+    }
+    eventually("all are there", PATIENCE, async || {
+        (night.stage.xds().metric(handshakes) >= before + 300).then_some(())
+    })
+    .await;
+    for http in BOTH {
+        let answer = night.ask(&night.admin(), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    }
+    assert_eq!(night.stage.xds().wake().await.cluster, "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_arrives_beside_a_large_body() {
+    const BODY: usize = 512 * 1024;
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let mut config = night.admin();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    for config in [config, night.stage.root.client(None)] {
+        let stream = TcpStream::connect(night.stage.xds().sleeper).await.unwrap();
+        let mut stream = open_over(stream, &night.a.public_name(), &config).await.unwrap();
+        let head = format!("POST /api HTTP/1.1\r\nhost: a\r\ncontent-length: {BODY}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&vec![b'a'; BODY]).await.unwrap();
+        let mut answer = vec![];
+        stream.read_to_end(&mut answer).await.unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_ends_answers_until_it_is_known() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let xds = night.stage.xds();
+    xds.drain();
+    eventually("it serves Envoy no more", PATIENCE, async || {
+        TcpStream::connect(xds.address).await.err()
+    })
+    .await;
+    let mut client = Client::connect(xds.sleeper, &night.a.public_name(), &night.admin(), Http::Two)
+        .await
+        .unwrap();
+    let answer = client.ask(get(None)).await.unwrap();
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    assert_eq!(xds.wake().await.cluster, "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_tokens_may_change() {
+    let mut night = Night::new(on_connect(Callers::Authenticated)).await;
+    let nobody = night.stage.root.client(None);
+    let old = night.token(0, |_| {});
+    let signer = Signer::p256();
+    night.a.config.service_account_keys = vec![signer.pem.clone()];
+    night.tell(Some(on_connect(Callers::Authenticated))).await;
+    eventually("the old key is gone", PATIENCE, async || {
+        let answer = night.ask(&nobody, Http::One, Some(&old)).await;
+        (told(&answer) == (StatusCode::UNAUTHORIZED, None)).then_some(())
+    })
+    .await;
+    night.stage.signers[0] = signer;
+    let answer = night.ask(&nobody, Http::One, Some(&night.token(0, |_| {}))).await;
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_sees_only_slower_answers() {
+    let body = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(body.path(), "{}").unwrap();
+    let path = body.path().to_str().unwrap();
+    let rows: [(&[&str], &str); 2] = [
+        (&["get", "--raw", "/api/v1/namespaces"], "\"method\":\"GET\""),
+        (
+            &["create", "--raw", "/api/v1/namespaces", "-f", path],
+            "\"method\":\"POST\"",
+        ),
+    ];
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    for (arguments, expected) in rows {
+        night.sleep().await;
+        let ((stdout, stderr), ()) = tokio::join!(kubectl(&night, arguments), night.wake_up());
+        assert!(stdout.contains("\"cluster\":\"a\""), "{stdout} {stderr}");
+        assert!(stdout.contains(expected), "{stdout} {stderr}");
+    }
+    night.sleep().await;
+    let watching = async {
+        let directory = tempfile::tempdir().unwrap();
+        let mut child = start_kubectl(&night, directory.path(), &["get", "--raw", WATCH])
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = tokio::time::timeout(Duration::from_secs(60), lines.next_line()).await;
+        line.expect("a watch says something").unwrap()
+    };
+    let (line, ()) = tokio::join!(watching, night.wake_up());
+    assert_eq!(line.as_deref(), Some("0"));
+}
+
+/// What kubectl says on a request with the kubeconfig of an administrator.
+async fn kubectl(night: &Night, arguments: &[&str]) -> (String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let output = start_kubectl(night, directory.path(), arguments).output();
+    let output = tokio::time::timeout(Duration::from_secs(60), output).await;
+    let output = output.expect("kubectl ends").unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+fn start_kubectl(night: &Night, directory: &Path, arguments: &[&str]) -> Command {
+    let path = directory.join("kubeconfig");
+    let admin = night.stage.authorities[0].leaf("yoke:admin", &[]);
+    let encode = |text: &str| data_encoding::BASE64.encode(text.as_bytes());
+    let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": format!("https://{}", night.stage.envoy.ingress),
+            "tls-server-name": night.a.public_name(), "certificate-authority-data": encode(&night.stage.root.pem)}}],
+        "users": [{"name": "u", "user": {"client-certificate-data": encode(&admin.certificate),
+            "client-key-data": encode(&admin.key)}}]});
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    let mut command = Command::new("kubectl");
+    command
+        .arg("--cache-dir")
+        .arg(directory)
+        .args(arguments)
+        .env("KUBECONFIG", &path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}

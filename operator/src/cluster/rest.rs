@@ -1,0 +1,307 @@
+//! Whether a control plane is asked for, by whose word it is not, and what the ingress tells those who connect meanwhile. Pure.
+//!
+//! ```text
+//!  spec.state: Asleep ───────────────────────────────▶ asleep, whoever connects
+//!  annotation sleep=now ─▶ sleepRequestedTime ──┐
+//!  a request ─▶ ingress ─▶ wakeRequestedTime ───┴────▶ asleep while the former is the later one
+//! ```
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt as _;
+use yoke_api::cluster::{ClusterStatus, DesiredState};
+use yoke_api::ingress::{Asleep, Callers};
+use yoke_api::labels::{self, SLEEP_END, SLEEP_NOW};
+use yoke_api::sleep::{ActivityStatus, WakeOnConnect};
+use yoke_api::{Cluster, ConditionType, Reason};
+
+use crate::conditions;
+
+/// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
+const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(15);
+
+/// What the annotation asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// To sleep until somebody needs it.
+    Sleep,
+    /// To end such a sleep.
+    Wake,
+}
+
+/// Whether a control plane is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// One is.
+    Awake,
+    /// None, by `spec.state`.
+    Owner,
+    /// None, by the annotation, and who connects changes that.
+    Request {
+        /// Since when.
+        since: Time,
+        /// Who changes it.
+        wakes: WakeOnConnect,
+    },
+}
+
+impl Rest {
+    /// What a Cluster asks for.
+    pub fn of(cluster: &Cluster) -> Self {
+        if cluster.spec.state == DesiredState::Asleep {
+            return Self::Owner;
+        }
+        let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
+        match activity.and_then(ActivityStatus::asleep_since) {
+            Some(since) => Self::Request {
+                since: since.clone(),
+                wakes: cluster.spec.sleep.wake_on_connect,
+            },
+            None => Self::Awake,
+        }
+    }
+
+    /// Whether none is asked for.
+    pub fn is_asleep(&self) -> bool {
+        *self != Self::Awake
+    }
+
+    /// Why none is asked for.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Request { .. } => Reason::AsleepOnRequest,
+            Self::Owner | Self::Awake => Reason::AsleepByOwner,
+        }
+    }
+
+    /// Until when none is, as a part of a sentence.
+    pub fn until(&self) -> &'static str {
+        match self {
+            Self::Request {
+                wakes: WakeOnConnect::Authenticated,
+                ..
+            } => "until somebody with an identity of the cluster connects",
+            Self::Request {
+                wakes: WakeOnConnect::Any,
+                ..
+            } => "until somebody connects",
+            Self::Request {
+                wakes: WakeOnConnect::Never,
+                ..
+            } => "until it has the annotation yoke.drzzl.io/sleep=end",
+            Self::Owner | Self::Awake => "until its owner sets spec.state to Running",
+        }
+    }
+
+    /// What the ingress tells those who connect.
+    pub fn to_told(&self, uid: &str) -> Option<Asleep> {
+        let callers = match self {
+            Self::Awake => return None,
+            Self::Request {
+                wakes: WakeOnConnect::Authenticated,
+                ..
+            } => Callers::Authenticated,
+            Self::Request {
+                wakes: WakeOnConnect::Any,
+                ..
+            } => Callers::Any,
+            Self::Owner | Self::Request { .. } => return Some(hold(self.until())),
+        };
+        let Self::Request { since, .. } = self else {
+            return None;
+        };
+        Some(Asleep::OnConnect {
+            callers,
+            since: since.clone(),
+            uid: uid.to_owned(),
+        })
+    }
+}
+
+/// What the ingress tells of a Cluster that sleeps and whose spec is not carried out.
+pub fn hold(until: &str) -> Asleep {
+    Asleep::Held {
+        why: format!("the cluster is asleep {until}"),
+    }
+}
+
+/// What the ingress is told next: of a cluster that is asked for again, that it is being woken, until its API answers; and of
+/// one that takes long what it waits for.
+pub fn plan_told(
+    wanted: Option<Asleep>,
+    before: Option<&Asleep>,
+    answers: bool,
+    wait: impl FnOnce() -> String,
+    now: Timestamp,
+) -> Option<Asleep> {
+    if wanted.is_some() {
+        return wanted;
+    }
+    let since = match before? {
+        Asleep::Waking { .. } if answers => return None,
+        // A clock that was ahead does not make it late for ever.
+        Asleep::Waking { since, .. } if since.0 <= now => since.0,
+        _ => Timestamp::from_second(now.as_second()).unwrap_or(now),
+    };
+    let is_late = now.duration_since(since) > LONGEST_WAKE;
+    Some(Asleep::Waking {
+        since: Time(since),
+        problem: is_late.then(wait),
+    })
+}
+
+/// What the annotation of a Cluster asks for, if it is one that is understood.
+pub fn plan_word(cluster: &Cluster) -> Option<Word> {
+    match cluster.annotations().get(labels::SLEEP)?.as_str() {
+        SLEEP_NOW => Some(Word::Sleep),
+        SLEEP_END => Some(Word::Wake),
+        _ => None,
+    }
+}
+
+/// What is noted of it. A request to sleep is later than all that is known to have woken the Cluster, whatever clock that had.
+pub fn plan_sleep_requested(before: Option<&ActivityStatus>, word: Word, now: Timestamp) -> Option<Time> {
+    let woken = before.and_then(|before| before.wake_requested_time.as_ref().map(|time| time.0));
+    let next = |time: Timestamp| time.checked_add(SignedDuration::from_secs(1)).unwrap_or(time);
+    let now = woken.map_or(now, |woken| now.max(next(woken)));
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    (word == Word::Sleep).then_some(Time(now))
+}
+
+/// When somebody needed it who has it Ready now, and had it asleep before.
+pub fn plan_woken(status: &ClusterStatus) -> Option<Timestamp> {
+    let ready = conditions::find(&status.conditions, ConditionType::Ready)?;
+    let activity = status.activity.as_ref()?;
+    let slept = activity.sleep_requested_time.is_some() && activity.asleep_since().is_none();
+    let woken = activity.wake_requested_time.as_ref()?.0;
+    (slept && ready.status == "True").then_some(woken)
+}
+
+/// Whether a request to sleep is over by the owner's word, whatever that is next.
+pub fn is_overruled(cluster: &Cluster) -> bool {
+    let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
+    cluster.spec.state == DesiredState::Asleep
+        && activity.is_some_and(|activity| activity.sleep_requested_time.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fixtures::{cluster, with};
+
+    fn at(second: i64) -> Time {
+        Time(Timestamp::from_second(second).unwrap())
+    }
+
+    fn slept(sleep: Option<i64>, wake: Option<i64>) -> Cluster {
+        let mut cluster = cluster("a");
+        cluster.status.get_or_insert_default().activity = Some(ActivityStatus {
+            sleep_requested_time: sleep.map(at),
+            wake_requested_time: wake.map(at),
+        });
+        cluster
+    }
+
+    #[test]
+    fn the_owners_word_comes_first() {
+        let never = with(slept(Some(5), None), |spec| {
+            spec.sleep.wake_on_connect = WakeOnConnect::Never;
+        });
+        let owner = with(slept(Some(5), Some(9)), |spec| spec.state = DesiredState::Asleep);
+        let request = |wakes| Rest::Request { since: at(5), wakes };
+        for (rule, cluster, expected) in [
+            ("nobody asked", cluster("a"), Rest::Awake),
+            ("asked", slept(Some(5), None), request(WakeOnConnect::Authenticated)),
+            ("woken", slept(Some(5), Some(6)), Rest::Awake),
+            ("for nobody", never, request(WakeOnConnect::Never)),
+            ("the owner's, though somebody connected", owner, Rest::Owner),
+        ] {
+            assert_eq!(Rest::of(&cluster), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn the_owners_word_ends_what_was_asked_before() {
+        let owner = |cluster| with(cluster, |spec| spec.state = DesiredState::Asleep);
+        assert!(is_overruled(&owner(slept(Some(5), Some(3)))));
+        assert!(is_overruled(&owner(slept(Some(3), Some(5)))));
+        assert!(!is_overruled(&owner(slept(None, Some(5)))));
+        assert!(!is_overruled(&slept(Some(5), None)));
+        assert_eq!(Rest::of(&slept(Some(5), None)).reason(), Reason::AsleepOnRequest);
+    }
+
+    #[test]
+    fn a_request_to_sleep_is_later_than_what_woke() {
+        let now = at(100).0;
+        for (rule, wake, word, expected) in [
+            ("never woken", None, Word::Sleep, Some(100)),
+            ("woken before", Some(90), Word::Sleep, Some(100)),
+            ("woken in the same second", Some(100), Word::Sleep, Some(101)),
+            ("woken by a clock that is ahead", Some(130), Word::Sleep, Some(131)),
+            ("to wake", Some(90), Word::Wake, None),
+        ] {
+            let before = ActivityStatus {
+                sleep_requested_time: Some(at(1)),
+                wake_requested_time: wake.map(at),
+            };
+            let after = ActivityStatus {
+                sleep_requested_time: plan_sleep_requested(Some(&before), word, now),
+                ..before
+            };
+            assert_eq!(after.sleep_requested_time, expected.map(at), "{rule}");
+            assert_eq!(after.asleep_since().is_some(), word == Word::Sleep, "{rule}");
+        }
+    }
+
+    #[test]
+    fn the_ingress_is_told_until_the_api_answers() {
+        let asleep = || Some(hold("for long"));
+        let waking = |since: i64, problem: Option<&str>| {
+            let problem = problem.map(ToOwned::to_owned);
+            Some(Asleep::Waking {
+                since: at(since),
+                problem,
+            })
+        };
+        for (rule, wanted, before, answers, expected) in [
+            ("awake", None, None, true, None),
+            ("never slept, and does not answer", None, None, false, None),
+            ("goes to sleep", asleep(), None, true, asleep()),
+            ("asleep", asleep(), asleep(), false, asleep()),
+            ("wakes", None, asleep(), false, waking(100, None)),
+            (
+                "wakes while the pod answers that is to end",
+                None,
+                asleep(),
+                true,
+                waking(100, None),
+            ),
+            ("still", None, waking(85, None), false, waking(85, None)),
+            ("takes long", None, waking(84, None), false, waking(84, Some("no room"))),
+            (
+                "by a clock that was ahead",
+                None,
+                waking(101, None),
+                false,
+                waking(100, None),
+            ),
+            ("is awake", None, waking(84, Some("no room")), true, None),
+        ] {
+            let told = plan_told(wanted, before.as_ref(), answers, || "no room".into(), at(100).0);
+            assert_eq!(told, expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn annotations_that_are_not_understood_ask_for_nothing() {
+        let annotated = |value: &str| {
+            let mut cluster = cluster("a");
+            cluster.annotations_mut().insert(labels::SLEEP.into(), value.into());
+            plan_word(&cluster)
+        };
+        assert_eq!(plan_word(&cluster("a")), None);
+        assert_eq!(annotated("now"), Some(Word::Sleep));
+        assert_eq!(annotated("end"), Some(Word::Wake));
+        assert_eq!(annotated("tomorrow"), None);
+    }
+}

@@ -1,0 +1,200 @@
+//! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use yoke_api::ingress::{Asleep, Callers, IngressConfig};
+
+use crate::answers::{ready, run_pod};
+use crate::harness::{Host, condition};
+use crate::tenant_api::TenantServer;
+
+const SLEEP: &str = "yoke.drzzl.io/sleep";
+
+/// What the ingress is told.
+async fn told(host: &Host) -> Option<Asleep> {
+    let map = host.api::<ConfigMap>(&host.hosted("a").await).get("yoke-ingress").await;
+    let text = map.unwrap().data.unwrap().remove("ingress.json").unwrap();
+    serde_json::from_str::<IngressConfig>(&text).unwrap().asleep
+}
+
+async fn replicas(host: &Host) -> Option<i32> {
+    let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+    set.spec.unwrap().replicas
+}
+
+async fn annotate(host: &Host, value: &str) {
+    host.patch_cluster("a", json!({"metadata": {"annotations": {SLEEP: value}}}))
+        .await;
+}
+
+async fn asleep(host: &Host) -> String {
+    condition(&host.cluster("a").await, "Asleep")
+}
+
+async fn end_pod(host: &Host) {
+    let pods = host.api::<Pod>(&host.hosted("a").await);
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("control-plane-0", &now).await.unwrap();
+    be_unready(host).await;
+}
+
+/// The kubelet has not found yet that the API answers.
+async fn be_unready(host: &Host) {
+    let sets = host.api::<StatefulSet>(&host.hosted("a").await);
+    let status = json!({"status": {"readyReplicas": 0}});
+    let params = PatchParams::default();
+    sets.patch_status("control-plane", &params, &Patch::Merge(status))
+        .await
+        .unwrap();
+}
+
+/// As the ingress writes it: its own field, and nothing else.
+async fn connect(host: &Host, time: Timestamp) {
+    let patch = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
+        "status": {"activity": {"wakeRequestedTime": time.to_string()}}});
+    let params = PatchParams::apply("yoke-ingress-xds").force();
+    host.clusters()
+        .patch_status("a", &params, &Patch::Apply(&patch))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let server = TenantServer::start(&host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(told(&host).await, None);
+
+    annotate(&host, "now").await;
+    host.bring("a", "the pod is to end", async || {
+        ready(&host).await == "False/AsleepOnRequest" && replicas(&host).await == Some(0)
+    })
+    .await;
+    let cluster = host.cluster("a").await;
+    assert!(!cluster.metadata.annotations.unwrap_or_default().contains_key(SLEEP));
+    let Some(Asleep::OnConnect { callers, since, .. }) = told(&host).await else {
+        panic!("{:?}", told(&host).await);
+    };
+    assert_eq!(callers, Callers::Authenticated);
+    end_pod(&host).await;
+    host.bring("a", "it is asleep", async || {
+        asleep(&host).await == "True/AsleepOnRequest"
+    })
+    .await;
+
+    // An operator that has just started finds it so.
+    let mut host = host;
+    host.restart_operator().await;
+    host.reconcile("a").await.unwrap();
+    assert_eq!(
+        (replicas(&host).await, asleep(&host).await),
+        (Some(0), "True/AsleepOnRequest".into())
+    );
+
+    // Somebody connects, by a clock that is behind: later than the sleep that he was told of.
+    connect(&host, since.0 + SignedDuration::from_secs(1)).await;
+    host.bring("a", "a control plane is asked for", async || {
+        replicas(&host).await == Some(1)
+    })
+    .await;
+    let waking = told(&host).await;
+    assert!(
+        matches!(waking, Some(Asleep::Waking { .. })),
+        "no API answers yet: {waking:?}"
+    );
+    run_pod(&host, "a").await;
+    be_unready(&host).await;
+    host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(told(&host).await, None);
+    assert_eq!(asleep(&host).await, "False/WokenOnConnect");
+
+    // Once more, in the same second.
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps again", async || replicas(&host).await == Some(0))
+        .await;
+    let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
+    assert!(
+        activity.sleep_requested_time > activity.wake_requested_time,
+        "{activity:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_owners_word_wins() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
+        .await;
+    host.patch_cluster("a", json!({"spec": {"state": "Asleep"}})).await;
+    host.bring("a", "its owner has it sleep", async || {
+        asleep(&host).await == "True/AsleepByOwner"
+    })
+    .await;
+    let Some(Asleep::Held { why }) = told(&host).await else {
+        panic!("{:?}", told(&host).await);
+    };
+    assert!(why.contains("spec.state"), "{why}");
+    connect(&host, Timestamp::now() + SignedDuration::from_secs(60)).await;
+    host.reconcile("a").await.unwrap();
+    assert_eq!(
+        (replicas(&host).await, asleep(&host).await),
+        (Some(0), "True/AsleepByOwner".into())
+    );
+
+    // His word to run is one, too: what was asked before is over.
+    host.patch_cluster("a", json!({"spec": {"state": "Running"}})).await;
+    host.bring("a", "it is to run", async || replicas(&host).await == Some(1))
+        .await;
+
+    // Nobody wakes it by a connection whose owner wants none to, but he does.
+    host.patch_cluster("a", json!({"spec": {"sleep": {"wakeOnConnect": "Never"}}}))
+        .await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps again", async || replicas(&host).await == Some(0))
+        .await;
+    let held = told(&host).await;
+    assert!(
+        matches!(&held, Some(Asleep::Held { why }) if why.contains("sleep=end")),
+        "{held:?}"
+    );
+    annotate(&host, "end").await;
+    host.bring("a", "it wakes", async || replicas(&host).await == Some(1))
+        .await;
+    let annotations = host.cluster("a").await.metadata.annotations.unwrap_or_default();
+    assert!(!annotations.contains_key(SLEEP));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_paused_or_refused_stays_as_it_is() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
+        .await;
+    for (change, part) in [
+        (json!({"spec": {"paused": true}}), "spec.paused"),
+        (json!({"spec": {"paused": false, "class": "huge"}}), "refused"),
+    ] {
+        host.patch_cluster("a", change).await;
+        host.bring(
+            "a",
+            "the ingress is told",
+            async || matches!(told(&host).await, Some(Asleep::Held { why }) if why.contains(part)),
+        )
+        .await;
+        connect(&host, Timestamp::now() + SignedDuration::from_secs(60)).await;
+        host.reconcile("a").await.unwrap();
+        assert_eq!(replicas(&host).await, Some(0), "{part}");
+        assert!(matches!(told(&host).await, Some(Asleep::Held { .. })), "{part}");
+    }
+}
