@@ -1,5 +1,7 @@
 //! The `Cluster`: a Kubernetes API of a tenant's own, asked for by one object in the Tenant's namespace.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -9,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::addons::AddonsSpec;
 use crate::names::ClusterId;
 use crate::sleep::{ActivityStatus, SleepSpec};
+use crate::time::parse_time;
 use crate::workers::{WorkersSpec, WorkersStatus};
 
 /// What a Cluster should be.
@@ -79,7 +82,13 @@ pub struct ClusterSpec {
     #[serde(default)]
     pub sleep: SleepSpec,
 
-    /// While true, the operator carries out and mends nothing of this Cluster. Renewed certificates still reach a control plane
+    /// How long the Cluster lives from its creation, in minutes or hours, such as `90m` or `8h`, up to `9999h`; then it is deleted,
+    /// as somebody who deletes it would do. May be changed and removed while it lives. Without this, for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
+    pub ttl: Option<String>,
+
+    /// While true, the operator carries out and mends nothing of this Cluster, nor deletes it when its `ttl` is over. Renewed certificates still reach a control plane
     /// that runs, host names that the Tenant may not have any more are withdrawn, and deletion works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
@@ -123,6 +132,13 @@ pub struct ClusterSpec {
     /// What becomes of the stored data when the Cluster is deleted.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
+}
+
+impl ClusterSpec {
+    /// How long the Cluster lives from its creation; `None`: for ever.
+    pub fn lifetime(&self) -> Option<Duration> {
+        parse_time(self.ttl.as_deref()?)
+    }
 }
 
 /// Whether a control plane runs.

@@ -125,7 +125,7 @@ reasons! {
     Orphaned,
     /// Clusters of the Tenant still exist.
     ClustersRemain,
-    /// A JoinToken has ended.
+    /// The time of a JoinToken, or of a Cluster (`spec.ttl`), is over.
     Expired,
     /// As many workers have joined by a JoinToken as may.
     UsedUp,

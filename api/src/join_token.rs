@@ -18,6 +18,8 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::time::parse_time;
+
 pub use line::{JoinLine, LineError};
 pub use node::{Taint, TaintEffect};
 
@@ -173,18 +175,13 @@ pub struct Use {
 impl JoinTokenSpec {
     /// How long it holds, within [`SHORTEST`] and [`LONGEST`].
     pub fn lifetime(&self) -> Duration {
-        parse_time(&self.ttl).unwrap_or(SHORTEST)
+        parse_short_time(&self.ttl).unwrap_or(SHORTEST)
     }
 }
 
 /// A time in minutes or hours, within [`SHORTEST`] and [`LONGEST`].
-pub fn parse_time(text: &str) -> Option<Duration> {
-    let number = |text: &str| text.parse::<u64>().ok().map(|number| number.min(10_000));
-    let asked = match (text.strip_suffix('h'), text.strip_suffix('m')) {
-        (Some(hours), _) => Duration::from_hours(number(hours)?),
-        (None, minutes) => Duration::from_mins(number(minutes?)?),
-    };
-    Some(asked.clamp(SHORTEST, LONGEST))
+pub fn parse_short_time(text: &str) -> Option<Duration> {
+    parse_time(text).map(|asked| asked.clamp(SHORTEST, LONGEST))
 }
 
 impl JoinLine {
@@ -264,7 +261,7 @@ mod tests {
             ("5s", None),
             ("m", None),
         ] {
-            assert_eq!(parse_time(text), minutes.map(Duration::from_mins), "{text:?}");
+            assert_eq!(parse_short_time(text), minutes.map(Duration::from_mins), "{text:?}");
         }
     }
 

@@ -24,6 +24,7 @@ pub mod names;
 pub mod network;
 pub mod sleep;
 pub mod tenant;
+pub mod time;
 pub mod version;
 pub mod workers;
 

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
 use yoke_api::join_token::Taint;
 use yoke_api::join_token::node::parse_label;
+use yoke_api::time::parse_time;
 use yoke_view::input::{parse_duration, parse_quantity};
 
 use crate::ssh_key::{KeyFile, parse_key_file};
@@ -23,6 +24,7 @@ const EXIT_CODES: &str = "Exit codes:
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
   3  the wait ran out; what was asked for goes on
+  126, 127  run: the command cannot be run, or is not there
   130, 143  join was ended by Ctrl-C or SIGTERM; its JoinToken is deleted";
 
 const COMPLETION: &str =
@@ -34,6 +36,13 @@ kubectl's own completion must be on: see `kubectl completion --help`.
 
 To complete `kubectl-yoke` itself, in bash:
   source <(kubectl yoke completion bash)";
+
+const RUN: &str = "The command has the Cluster's kubeconfig in KUBECONFIG, and its name in YOKE_CLUSTER. The exit code is the command's own; \
+127 if there is no such command, 128 and its number if a signal ended it. Ctrl-C and SIGTERM are passed on to the command, and the \
+Cluster is deleted after it. Should this program be killed, the host deletes the Cluster when its --ttl is over.
+
+  kubectl yoke run -- kubectl get namespaces
+  kubectl yoke run --version v1.35.4 -- make integration-test";
 
 /// Kubernetes clusters of your own, on a host that runs Yoke.
 #[derive(Parser, Debug)]
@@ -61,6 +70,9 @@ pub(crate) enum Command {
     Kubeconfig(KubeconfigOptions),
     /// Print the one line by which a worker joins a Cluster
     Join(JoinOptions),
+    /// Run a command with a Cluster of its own, which is deleted when the command has ended
+    #[command(after_help = RUN)]
+    Run(RunOptions),
     /// Delete a Cluster or a Tenant
     #[command(subcommand)]
     Delete(DeleteCommand),
@@ -147,10 +159,46 @@ pub(crate) struct CreateClusterOptions {
     /// What the Cluster's objects and their history may take
     #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
     pub(crate) storage: Quantity,
+    /// How long it lives, such as 90m or 8h: then the host deletes it; for ever if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    pub(crate) ttl: Option<String>,
     #[command(flatten)]
     pub(crate) waiting: WaitOptions,
     #[command(flatten)]
     pub(crate) write: WriteOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunOptions {
+    /// Version of Kubernetes, such as v1.35.4; the host's default if not given
+    #[arg(long = "version", value_name = "VERSION")]
+    pub(crate) kubernetes_version: Option<KubernetesVersion>,
+    /// Class of control plane; the host's default if not given
+    #[arg(long, value_name = "NAME")]
+    pub(crate) class: Option<String>,
+    /// What the Cluster's objects and their history may take
+    #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
+    pub(crate) storage: Quantity,
+    /// How long the Cluster lives at most, such as 90m or 8h: then the host deletes it, though the command may still run
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_ttl)]
+    pub(crate) ttl: String,
+    /// How long to wait for its API; 0 is without limit
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+    /// Keep the Cluster until its time is over where the command fails, to look into it
+    #[arg(long)]
+    pub(crate) keep_on_failure: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+fn parse_ttl(text: &str) -> Result<String, String> {
+    let is_short = text.len() <= 5 && !text.starts_with('0');
+    match parse_time(text).filter(|_| is_short) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
+    }
 }
 
 // Its `--user` takes the place of kubectl's, as in `kubectl create rolebinding`: one id, so that clap does not pass on both.

@@ -52,6 +52,7 @@ fn build_cluster(options: &CreateClusterOptions) -> Cluster {
         storage: StorageSpec {
             quota: options.storage.clone(),
         },
+        ttl: options.ttl.clone(),
         ..Default::default()
     };
     Cluster::new(&options.name, spec)
@@ -130,13 +131,15 @@ mod tests {
 
     #[test]
     fn options_reach_the_spec() {
-        let CreateCommand::Cluster(options) = parse("cluster a --version 1.35.4 --class spot --storage 1Gi") else {
+        let CreateCommand::Cluster(options) = parse("cluster a --version 1.35.4 --class spot --storage 1Gi --ttl 8h")
+        else {
             panic!()
         };
         let spec = build_cluster(&options).spec;
         assert_eq!(spec.version.as_deref(), Some("v1.35.4"));
         assert_eq!(spec.class.as_deref(), Some("spot"));
         assert_eq!(spec.storage.quota.0, "1Gi");
+        assert_eq!(spec.ttl.as_deref(), Some("8h"));
 
         let CreateCommand::Tenant(options) = parse("tenant t --group g --user u --user v") else {
             panic!()

@@ -155,6 +155,24 @@ pub enum Error {
     /// Labels or taints that no worker is given.
     #[error("the labels or taints cannot be given")]
     Node(#[from] NodeError),
+    /// There is no such command to run.
+    #[error("there is no command {}", .0.display())]
+    NoCommand(PathBuf),
+    /// A command cannot be run.
+    #[error("cannot run {}", program.display())]
+    CommandNotRun {
+        /// The command.
+        program: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// How a command ended cannot be told.
+    #[error("cannot wait for the command")]
+    CommandLost(#[source] std::io::Error),
+    /// The command that was run failed; it has said why.
+    #[error("the command ended with code {0}")]
+    CommandFailed(u8),
     /// Signals cannot be heard.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
@@ -170,12 +188,17 @@ impl Error {
         if matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
+        if let Self::CommandFailed(code) = self {
+            return ExitCode::from(*code);
+        }
         crate::output::say(&format!("error: {}", self.with_causes()));
         if let Some(hint) = self.hint() {
             crate::output::say(&format!("hint: {hint}"));
         }
         match self {
             Self::WaitTimeout { .. } => ExitCode::from(3),
+            Self::CommandNotRun { .. } => ExitCode::from(126),
+            Self::NoCommand(_) => ExitCode::from(127),
             // As a shell says it of who is ended by a signal.
             Self::Interrupted(signal) => ExitCode::from(u8::try_from(128 + signal.as_raw_value()).unwrap_or(1)),
             _ => ExitCode::FAILURE,
@@ -237,6 +260,10 @@ impl Error {
             | Self::Output(_)
             | Self::Input(_)
             | Self::Node(_)
+            | Self::NoCommand(_)
+            | Self::CommandNotRun { .. }
+            | Self::CommandLost(_)
+            | Self::CommandFailed(_)
             | Self::Signals(_)
             | Self::Interrupted(_) => None,
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::time::Instant;
 use yoke_api::JoinToken;
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
@@ -14,6 +14,7 @@ use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
 
 use crate::arguments::JoinOptions;
 use crate::session::Session;
+use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, output, wait};
 
 /// How long it may take until a right that was given is known everywhere.
@@ -128,27 +129,4 @@ fn build_token(options: &JoinOptions) -> Result<JoinToken, NodeError> {
         ..ObjectMeta::default()
     };
     Ok(token)
-}
-
-/// The signals by which people and programs end it.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn listen() -> Result<Self, Error> {
-        let listen = |kind| signal(kind).map_err(Error::Signals);
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-        })
-    }
-
-    async fn next(&mut self) -> SignalKind {
-        tokio::select! {
-            _ = self.interrupt.recv() => SignalKind::interrupt(),
-            _ = self.terminate.recv() => SignalKind::terminate(),
-        }
-    }
 }

@@ -8,29 +8,13 @@ use crate::arguments::KubeconfigOptions;
 use crate::session::Session;
 use crate::{Error, kubeconfig_file, output, wait};
 
-/// Fetches the kubeconfig that the Cluster's status points to.
+/// Prints a Cluster's kubeconfig, or merges it.
 pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -> Result<(), Error> {
     let name = &options.name;
     if options.waiting.wait {
         wait::wait_until_ready(session, name, options.waiting.timeout).await?;
     }
-    let cluster = session
-        .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
-        .await?;
-    let secret = cluster
-        .status
-        .and_then(|status| status.kubeconfig_ref)
-        .map(|secret| secret.name);
-    let secret = secret.ok_or_else(|| Error::NoClusterKubeconfig {
-        name: name.clone(),
-        namespace: session.namespace.clone(),
-    })?;
-    let doing = format!("getting Secret {secret}");
-    let value = session.ask(&doing, session.api::<Secret>().get(&secret)).await?.data;
-    let value = value
-        .and_then(|mut data| data.remove(KUBECONFIG_KEY))
-        .and_then(|value| String::from_utf8(value.0).ok());
-    let text = value.ok_or(Error::SecretWrong(secret))?;
+    let text = fetch(session, name).await?;
     if !options.merge {
         return output::put(&text);
     }
@@ -48,4 +32,25 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
     }
     output::say("next: kubectl get namespaces");
     Ok(())
+}
+
+/// The kubeconfig that the Cluster's status points to.
+pub(crate) async fn fetch(session: &Session, name: &str) -> Result<String, Error> {
+    let cluster = session
+        .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
+        .await?;
+    let secret = cluster
+        .status
+        .and_then(|status| status.kubeconfig_ref)
+        .map(|secret| secret.name);
+    let secret = secret.ok_or_else(|| Error::NoClusterKubeconfig {
+        name: name.to_owned(),
+        namespace: session.namespace.clone(),
+    })?;
+    let doing = format!("getting Secret {secret}");
+    let value = session.ask(&doing, session.api::<Secret>().get(&secret)).await?.data;
+    let value = value
+        .and_then(|mut data| data.remove(KUBECONFIG_KEY))
+        .and_then(|value| String::from_utf8(value.0).ok());
+    value.ok_or(Error::SecretWrong(secret))
 }

@@ -1,7 +1,7 @@
 //! `kubectl yoke`, a kubectl plugin: makes Clusters and Tenants on a host, shows them and fetches their kubeconfigs.
 //!
 //! ```text
-//!  arguments ─▶ command (create get kubeconfig join delete status version) ─▶ session ─▶ host API
+//!  arguments ─▶ command (create get kubeconfig join run delete status version) ─▶ session ─▶ host API
 //!                 │
 //!                 └─▶ yoke-view, report, advice, merge (pure) ─▶ stdout: data · stderr: progress, errors
 //! ```
@@ -23,7 +23,9 @@ mod merge;
 mod output;
 mod overrides;
 mod report;
+mod run;
 mod session;
+mod signals;
 mod ssh_key;
 mod status;
 mod trace;
@@ -56,6 +58,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Error> {
         }
         Command::Get(options) => get::get(&Session::open(&host).await?, &options).await,
         Command::Join(options) => join::join(&Session::open(&host).await?, &options).await,
+        Command::Run(options) => run::run(&Session::open(&host).await?, &options).await,
         Command::Kubeconfig(options) => kubeconfig::kubeconfig(&Session::open(&host).await?, &options).await,
         Command::Delete(DeleteCommand::Cluster(options)) => {
             delete::delete_cluster(&Session::open(&host).await?, &options).await

@@ -157,6 +157,11 @@ impl TenantFixture {
         gone(clusters, name).await
     }
 
+    /// Waits until a Cluster is gone that somebody else deletes.
+    pub async fn until_gone(&self, name: &str) -> Result<()> {
+        gone(self.clusters(), name).await
+    }
+
     /// Ends the test: removes the Tenant with all its Clusters, waits until they are gone, and looks at what was logged
     /// meanwhile.
     pub async fn remove(&self) -> Result<()> {

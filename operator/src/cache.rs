@@ -440,7 +440,6 @@ mod tests {
         };
         assert_eq!(kept.labels().keys().collect::<Vec<_>>(), [labels::ID]);
         assert_eq!(kept.annotations().keys().collect::<Vec<_>>(), [labels::SLEEP]);
-        assert!(kept.annotations().is_empty());
         assert!(kept.owner_references().is_empty());
     }
 

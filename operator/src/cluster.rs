@@ -10,6 +10,7 @@ mod apply;
 pub mod build;
 mod copies;
 mod delete;
+mod expiry;
 #[cfg(test)]
 mod fixtures;
 pub mod gate;
@@ -84,6 +85,10 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
         return Ok(Action::await_change());
     };
+    if expiry::plan_remaining(&cluster, Timestamp::now()).is_some_and(|remaining| remaining.is_zero()) {
+        expiry::delete(context, &cluster).await?;
+        return Ok(Action::await_change());
+    }
     let observed = observe::observe(&context.caches, &cluster, &identity);
     let verdict = judge(context, &cluster, &identity, &observed);
     if let Err(refusal) = &verdict {
@@ -137,11 +142,11 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     patch::write_status(context, &cluster, &identity, &outcome).await?;
     let pause = pace::plan_pause(&outcome, Timestamp::now());
-    Ok(Action::requeue(if pause < pace::STEADY {
-        pause
-    } else {
-        jitter(pause)
-    }))
+    let pause = if pause < pace::STEADY { pause } else { jitter(pause) };
+    let remaining = expiry::plan_remaining(&cluster, Timestamp::now());
+    Ok(Action::requeue(
+        remaining.map_or(pause, |remaining| pause.min(remaining)),
+    ))
 }
 
 /// The running version is the one whose rollout began last.

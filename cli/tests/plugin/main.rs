@@ -11,6 +11,7 @@ mod get;
 mod host;
 mod join;
 mod kubeconfig;
+mod run;
 mod running;
 mod status;
 mod tls;

@@ -14,5 +14,6 @@ mod refusals;
 mod rights;
 mod ssh;
 mod tenant_api;
+mod transient;
 mod wake;
 mod workers;

@@ -74,7 +74,8 @@ struct StatusMetadata {
     uid: String,
 }
 
-fn api(context: &Context, cluster: &Cluster) -> Api<Lenient<Cluster>> {
+/// The Clusters of its namespace.
+pub(super) fn api(context: &Context, cluster: &Cluster) -> Api<Lenient<Cluster>> {
     Api::namespaced(context.client.clone(), &cluster.namespace().unwrap_or_default())
 }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use yoke_api::join_token::parse_time;
+use yoke_api::join_token::parse_short_time;
 use yoke_api::labels;
 
 use crate::tenant_api::is_marked;
@@ -217,7 +217,7 @@ fn taints(node: &Node) -> &[Taint] {
 }
 
 fn reap_after(lease: &Lease) -> Option<Duration> {
-    parse_time(lease.labels().get(labels::REAP_AFTER)?)
+    parse_short_time(lease.labels().get(labels::REAP_AFTER)?)
 }
 
 fn renewed(lease: &Lease) -> Option<Timestamp> {

@@ -69,7 +69,7 @@ fn silent_is_who_is_heard_of_neither_by_the_clock_nor_by_looking() {
             ..PACE
         };
         let looked = now.saturating_duration_since(begun);
-        let is_known = parse_time(reap_after).is_some_and(|limit| looked >= limit);
+        let is_known = parse_short_time(reap_after).is_some_and(|limit| looked >= limit);
         assert_eq!(
             is_silent(&strict),
             expected && is_known,

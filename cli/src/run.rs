@@ -1,0 +1,198 @@
+//! `run`: makes a Cluster for as long as a command runs.
+
+use std::ffi::OsStr;
+use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
+use tokio::process::{Child, Command};
+use tokio::signal::unix::SignalKind;
+use yoke_api::cluster::StorageSpec;
+use yoke_api::{Cluster, ClusterSpec};
+
+use crate::arguments::RunOptions;
+use crate::session::Session;
+use crate::signals::Signals;
+use crate::{Error, FIELD_MANAGER, kubeconfig, output, wait};
+
+/// Makes a Cluster, runs the command, and deletes the Cluster, however the command ends. What this program cannot delete, the
+/// host does when its time is over.
+pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), Error> {
+    let program = options.command.first().map(OsStr::new).unwrap_or_default();
+    let program = find_program(program)?;
+    let mut signals = Signals::listen()?;
+    let (name, signal) = make(session, options, &mut signals).await?;
+    let result = match signal {
+        Some(signal) => Err(Error::Interrupted(signal)),
+        None => run_in(session, options, (&name, &program), &mut signals).await,
+    };
+    if options.keep_on_failure && matches!(result, Err(Error::CommandFailed(_))) {
+        output::say(&format!(
+            "Cluster {name} is kept for {} from its creation; delete it sooner: kubectl yoke delete cluster {name} -n {}",
+            options.ttl, session.namespace
+        ));
+        return result;
+    }
+    tokio::select! {
+        () = delete(session, &name) => {}
+        _ = signals.next() => output::say(&format!("Cluster {name} is deleted by the host when its time is over")),
+    }
+    result
+}
+
+/// Makes the Cluster: its name, and the signal that came meanwhile.
+async fn make(
+    session: &Session,
+    options: &RunOptions,
+    signals: &mut Signals,
+) -> Result<(String, Option<SignalKind>), Error> {
+    let parameters = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let (api, cluster) = (session.api::<Cluster>(), build_cluster(options));
+    let mut made = std::pin::pin!(session.ask("making a Cluster for the command", api.create(&parameters, &cluster)));
+    let signal = tokio::select! {
+        made = &mut made => {
+            let name = made?.name_any();
+            output::say(&format!("Cluster {name} in namespace {} lives for {} at most", session.namespace, options.ttl));
+            return Ok((name, None));
+        }
+        signal = signals.next() => signal,
+    };
+    // Its name, by which it can be deleted, comes with the answer.
+    output::say("interrupted; waiting for the host's answer");
+    tokio::select! {
+        made = made => Ok((made?.name_any(), Some(signal))),
+        _ = signals.next() => {
+            output::say("a Cluster may have been made; the host deletes it when its time is over");
+            Err(Error::Interrupted(signal))
+        }
+    }
+}
+
+fn build_cluster(options: &RunOptions) -> Cluster {
+    let spec = ClusterSpec {
+        version: options.kubernetes_version.map(|version| version.to_string()),
+        class: options.class.clone(),
+        storage: StorageSpec {
+            quota: options.storage.clone(),
+        },
+        ttl: Some(options.ttl.clone()),
+        ..ClusterSpec::default()
+    };
+    let mut cluster = Cluster::new("", spec);
+    cluster.metadata = ObjectMeta {
+        generate_name: Some("run-".to_owned()),
+        ..ObjectMeta::default()
+    };
+    cluster
+}
+
+/// Waits for the Cluster and runs the command to its end.
+async fn run_in(
+    session: &Session,
+    options: &RunOptions,
+    (name, program): (&str, &Path),
+    signals: &mut Signals,
+) -> Result<(), Error> {
+    let ready = async {
+        wait::wait_until_ready(session, name, options.timeout).await?;
+        kubeconfig::fetch(session, name).await
+    };
+    let text = tokio::select! {
+        text = ready => text?,
+        signal = signals.next() => return Err(Error::Interrupted(signal)),
+    };
+    // Nobody else may read it, and it goes with this value.
+    let file = write_private(&text)?;
+    let child = Command::new(program)
+        .args(options.command.iter().skip(1))
+        .env("KUBECONFIG", file.path())
+        .env("YOKE_CLUSTER", name)
+        .spawn();
+    let child = child.map_err(|source| Error::CommandNotRun {
+        program: program.to_owned(),
+        source,
+    })?;
+    match to_code(wait_for(child, signals).await?) {
+        0 => Ok(()),
+        code => Err(Error::CommandFailed(code)),
+    }
+}
+
+fn write_private(text: &str) -> Result<NamedTempFile, Error> {
+    let failed = |source| Error::File {
+        verb: "write",
+        path: std::env::temp_dir(),
+        source,
+    };
+    let mut file = NamedTempFile::with_prefix("kubectl-yoke-").map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    Ok(file)
+}
+
+/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both.
+async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Error> {
+    let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    loop {
+        let signal = tokio::select! {
+            status = child.wait() => return status.map_err(Error::CommandLost),
+            signal = signals.next() => signal,
+        };
+        let has_heard = signal == SignalKind::interrupt() && std::io::stdin().is_terminal();
+        let signal = if signal == SignalKind::interrupt() {
+            Signal::INT
+        } else {
+            Signal::TERM
+        };
+        if let Some(pid) = pid.filter(|_| !has_heard) {
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+/// As a shell says it.
+fn to_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+async fn delete(session: &Session, name: &str) {
+    let (doing, parameters) = (format!("deleting Cluster {name}"), DeleteParams::default());
+    match session
+        .ask(&doing, session.api::<Cluster>().delete(name, &parameters))
+        .await
+    {
+        Ok(_) => output::say(&format!("Cluster {name} is being deleted")),
+        Err(error) => output::say(&format!(
+            "{}; the host deletes it when its time is over",
+            error.with_causes()
+        )),
+    }
+}
+
+/// Where a command is: one that is not there is told of before a Cluster is made for it.
+fn find_program(name: &OsStr) -> Result<PathBuf, Error> {
+    let missing = || Error::NoCommand(PathBuf::from(name));
+    if name.as_encoded_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return if path.is_file() { Ok(path) } else { Err(missing()) };
+    }
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let is_program = |path: &PathBuf| {
+        let meta = path.metadata();
+        meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    std::env::split_paths(&paths)
+        .map(|folder| folder.join(name))
+        .find(is_program)
+        .ok_or_else(missing)
+}

@@ -1,0 +1,119 @@
+//! `run`: the command, its Cluster, and who ends what.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::fixtures::{KUBECONFIG, cluster, ready, secret};
+use crate::host::Host;
+use crate::running::Running;
+
+const CLUSTER: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-x";
+const SECRET: &str = "/api/v1/namespaces/t/secrets/run-x-kubeconfig";
+
+/// Begins to run a script with a Cluster whose API answers at once.
+async fn begin(host: &Host, options: &str, script: &str) -> (Running, Value) {
+    let path = host.path("script");
+    std::fs::write(&path, script).unwrap();
+    let running = host.begin(&format!("run {options} -- /bin/sh {} an-argument", path.display()));
+    host.until_watched().await;
+    let asked = host.object(CLUSTER).unwrap();
+    let mut kubeconfig = secret();
+    kubeconfig["metadata"]["name"] = "run-x-kubeconfig".into();
+    host.set(SECRET, kubeconfig);
+    host.set(CLUSTER, cluster("run-x", &[ready()]));
+    (running, asked)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_has_a_cluster_for_as_long_as_it_runs() {
+    let host = Host::start().await;
+    let script = "stat -c %a $KUBECONFIG; echo $KUBECONFIG; cat $KUBECONFIG; echo $YOKE_CLUSTER $1; exit 7";
+    let (running, asked) = begin(&host, "--ttl 90m --class spot", script).await;
+    assert_eq!(asked["spec"]["ttl"], "90m");
+    assert_eq!(asked["spec"]["class"], "spot");
+    let said = running.end().await;
+    let lines: Vec<&str> = said.out.split('\n').collect();
+    assert_eq!((said.code, lines[0]), (7, "600"), "{said:?}");
+    assert!(said.out.contains(KUBECONFIG), "{said:?}");
+    assert!(said.out.ends_with("run-x an-argument\n"), "{said:?}");
+    assert!(
+        !std::path::Path::new(lines[1]).exists(),
+        "a kubeconfig is left: {said:?}"
+    );
+    assert!(!said.err.contains("error"), "the command has said why: {said:?}");
+    assert_eq!(host.object(CLUSTER), None);
+
+    let host = Host::start().await;
+    let (running, asked) = begin(&host, "", "true").await;
+    assert_eq!(asked["spec"]["ttl"], "1h");
+    assert_eq!(running.end().await.code, 0);
+    assert_eq!(host.object(CLUSTER), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_can_be_looked_into() {
+    for (script, code, kept) in [("false", 1, true), ("true", 0, false), ("kill -9 $$", 137, true)] {
+        let host = Host::start().await;
+        let (running, _) = begin(&host, "--keep-on-failure", script).await;
+        let said = running.end().await;
+        assert_eq!(said.code, code, "{script}: {said:?}");
+        assert_eq!(host.object(CLUSTER).is_some(), kept, "{script}: {said:?}");
+        let tells = said.err.contains("kubectl yoke delete cluster run-x -n t");
+        assert_eq!(tells, kept, "{script}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_goes_with_who_is_interrupted() {
+    // While the API is waited for.
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let host = Host::start().await;
+        let running = host.begin("run -- /bin/true");
+        host.until_watched().await;
+        running.signal(signal);
+        let said = running.end().await;
+        assert_eq!(said.code, code, "{said:?}");
+        assert_eq!(host.object(CLUSTER), None, "{said:?}");
+    }
+    // While the command runs: it hears of it, and ends as it likes.
+    for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM")] {
+        let host = Host::start().await;
+        let script = format!("trap 'echo heard; exit 9' {name}; echo begun; while true; do sleep 0.05; done");
+        let (running, _) = begin(&host, "", &script).await;
+        running.until_out("begun\n").await;
+        running.signal(signal);
+        let said = running.end().await;
+        assert_eq!((said.code, said.out.as_str()), (9, "begun\nheard\n"), "{said:?}");
+        assert_eq!(host.object(CLUSTER), None, "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_cluster_is_made_for_what_cannot_be_run() {
+    let host = Host::start().await;
+    for (line, code, part) in [
+        ("run -- /nowhere/command", 127, "there is no command /nowhere/command"),
+        ("run -- no-such-command", 127, "there is no command no-such-command"),
+        ("run", 2, "required"),
+        ("run --ttl 1d -- /bin/true", 2, "a time in minutes or hours"),
+        ("run --ttl 0m -- /bin/true", 2, "a time in minutes or hours"),
+        ("run --ttl 10000h -- /bin/true", 2, "a time in minutes or hours"),
+        ("run /bin/true", 2, "unexpected argument"),
+    ] {
+        let said = host.run(line).await;
+        assert!(said.code == code && said.err.contains(part), "{line}: {said:?}");
+    }
+    assert_eq!(host.requests(), Vec::<String>::new());
+
+    let path = host.path("script");
+    std::fs::write(&path, "not a program").unwrap();
+    let running = host.begin(&format!("run -- {}", path.display()));
+    host.until_watched().await;
+    let mut kubeconfig = secret();
+    kubeconfig["metadata"]["name"] = "run-x-kubeconfig".into();
+    host.set(SECRET, kubeconfig);
+    host.set(CLUSTER, cluster("run-x", &[ready()]));
+    let said = running.end().await;
+    assert!(said.code == 126 && said.err.contains("error: cannot run "), "{said:?}");
+    assert_eq!(host.object(CLUSTER), None, "{said:?}");
+}
