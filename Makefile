@@ -139,6 +139,11 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,Kubernetes storage tests,for time in $$(seq $(COUNT)); do YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/storage-suite.sh || exit 1; done)
 	$(call timed,etcd robustness tests,YOKE_BIN=$(BIN) KINE_NATS=$(BIN)/kine-nats kine-nats/contract/robustness.sh -runs $(ROBUSTNESS_RUNS))
 
+# CHAOS_SECONDS and CHAOS_SEED say how long, and which faults.
+.PHONY: chaos
+chaos: up ## Kill, stop and cut off control planes at random for ten minutes, and look what became of what was written
+	$(call timed,chaos,$(CARGO) test --package yoke-e2e --features slow --test chaos -- --nocapture)
+
 # The binaries in release first: those of the stack are built for tests.
 BENCH_PATH = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release:$(CURDIR)/.dev/peers:$(BIN):$$PATH
 

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, PostParams};
-use tokio::process::Command;
 use yoke_e2e::tenant::hosted_namespace;
-use yoke_e2e::{Expected, Stack, TenantFixture, network, run, wait_for};
+use yoke_e2e::victim::signal;
+use yoke_e2e::{Expected, Stack, TenantFixture, Victim, wait_for};
 
 const HEAL_LIMIT: Duration = Duration::from_secs(90);
 
@@ -54,33 +54,6 @@ const LOSSES: [Expected; 17] = {
         expected("event cannot be written", HOST),
     ]
 };
-
-/// Something that can be killed.
-enum Victim {
-    /// A process that the development stack's supervisor keeps, by its name there.
-    Supervised(&'static str),
-    /// A container of a pod: namespace, label selector, container.
-    Container(String, &'static str, &'static str),
-}
-
-impl Victim {
-    async fn pid(&self, stack: &Stack) -> Result<u32> {
-        match self {
-            Self::Supervised(name) => stack.supervised_pid(name).await,
-            Self::Container(namespace, selector, container) => {
-                let pod = network::pod(stack, namespace, selector).await?;
-                network::container_pid(stack, &pod, container).await
-            }
-        }
-    }
-
-    fn name(&self) -> String {
-        match self {
-            Self::Supervised(name) => (*name).to_owned(),
-            Self::Container(_, selector, container) => format!("{container} of {selector}"),
-        }
-    }
-}
 
 fn config_map(name: &str, state: &str) -> ConfigMap {
     ConfigMap {
@@ -169,9 +142,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
             victim.pid(&stack).await.map(Some)
         })
         .await?;
-        let mut kill = Command::new("kill");
-        kill.args(["-9", &old.to_string()]);
-        run(kill, Duration::from_secs(5)).await?.ok()?;
+        signal(old, "KILL").await?;
         let killed = Instant::now();
         wait_for(&format!("{name} to run again"), HEAL_LIMIT, || async {
             let new = victim.pid(&stack).await?;
