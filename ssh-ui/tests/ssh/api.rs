@@ -22,12 +22,12 @@ const NAMESPACE: &str = "yoke@api.example.org";
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// What curl was answered.
-struct Got {
-    status: u16,
+pub(crate) struct Got {
+    pub(crate) status: u16,
     /// `yoke-exit-code`.
     code: Option<u32>,
     head: String,
-    body: Value,
+    pub(crate) body: Value,
 }
 
 /// The API as the process puts it together: its port. The certificate is left in the folder.
@@ -74,7 +74,7 @@ async fn sign(world: &World, key: &Path, namespace: &str, claims: &str) -> Strin
     run(&mut shell).await.ok()
 }
 
-async fn token(world: &World, person: &Person, commands: &[&str]) -> String {
+pub(crate) async fn token(world: &World, person: &Person, commands: &[&str]) -> String {
     sign(world, &person.key, NAMESPACE, &claims(commands)).await
 }
 
@@ -97,7 +97,7 @@ async fn curl(world: &World, arguments: &[&str]) -> Got {
     }
 }
 
-async fn send(world: &World, token: &str, line: &str) -> Got {
+pub(crate) async fn send(world: &World, token: &str, line: &str) -> Got {
     let authorization = format!("Authorization: Bearer {token}");
     curl(world, &["-H", &authorization, "--data-raw", line]).await
 }

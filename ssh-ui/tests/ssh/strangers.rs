@@ -1,5 +1,8 @@
 //! Those who are not known, not any more, or want what is not served.
 
+use futures::{StreamExt as _, stream};
+
+use crate::api;
 use crate::person::Person;
 use crate::world::{BURST, CONTACT, World};
 
@@ -95,6 +98,12 @@ pub(crate) async fn one_key_cannot_flood(world: &World) {
     }
     let refused = refused.expect("a limit is reached");
     assert!(refused.contains("too many commands with this key"), "{refused}");
+    // Nor with what the key signed.
+    let token = api::token(world, bob, &["whoami"]).await;
+    let asked = (0..30).map(|_| api::send(world, &token, "whoami"));
+    let answers = stream::iter(asked).buffer_unordered(3).collect::<Vec<_>>().await;
+    let is_slowed = |answer: &api::Got| answer.status == 429 && answer.body["reason"] == "rate";
+    assert!(answers.iter().any(is_slowed), "a token has the budget of its key");
     // Nobody else is held up.
     world.alice.ssh("whoami").await.ok();
 }
