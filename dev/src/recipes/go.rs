@@ -114,7 +114,7 @@ pub const METRICS_SERVER: Recipe = Recipe {
     kubernetes: None,
 };
 
-/// Control planes of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
+/// Control planes and kubelets of other releases, for tests that change a cluster's version. Each binary's name ends in the release.
 const CONTROL_PLANES: &[Recipe] = &[Recipe {
     module: "kubernetes-1.35.5",
     binaries: &[
@@ -124,6 +124,7 @@ const CONTROL_PLANES: &[Recipe] = &[Recipe {
             "kube-controller-manager-1.35.5",
         ),
         ("k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler-1.35.5"),
+        ("k8s.io/kubernetes/cmd/kubelet", "kubelet-1.35.5"),
     ],
     kubernetes: Some("1.35.5"),
 }];
@@ -189,7 +190,7 @@ impl Recipe {
     }
 }
 
-/// The control plane of a release other than the host's.
+/// The control plane and the kubelet of a release other than the host's.
 pub fn find_control_plane(release: &str) -> Option<&'static Recipe> {
     CONTROL_PLANES.iter().find(|recipe| recipe.kubernetes == Some(release))
 }

@@ -189,3 +189,25 @@ async fn a_kubelet_that_does_not_do_is_put_back() {
     story.assert_settled("v1.35.4 Done", OWN, false, &worker).await;
     story.assert_tidy(&worker).await;
 }
+
+/// Up to a second release and back, under a Pod that is let go. Needs `kubelet-1.35.5` beside the other programs.
+#[cfg(feature = "slow")]
+#[tokio::test]
+async fn a_kubelet_of_a_second_release_replaces_it() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let other = "v1.35.5";
+    let program = std::fs::read(crate::bundle::bin().join("kubelet-1.35.5")).unwrap();
+    add_kubelet(&story.bundle(), other, &program);
+    let worker = story.machine.run(&[]);
+    story.let_in(&worker).await;
+    for version in [other, OWN] {
+        story.ask(Some(version), "60s").await;
+        story
+            .assert_settled(&format!("{version} Done"), version, false, &worker)
+            .await;
+        story.assert_tidy(&worker).await;
+        assert!(!story.has_pod().await, "{}", worker.said());
+        story.machine.run_pod(&worker, &story.client).await;
+    }
+}
