@@ -1,4 +1,5 @@
-//! `make bench`: how long it takes until a Cluster answers, how long after its process was killed, and what it costs idle.
+//! `make bench`: how long it takes until a Cluster answers, how long after its process was killed and after it was woken, and
+//! what it costs idle.
 //!
 //! Prints the tables of `docs/benchmarks.md`. The floor beside them is the same API server's own start, taken from its
 //! container's start to the first answer, in the same run.
@@ -10,12 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
+use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
 use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::tenant::is_true;
 use yoke_e2e::{Stack, TenantFixture, network, process, wait_for};
 
 const ROUNDS: usize = 5;
+const WAKES: usize = 10;
 const IDLE: Duration = Duration::from_secs(30);
 const LIMIT: Duration = Duration::from_secs(120);
 const PHASES: [ConditionType; 6] = [
@@ -67,7 +70,16 @@ async fn main() -> Result<()> {
             recovered.iter().filter_map(|times| times.get(index).copied()).collect(),
         );
     }
-    idle(&tenant, &format!("b{}", ROUNDS - 1)).await?;
+    let last = format!("b{}", ROUNDS - 1);
+    let mut woken = Vec::new();
+    for _ in 0..WAKES {
+        woken.push(wake(&tenant, &last).await?);
+    }
+    println!(
+        "\n### Asleep to the answer of a stock kubectl, {WAKES} times\n\n| | min | median | max |\n|---|---|---|---|"
+    );
+    print_row("kubectl get namespaces", woken);
+    idle(&tenant, &last).await?;
     tenant.remove().await
 }
 
@@ -115,6 +127,22 @@ async fn create(tenant: &TenantFixture, name: &str) -> Result<Vec<(String, Durat
         .ok()?;
     seen.push(("first answer by kubectl".to_owned(), begin.elapsed()));
     Ok(seen)
+}
+
+/// Sends a Cluster to sleep, and gives the time that a request takes by which it wakes.
+async fn wake(tenant: &TenantFixture, name: &str) -> Result<Duration> {
+    let kubeconfig = tenant.kubeconfig(name).await?;
+    let annotation = serde_json::json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
+    tenant.patch_cluster(name, annotation).await?;
+    tenant
+        .wait_condition(name, ConditionType::Asleep, "True", LIMIT)
+        .await?;
+    let asked = Instant::now();
+    let get = ["get", "namespaces", "-o", "name"];
+    tenant.stack.kubectl(&kubeconfig, &get).await?.ok()?;
+    let time = asked.elapsed();
+    tenant.wait_condition(name, ConditionType::Ready, "True", LIMIT).await?;
+    Ok(time)
 }
 
 /// Kills kube-apiserver, then kine-nats, and gives the time to the next answer of each.

@@ -37,7 +37,7 @@ fn activity(cluster: &Cluster) -> ActivityStatus {
 fn without_identity(kubeconfig: &Path) -> Result<PathBuf> {
     let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("parsing the kubeconfig")?;
-    config["users"][0]["user"] = json!({"token": "abcdef.0123456789abcdef"});
+    config["users"][0]["user"] = json!({"token": "nobody"});
     let path = kubeconfig.with_extension("stranger");
     std::fs::write(&path, config.to_string()).context("writing a kubeconfig")?;
     Ok(path)
