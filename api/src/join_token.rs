@@ -7,6 +7,7 @@
 
 pub mod line;
 pub mod node;
+pub mod program;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use crate::time::parse_time;
 
 pub use line::{JoinLine, LineError};
 pub use node::{Taint, TaintEffect};
+pub use program::Program;
 
 /// Keys of the Secret with what a worker needs to join.
 pub mod key {
@@ -42,6 +44,10 @@ pub mod key {
     pub const NODE_LABELS: &str = "node-labels";
     /// Taints with which a worker registers its Node, if there are any: a JSON list.
     pub const TAINTS: &str = "taints";
+    /// SHA-256 of `yoke-worker` by architecture, if the operator knows them: a JSON object.
+    pub const DIGESTS: &str = "worker-digests";
+    /// Where the SSH server is that gives `yoke-worker` out, if the operator knows it.
+    pub const SSH: &str = "ssh";
 }
 
 /// The longest that a JoinToken holds.
@@ -201,6 +207,7 @@ impl JoinLine {
             version: text(key::VERSION)?,
             node_labels: read_json(secret, key::NODE_LABELS)?,
             taints: read_json(secret, key::TAINTS)?,
+            program: Program::from_secret(secret)?,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Running other programs: output is captured, and a failure carries the command and its last lines.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,6 +69,7 @@ impl CommandError {
 pub struct Command {
     inner: process::Command,
     input: Vec<u8>,
+    output: Option<File>,
     limit: Duration,
 }
 
@@ -79,6 +81,7 @@ impl Command {
         Self {
             inner,
             input: Vec::new(),
+            output: None,
             limit: Duration::from_secs(3600),
         }
     }
@@ -114,6 +117,12 @@ impl Command {
         self
     }
 
+    /// Writes standard output there.
+    pub fn output_to(mut self, file: File) -> Self {
+        self.output = Some(file);
+        self
+    }
+
     /// Kills the command when it takes longer.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -129,7 +138,7 @@ impl Command {
         };
         let mut child = self
             .inner
-            .stdout(Stdio::piped())
+            .stdout(self.output.take().map_or_else(Stdio::piped, Stdio::from))
             .stderr(Stdio::piped())
             .spawn()
             .map_err(start)?;

@@ -62,6 +62,12 @@ const IF_MADE: (&str, &str) = (METRICS_SERVER, "metrics-server");
 /// Binaries of the images that workers of tenants run.
 const OF_WORKERS: &[&str] = &["pause", "coredns", "proxy-agent", "echo", KUBE_PROXY];
 
+/// What gives `yoke-worker` out, and the folder of its image that the chart names for that.
+const GIVES: &str = "yoke-ssh-ui";
+const WORKERS: &str = "usr/share/yoke/workers";
+/// What it gives out.
+pub const GIVEN: &str = worker::PROGRAM;
+
 /// What a program runs, which is of this machine.
 const RUNS: &[(&str, &str)] = &[
     (KUBE_PROXY, "nft"),
@@ -184,8 +190,8 @@ impl<'a> Images<'a> {
 }
 
 /// Writes the images of this workspace's binaries to `.dev/images`, each as an OCI archive that a registry's tools read. Returns
-/// the files.
-pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
+/// the files, and the digests of `yoke-worker` that the chart wants to know.
+pub async fn export(layout: &Layout, profile: Profile) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let built = rust::build(layout, profile).await?;
     let folder = layout.dev().join("images");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -205,7 +211,23 @@ pub async fn export(layout: &Layout, profile: Profile) -> Result<Vec<PathBuf>> {
         fs::write(&file, archive).with_context(|| format!("writing {}", file.display()))?;
         files.push(file);
     }
-    Ok(files)
+    Ok((files, digests(&built.join(GIVEN))?))
+}
+
+/// The SHA-256 of `yoke-worker`, by architecture, as the chart has it.
+pub fn digests(worker: &Path) -> Result<BTreeMap<String, String>> {
+    let content = fs::read(worker).with_context(|| format!("reading {}", worker.display()))?;
+    let digest = HEXLOWER.encode(&Sha256::digest(content));
+    Ok(BTreeMap::from([(architecture().to_owned(), digest)]))
+}
+
+/// This machine's, as Debian calls it.
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 /// An image that is not built yet.
@@ -263,6 +285,12 @@ struct Contents {
 
 impl Contents {
     async fn find(program: &str, path: PathBuf) -> Result<Self> {
+        let given = (program == GIVES).then(|| {
+            (
+                format!("{WORKERS}/{GIVEN}-{}", architecture()),
+                path.with_file_name(GIVEN),
+            )
+        });
         let mut programs = vec![(program.to_owned(), path)];
         for (_, run) in RUNS.iter().filter(|(by, _)| *by == program) {
             let path = find_program(run).with_context(|| format!("{run} is not installed"))?;
@@ -275,7 +303,7 @@ impl Contents {
         Ok(Self {
             programs,
             libraries,
-            others: Vec::new(),
+            others: given.into_iter().collect(),
             texts: &[],
             volume: None,
         })

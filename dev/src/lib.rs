@@ -154,9 +154,12 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         }
         Verb::Images { profile } => {
             let _lock = layout.lock()?;
-            for file in images::export(&layout, profile).await? {
+            let (files, digests) = images::export(&layout, profile).await?;
+            for file in files {
                 steps::say(&file.display().to_string());
             }
+            let value = serde_json::json!({"worker": {"digests": digests}});
+            steps::say(&format!("value of the chart, for join lines:\n{value}"));
             Ok(ExitCode::SUCCESS)
         }
         Verb::Worker(options) => {

@@ -166,7 +166,7 @@ pub async fn envoy(layout: &Layout) -> Result<Made> {
     Ok(made)
 }
 
-fn make_executable(file: &Path) -> Result<()> {
+pub(crate) fn make_executable(file: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).context("making a binary executable")
 }

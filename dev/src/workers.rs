@@ -1,7 +1,7 @@
 //! `make worker`: adds a worker to a tenant's cluster, as anybody with the Tenant's SSH key would.
 //!
 //! ```text
-//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ yoke-worker run --rm, in the worker's namespace ─▶ its Node is Ready
+//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo, worker-binary ─▶ yoke-worker run --rm, in the worker's namespace ─▶ its Node is Ready
 //! ```
 //!
 //! A worker is a process of the stack's control group, and what it starts is in a group of its own. Its folder
@@ -19,12 +19,13 @@ use tokio::time::Instant;
 use crate::cgroups::Cgroups;
 use crate::command::Command;
 use crate::credentials::write_secret;
+use crate::images;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::leftovers::entries;
 use crate::network::Network;
 use crate::network::lan::{Port, WORKERS_MAX};
-use crate::recipes::Made;
+use crate::recipes::{Made, copy, make_executable};
 use crate::ssh;
 use crate::steps::{self, Label, Reporter};
 use crate::supervisor::client;
@@ -41,7 +42,7 @@ const NETWORK: Label = Label {
     advice: "`make down && make up` starts afresh",
 };
 const JOIN: Label = Label {
-    title: "ask for the join line by SSH",
+    title: "get join line and program by SSH",
     advice: "`make status` shows what is down",
 };
 const START: Label = Label {
@@ -234,27 +235,47 @@ impl<'a> Worker<'a> {
         self.file("kubeconfig")
     }
 
+    fn program(&self) -> PathBuf {
+        self.file(images::GIVEN)
+    }
+
     fn log(&self) -> PathBuf {
         self.layout.log().join(format!("{}.log", self.name))
     }
 
-    /// What it joins by, and the cluster's kubeconfig, from the SSH server.
+    /// What it joins by, its program, and the cluster's kubeconfig, from the SSH server.
     async fn ask(&self, ssh: impl Fn(&[&str]) -> Command, options: &Options) -> Result<String> {
         let token = match &options.token_file {
-            Some(file) => fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
-            // A line to be pasted: what is to be run, and with what.
+            Some(file) => {
+                let program = self.layout.binary(images::GIVEN);
+                copy(&program, &self.program()).context("copying the worker's program")?;
+                fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
+            }
             None => {
-                let line = ssh(&["join", &options.cluster]).output().await?;
-                line.split_whitespace()
-                    .last()
-                    .context("the server says nothing")?
-                    .to_owned()
+                let said = ssh(&["join", &options.cluster, "--json"]).output().await?;
+                let said: serde_json::Value = serde_json::from_str(&said).context("reading what the server says")?;
+                let digest = said["digests"][images::architecture()].as_str();
+                self.fetch(&ssh, digest.context("the server tells no digest of yoke-worker")?)
+                    .await?;
+                said["token"].as_str().context("the server tells no token")?.to_owned()
             }
         };
         write_secret(&self.file("token"), &token)?;
         let kubeconfig = ssh(&["kubeconfig", &options.cluster]).output().await?;
         write_secret(&self.kubeconfig(), &kubeconfig)?;
         Ok(String::new())
+    }
+
+    /// Gets its program, which is the one of this digest.
+    async fn fetch(&self, ssh: impl Fn(&[&str]) -> Command, digest: &str) -> Result<()> {
+        let file = File::create(self.program()).context("making the worker's program")?;
+        let fetching = ssh(&["worker-binary", images::architecture()]).output_to(file);
+        fetching.run().await.context("fetching the worker's program")?;
+        let found = images::digests(&self.program())?;
+        if found.get(images::architecture()).map(String::as_str) != Some(digest) {
+            bail!("the program that the server gives out is not the one of the join line: {found:?}, and not {digest}");
+        }
+        make_executable(&self.program())
     }
 
     /// Starts it, in the background.
@@ -268,7 +289,7 @@ impl<'a> Worker<'a> {
         Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
         // Not a child: whoever ran `make worker` waits for none.
         let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
-        let program = self.layout.binary("yoke-worker");
+        let program = self.program();
         let mut command = Command::new("sh")
             .args(["-c", script])
             .arg(self.log())
@@ -372,7 +393,7 @@ impl<'a> Worker<'a> {
             let mut entry = self.to_entry().into_iter();
             Command::new(entry.next().unwrap_or_default())
                 .args(entry)
-                .arg(self.layout.binary("yoke-worker"))
+                .arg(self.program())
                 .args(["leave", "--root"])
                 .arg(self.root())
                 .limit(LEAVE_LIMIT)

@@ -38,7 +38,7 @@ const POLL: Duration = Duration::from_millis(300);
 pub async fn install(
     layout: &Layout,
     network: &Network,
-    images: &BTreeMap<&'static str, String>,
+    names: &BTreeMap<&'static str, String>,
     releases: &Releases,
 ) -> Result<()> {
     let kubectl = Kubectl::new(layout);
@@ -83,7 +83,8 @@ pub async fn install(
         .context("removing the record of a chart's installation that was broken off")?;
 
     let values = values_file(layout);
-    let content = build_values(network.node_ip(), images, releases);
+    let digests = images::digests(&layout.binary(images::GIVEN))?;
+    let content = build_values(network.node_ip(), names, &digests, releases);
     fs::write(&values, format!("{content:#}\n")).context("writing the chart's values")?;
     Command::new(layout.binary("helm"))
         .env(CACHE_VARIABLE, layout.kubectl_cache())
@@ -204,8 +205,13 @@ pub fn values_file(layout: &Layout) -> PathBuf {
     layout.dev().join("yoke-values.yaml")
 }
 
-fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>, releases: &Releases) -> Value {
-    let image = |binary: &str| images.get(binary).cloned().unwrap_or_default();
+fn build_values(
+    node: Ipv4Addr,
+    names: &BTreeMap<&'static str, String>,
+    digests: &BTreeMap<String, String>,
+    releases: &Releases,
+) -> Value {
+    let image = |binary: &str| names.get(binary).cloned().unwrap_or_default();
     let host = format!("{node}/32");
     json!({
         "namespaces": {"create": false},
@@ -239,10 +245,12 @@ fn build_values(node: Ipv4Addr, images: &BTreeMap<&'static str, String>, release
         },
         "operator": {"replicas": 1, "logLevel": "info"},
         "ingressXds": {"replicas": 1, "logLevel": "info"},
+        "worker": {"digests": digests},
         "ssh": {
             "enabled": true,
             "port": ssh::PORT,
             "contact": "whoever ran `make up`",
+            "host": format!("{node}:{}", ssh::PORT),
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
         },
     })
@@ -295,8 +303,16 @@ mod tests {
 
     #[test]
     fn the_chart_gets_the_images_that_were_built_and_the_node_as_every_address() {
-        let images = BTreeMap::from([("kine-nats", "docker.io/yoke/kine-nats:dev-1".to_owned())]);
-        let values = build_values(Ipv4Addr::new(100, 64, 0, 2), &images, &"1.35.5".parse().unwrap());
+        let names = BTreeMap::from([("kine-nats", "docker.io/yoke/kine-nats:dev-1".to_owned())]);
+        let digests = BTreeMap::from([("amd64".to_owned(), "0".repeat(64))]);
+        let values = build_values(
+            Ipv4Addr::new(100, 64, 0, 2),
+            &names,
+            &digests,
+            &"1.35.5".parse().unwrap(),
+        );
+        assert_eq!(values["worker"]["digests"]["amd64"], "0".repeat(64));
+        assert_eq!(values["ssh"]["host"], "100.64.0.2:22");
         assert_eq!(values["images"]["kineNats"], "docker.io/yoke/kine-nats:dev-1");
         assert_eq!(values["nats"]["urls"], json!(["tls://100.64.0.2:4222"]));
         assert_eq!(values["ingress"]["service"]["externalIPs"], json!(["100.64.0.2"]));

@@ -72,6 +72,9 @@ pub struct Config {
     /// What tenants' clusters have beside their API.
     #[serde(default)]
     pub addons: AddonsConfig,
+    /// What join lines say of `yoke-worker`.
+    #[serde(default)]
+    pub worker: WorkerConfig,
     /// Pull policy of every image in a control plane.
     #[serde(default = "default_pull_policy")]
     pub image_pull_policy: String,
@@ -176,6 +179,19 @@ impl Default for AddonsConfig {
             registry: default_registry(),
         }
     }
+}
+
+/// What join lines say of `yoke-worker`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkerConfig {
+    /// Its SHA-256 in hexadecimal digits, by architecture (`amd64`, `arm64`).
+    #[serde(default)]
+    pub digests: BTreeMap<String, String>,
+    /// Where people reach the SSH server that gives it out: a name or an address, and the port if it is not 22. Empty if there
+    /// is none.
+    #[serde(default)]
+    pub ssh: String,
 }
 
 /// One Kubernetes version that the host offers.

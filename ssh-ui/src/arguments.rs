@@ -30,6 +30,9 @@ pub struct Arguments {
     /// Whom people ask whose key is not known, such as an address of the host's owner
     #[arg(long, value_name = "TEXT")]
     pub contact: Option<String>,
+    /// Folder with yoke-worker for those who join workers: yoke-worker-amd64, yoke-worker-arm64
+    #[arg(long, value_name = "DIR")]
+    pub worker_binaries: Option<PathBuf>,
     /// Connections at a time
     #[arg(long, default_value_t = 512, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: u32,
@@ -48,6 +51,9 @@ pub struct Arguments {
     /// Full-screen interfaces at a time of one Tenant; each takes up to 3 MiB and two watches at the host
     #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub tenant_interfaces: u32,
+    /// Times at a time that one Tenant fetches yoke-worker
+    #[arg(long, default_value_t = 4, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tenant_downloads: u32,
     /// New connections a second from one source address
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub source_rate: u32,
@@ -110,6 +116,7 @@ impl Arguments {
             source_newcomers: self.source_newcomers,
             tenant_connections: self.tenant_connections,
             tenant_interfaces: self.tenant_interfaces,
+            tenant_downloads: self.tenant_downloads,
             source: Rate {
                 per_second: self.source_rate,
                 burst: self.source_burst,

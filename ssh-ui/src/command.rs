@@ -72,6 +72,11 @@ pub enum Command {
         #[arg(value_name = "TOKEN", value_parser = parse_token_name)]
         name: String,
     },
+    /// Write yoke-worker, the program of workers, to standard output
+    WorkerBinary {
+        /// Of the machine that runs it: amd64, arm64, or what `uname -m` says there
+        architecture: String,
+    },
     /// Put a Cluster to sleep: it keeps all that it has, and no API answers
     Sleep(ChangeOptions),
     /// Wake a Cluster
@@ -183,6 +188,7 @@ impl Command {
             Self::Nodes { .. } => "nodes",
             Self::Join(_) => "join",
             Self::Revoke { .. } => "revoke",
+            Self::WorkerBinary { .. } => "worker-binary",
             Self::Sleep(_) => "sleep",
             Self::Wake(_) => "wake",
             Self::Delete { .. } => "delete",
@@ -363,6 +369,7 @@ mod tests {
             ("nodes a/b", "lower-case letters"),
             ("join a --uses 0", "1..=100"),
             ("revoke ../a", "a JoinToken's name"),
+            ("worker-binary", "<ARCHITECTURE>"),
             ("clusters %2e%2e", "lower-case letters"),
             ("create a --storage much", "256Mi"),
             ("create a --wait --timeout 0", "1s to 1h"),
@@ -391,6 +398,7 @@ mod tests {
                 "nodes",
                 "join",
                 "revoke",
+                "worker-binary",
                 "sleep",
                 "wake",
                 "delete",

@@ -113,6 +113,29 @@ pub enum Error {
     /// The Secret of a JoinToken is not what a worker could join by.
     #[error("what workers join by with JoinToken {0} cannot be read")]
     JoinWrong(String),
+    /// The host's owner has not said where the programs of workers are.
+    #[error("this server has no yoke-worker to give out")]
+    NoBinaries,
+    /// There is none for such a machine.
+    #[error("there is no yoke-worker for {asked:?}, only for {there}")]
+    NoArchitecture {
+        /// What was asked for.
+        asked: String,
+        /// For which there is one.
+        there: String,
+    },
+    /// It cannot be read.
+    #[error("yoke-worker cannot be read")]
+    Binary(#[source] std::io::Error),
+    /// Not for a screen, and no text.
+    #[error("yoke-worker is sent over SSH alone, and not to a terminal")]
+    BinaryElsewhere,
+    /// Its Tenant fetches as many as it may.
+    #[error("your Tenant fetches yoke-worker too often at a time")]
+    TooManyDownloads,
+    /// The client went away, or takes nothing.
+    #[error("yoke-worker was not taken to its end")]
+    Untaken,
     /// Nobody said yes.
     #[error("Cluster {0} is not deleted: neither was its name typed, nor --yes given")]
     NotConfirmed(String),
@@ -125,7 +148,7 @@ impl Error {
     /// The exit code of the command.
     pub fn exit_code(&self) -> u32 {
         match self {
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryElsewhere => 2,
             Self::WaitTimeout { .. } => 3,
             _ => 1,
         }
@@ -147,11 +170,18 @@ impl Error {
             Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
+            Self::NoBinaries => "not_set_up",
+            Self::NoArchitecture { .. } => "not_found",
+            Self::BinaryElsewhere => "usage",
+            Self::TooManyDownloads => "busy",
+            Self::Untaken => "abandoned",
             Self::NoKubeconfig(_) => "not_ready",
             Self::Asleep(_) => "asleep",
             Self::Deleted(_) => "deleted",
             Self::Left(_) => "abandoned",
-            Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Json(_) => "failed",
+            Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Binary(_) | Self::Json(_) => {
+                "failed"
+            }
         }
     }
 
@@ -177,11 +207,21 @@ impl Error {
             }
             Self::NoKubeconfig(name) => format!("it comes with the Cluster; see `clusters {name} --wide`"),
             Self::NotConfirmed(name) => format!("`delete {name} --yes`; everything in it will be lost"),
+            Self::NoBinaries => {
+                "the owner of the host puts yoke-worker-amd64 and the like into a folder, and names it with \
+                                 --worker-binaries (`ssh.workerBinaries` of the chart)"
+                    .to_owned()
+            }
+            Self::NoArchitecture { .. } => "`uname -m` on the machine says what it is".to_owned(),
+            Self::BinaryElsewhere => "ssh HOST worker-binary amd64 > yoke-worker".to_owned(),
+            Self::TooManyDownloads => "try again when one has ended".to_owned(),
+            Self::Binary(_) => "tell the owner of the host".to_owned(),
             Self::TenantName(_)
             | Self::Deleted(_)
             | Self::Left(_)
             | Self::SecretWrong(_)
             | Self::JoinWrong(_)
+            | Self::Untaken
             | Self::Json(_) => {
                 return None;
             }

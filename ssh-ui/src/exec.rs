@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::Error;
 use crate::actor::Actor;
+use crate::binary;
 use crate::command::{Command, Request};
 use crate::console::Console;
 use crate::perform::perform;
@@ -83,6 +84,11 @@ pub async fn run(
         confirm(&mut request, console, typed).await?;
         // Whose key was withdrawn while they were asked does nothing any more.
         actor.shared().know(actor.identity())?;
+        if let Command::WorkerBinary { architecture } = &request.command {
+            return binary::send(actor, architecture, console, closed)
+                .await
+                .map(|()| String::new());
+        }
         let (progress, lines) = mpsc::channel(LINES);
         let host = actor.host()?;
         let work = perform(&host, actor.identity(), &request, &progress);

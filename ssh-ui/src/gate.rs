@@ -22,6 +22,8 @@ pub struct Limits {
     pub tenant_connections: u32,
     /// Full-screen interfaces at a time of one Tenant.
     pub tenant_interfaces: u32,
+    /// Programs at a time that one Tenant is sent.
+    pub tenant_downloads: u32,
     /// New connections from one source address.
     pub source: Rate,
     /// Commands of one key.
@@ -71,6 +73,7 @@ pub struct Gate {
     newcomers: Count<IpAddr>,
     tenants: Count<String>,
     interfaces: Count<String>,
+    downloads: Count<String>,
     sources: Budgets<IpAddr>,
     keys: Budgets<String>,
 }
@@ -119,6 +122,7 @@ impl Gate {
             newcomers: Count::new(),
             tenants: Count::new(),
             interfaces: Count::new(),
+            downloads: Count::new(),
             sources: Budgets::new(limits.source, now),
             keys: Budgets::new(limits.key, now),
         }
@@ -154,6 +158,21 @@ impl Gate {
     /// An interface is not shown any more.
     pub fn hide(&mut self, tenant: &str) {
         self.interfaces.remove(&tenant.to_owned());
+    }
+
+    /// Whether a Tenant may be sent one more program. [`Gate::delivered`] gives it back.
+    pub fn deliver(&mut self, tenant: &str) -> bool {
+        let tenant = tenant.to_owned();
+        let is_free = self.downloads.of(&tenant) < self.limits.tenant_downloads;
+        if is_free {
+            self.downloads.add(tenant);
+        }
+        is_free
+    }
+
+    /// A program is sent no more.
+    pub fn delivered(&mut self, tenant: &str) {
+        self.downloads.remove(&tenant.to_owned());
     }
 
     /// Makes a newcomer's seat one of a Tenant's, whose key was shown.
@@ -196,6 +215,7 @@ mod tests {
         source_newcomers: 2,
         tenant_connections: 2,
         tenant_interfaces: 2,
+        tenant_downloads: 2,
         source: Rate {
             per_second: 1,
             burst: 5,

@@ -15,6 +15,7 @@ pub mod actor;
 pub mod api;
 pub mod arguments;
 pub mod audit;
+pub mod binary;
 pub mod command;
 pub mod connection;
 pub mod console;

@@ -46,6 +46,8 @@ pub async fn perform(
                 false => Ok(format!("JoinToken {name} is revoked\n")),
             }
         }
+        // Sent by [`crate::binary`], since it is no text.
+        Command::WorkerBinary { .. } => Err(Error::BinaryElsewhere),
         Command::Sleep(options) => change(host, options, DesiredState::Asleep, json, progress).await,
         Command::Wake(options) => change(host, options, DesiredState::Running, json, progress).await,
         Command::Delete { change, yes } => delete(host, change, *yes, json, progress).await,
@@ -125,11 +127,18 @@ async fn join(host: &TenantHost, options: &JoinOptions, json: bool, progress: &P
     let expires = expires.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
     let wrong = |_| Error::JoinWrong(name.clone());
     if json {
-        let word = line.encode().map_err(wrong)?;
-        let line = line.command().map_err(wrong)?;
-        return Ok(to_json(
-            &serde_json::json!({"name": name, "token": word, "line": line, "expires": expires}),
-        )?);
+        return Ok(to_json(&serde_json::json!({
+            "name": name,
+            "token": line.encode().map_err(wrong)?,
+            "line": line.command().map_err(wrong)?,
+            "pipelines": line.pipelines().map_err(wrong)?,
+            "digests": line.program.digests,
+            "expires": expires,
+        }))?);
+    }
+    for (architecture, pipeline) in line.pipelines().map_err(wrong)? {
+        let said = format!("for a machine ({architecture}) that has no key of yours, from here:\n{pipeline}\n");
+        let _ = progress.send(said).await;
     }
     let text = format!("{}\n", line.command().map_err(wrong)?);
     let until = expires.map(|time| format!(" until {time}")).unwrap_or_default();

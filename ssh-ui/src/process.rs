@@ -53,6 +53,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         directory: known,
         gate: Gate::new(arguments.limits(), Instant::now()).into(),
         contact: arguments.contact,
+        worker_binaries: arguments.worker_binaries,
         write_limit: WRITE_LIMIT,
         metrics,
     });

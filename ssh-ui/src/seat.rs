@@ -1,4 +1,4 @@
-//! Places that are limited, each held until it is dropped: of connections, and of interfaces.
+//! Places that are limited, each held until it is dropped: of connections, of interfaces, and of programs that are sent.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -84,5 +84,27 @@ impl Shown {
 impl Drop for Shown {
     fn drop(&mut self) {
         self.shared.gate().hide(&self.tenant);
+    }
+}
+
+/// A program that a Tenant is sent, until it is dropped.
+pub struct Delivery {
+    shared: Arc<Shared>,
+    tenant: String,
+}
+
+impl Delivery {
+    /// One more, if the Tenant may have it.
+    pub fn take(shared: &Arc<Shared>, tenant: &str) -> Option<Self> {
+        shared.gate().deliver(tenant).then(|| Self {
+            shared: Arc::clone(shared),
+            tenant: tenant.to_owned(),
+        })
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.shared.gate().delivered(&self.tenant);
     }
 }

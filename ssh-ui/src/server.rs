@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,8 @@ pub struct Shared {
     pub gate: Mutex<Gate>,
     /// Whom to ask whose key is not known.
     pub contact: Option<String>,
+    /// Folder of `yoke-worker` for several architectures, if there is one.
+    pub worker_binaries: Option<PathBuf>,
     /// How long a client has to take a piece of an answer.
     pub write_limit: Duration,
     /// What is counted.

@@ -10,13 +10,12 @@ use data_encoding::BASE64URL_NOPAD;
 use serde::{Deserialize, Serialize};
 
 use super::node::{Taint, check_labels, check_taints};
+use super::program::Program;
 use crate::names::is_domain;
 use crate::version::KubernetesVersion;
 
 /// What the word begins with: its form, should there be another one.
 const PREFIX: &str = "yoke1.";
-/// What a worker does with the word.
-const COMMAND: &str = "yoke-worker join";
 /// Bytes of the longest word that is read.
 const WORD_MAX: usize = 64 << 10;
 /// Bytes of the longest bundle of certificates.
@@ -64,6 +63,9 @@ pub struct JoinLine {
     /// Taints with which it does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
+    /// What the host says of `yoke-worker`. Not in the word, which is for that program.
+    #[serde(skip)]
+    pub program: Program,
 }
 
 impl std::fmt::Debug for JoinLine {
@@ -88,7 +90,12 @@ impl JoinLine {
 
     /// The line to paste on the machine that is to be a worker.
     pub fn command(&self) -> Result<String, LineError> {
-        Ok(format!("{COMMAND} {}", self.encode()?))
+        Ok(self.program.to_line(&self.encode()?))
+    }
+
+    /// By architecture, the line that sends `yoke-worker` to a machine that cannot fetch it, and has it join.
+    pub fn pipelines(&self) -> Result<BTreeMap<String, String>, LineError> {
+        Ok(self.program.to_pipelines(&self.encode()?))
     }
 
     /// Reads a word that somebody pasted.
@@ -187,6 +194,7 @@ mod tests {
             version: "v1.35.4".into(),
             node_labels: BTreeMap::new(),
             taints: Vec::new(),
+            program: Program::default(),
         }
     }
 

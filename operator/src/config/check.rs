@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use yoke_api::join_token::program::{are_digests, is_ssh_host};
 use yoke_api::{Cidr, KubernetesVersion};
 
 use super::{Config, ConfigError};
@@ -26,6 +27,14 @@ impl Config {
         check_filled("konnectivityServerImage", &self.konnectivity_server_image)?;
         check_filled("konnectivityAgentImage", &self.konnectivity_agent_image)?;
         check_filled("addons.registry", &self.addons.registry)?;
+        check(are_digests(&self.worker.digests), "worker.digests", || {
+            "is the SHA-256 of yoke-worker, 64 lower-case hexadecimal digits, by architecture, such as amd64".into()
+        })?;
+        check(
+            self.worker.ssh.is_empty() || is_ssh_host(&self.worker.ssh),
+            "worker.ssh",
+            || "is a name or an address, and perhaps a port: ssh.example.org:22".into(),
+        )?;
         check(
             ["Always", "IfNotPresent", "Never"].contains(&self.image_pull_policy.as_str()),
             "imagePullPolicy",

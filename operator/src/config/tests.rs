@@ -37,6 +37,16 @@ fn refusals_name_the_field() {
         ),
         (
             "runAsUser: 65532",
+            "worker: {digests: {amd64: abc}}\nrunAsUser: 65532",
+            "worker.digests",
+        ),
+        (
+            "runAsUser: 65532",
+            "worker: {ssh: 'a; b'}\nrunAsUser: 65532",
+            "worker.ssh",
+        ),
+        (
+            "runAsUser: 65532",
             "oidc: {cidrs: [0.0.0.0/0, 10.0.0.1/8]}\nrunAsUser: 65532",
             "oidc.cidrs[1]",
         ),

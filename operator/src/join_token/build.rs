@@ -115,9 +115,19 @@ pub(super) fn build_secret(
     let spec = &token.spec;
     let labels_of_node = (!spec.node_labels.is_empty()).then(|| serde_json::to_vec(&spec.node_labels));
     let taints = (!spec.taints.is_empty()).then(|| serde_json::to_vec(&spec.taints));
-    for (key, json) in [(key::NODE_LABELS, labels_of_node), (key::TAINTS, taints)] {
+    let worker = &config.worker;
+    let digests = (!worker.digests.is_empty()).then(|| serde_json::to_vec(&worker.digests));
+    let json = [
+        (key::NODE_LABELS, labels_of_node),
+        (key::TAINTS, taints),
+        (key::DIGESTS, digests),
+    ];
+    for (key, json) in json {
         let json = json.map(|json| json.expect("texts are JSON"));
         data.extend(json.map(|json| (key.to_owned(), ByteString(json))));
+    }
+    if !worker.ssh.is_empty() {
+        data.insert(key::SSH.into(), ByteString(worker.ssh.clone().into()));
     }
     // An ingress that has a name instead is found by DNS, and so must the API's name be. One on loopback is nobody else's.
     let address = config.ingress.address.parse().ok();
@@ -141,13 +151,12 @@ pub(super) fn build_secret(
 #[cfg(test)]
 mod tests {
     use yoke_api::ClusterId;
-    use yoke_api::join_token::{JoinLine, JoinTokenSpec};
+    use yoke_api::join_token::{JoinLine, JoinTokenSpec, Program};
 
     use super::*;
 
-    #[test]
-    fn an_address_is_told_that_leads_there_from_elsewhere() {
-        let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
+    /// What a worker is told by this configuration.
+    fn tell(config: &Config) -> JoinLine {
         let id: ClusterId = "bcdfghjk24".parse().unwrap();
         let identity = Identity {
             public_name: id.public_name("demo", &config.base_domain),
@@ -163,6 +172,14 @@ mod tests {
         };
         let token = JoinToken::new("j", JoinTokenSpec::default());
         let bootstrap = draw_token(Timestamp::UNIX_EPOCH);
+        let secret = build_secret(&token, &identity, config, &materials, &bootstrap);
+        assert!(is_for(&secret, &identity));
+        JoinLine::from_secret(&secret).unwrap()
+    }
+
+    #[test]
+    fn an_address_is_told_that_leads_there_from_elsewhere() {
+        let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
         for (configured, expected) in [
             ("203.0.113.7", Some("203.0.113.7")),
             ("2001:DB8::7", Some("2001:db8::7")),
@@ -170,12 +187,20 @@ mod tests {
             ("in.example.org", None),
         ] {
             config.ingress.address = configured.into();
-            let secret = build_secret(&token, &identity, &config, &materials, &bootstrap);
-            let line = JoinLine::from_secret(&secret).unwrap();
             let expected = expected.map(|address| address.parse().unwrap());
-            assert_eq!(line.address, expected, "{configured}");
-            assert!(is_for(&secret, &identity));
+            assert_eq!(tell(&config).address, expected, "{configured}");
         }
+    }
+
+    #[test]
+    fn a_line_says_how_yoke_worker_is_known_and_where_it_is() {
+        let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
+        assert_eq!(tell(&config).program, Program::default());
+        config.worker.digests = [("amd64".to_owned(), "0".repeat(64))].into();
+        config.worker.ssh = "ssh.example.org:2022".into();
+        let program = tell(&config).program;
+        assert_eq!(program.digests, config.worker.digests);
+        assert_eq!(program.ssh.as_deref(), Some("ssh.example.org:2022"));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod join;
 mod other;
 mod person;
 mod pressure;
+mod programs;
 mod strangers;
 mod tmux;
 mod window;
@@ -28,6 +29,9 @@ async fn tenants_are_served_over_ssh() {
     commands::nodes_are_those_of_the_clusters_own_api(&world).await;
     commands::a_join_that_is_broken_off_leaves_nothing(&world).await;
     commands::wrong_lines_say_what_would_be_right(&world).await;
+    programs::programs_are_sent_whole(&world).await;
+    programs::a_tenant_is_sent_no_more_than_its_share(&world).await;
+    programs::a_line_runs_no_other_program(&world).await;
     files::kubeconfigs_are_copied_and_nothing_is_written(&world).await;
     isolation::another_tenants_objects_are_as_if_they_were_not(&world).await;
     isolation::the_server_itself_may_do_nothing_for_anybody(&world).await;

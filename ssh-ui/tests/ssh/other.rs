@@ -38,6 +38,7 @@ impl Other {
             directory,
             gate: Gate::new(limits, Instant::now()).into(),
             contact: None,
+            worker_binaries: None,
             write_limit: Duration::from_secs(1),
             metrics: Metrics::default(),
         });

@@ -42,6 +42,7 @@ pub(crate) const LIMITS: Limits = Limits {
     source_newcomers: 16,
     tenant_connections: 4,
     tenant_interfaces: 2,
+    tenant_downloads: 1,
     source: Rate {
         per_second: 1,
         burst: 1000,
@@ -143,6 +144,11 @@ impl World {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// The folder of what is given out, which is not there at first.
+    pub(crate) fn workers(&self) -> PathBuf {
+        self.path("workers")
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -270,6 +276,7 @@ async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervis
         directory: known,
         gate: Gate::new(LIMITS, Instant::now()).into(),
         contact: Some(CONTACT.into()),
+        worker_binaries: Some(folder.join("workers")),
         write_limit: Duration::from_secs(3),
         metrics,
     });

@@ -89,6 +89,7 @@ fn the_bootstrap_token_goes_to_the_server_that_the_ca_signed() {
         version: "v1.35.4".into(),
         node_labels: Default::default(),
         taints: Vec::new(),
+        program: Default::default(),
     };
     let yaml = build_bootstrap(&layout(), &line).unwrap();
     let config = Kubeconfig::from_yaml(&yaml).unwrap();

@@ -36,6 +36,16 @@ fn a_script_learns_what_is_missing() {
     }
 }
 
+/// It is sent to machines whose libraries nobody knows.
+#[test]
+fn it_is_linked_to_no_library() {
+    let linked = Command::new("ldd")
+        .arg(env!("CARGO_BIN_EXE_yoke-worker"))
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(linked.stdout).unwrap().trim(), "statically linked");
+}
+
 #[test]
 fn an_api_that_is_not_there_has_no_clock() {
     let token = token("nowhere.invalid:443", &certificate(), &certificate(), BOOTSTRAP);

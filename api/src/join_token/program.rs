@@ -1,0 +1,213 @@
+//! How a machine gets `yoke-worker`, and knows that it is the one that is meant: lines for a shell. Pure.
+//!
+//! What is fetched runs as root, so it is compared with the digest that came with the token before anything of it runs. Whoever
+//! carries it, an SSH server or a person's machine, need not be trusted then.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Secret;
+
+use super::{key, read_json};
+use crate::names::is_domain;
+
+/// What a worker does with the word of a token.
+const COMMAND: &str = "yoke-worker join";
+/// Where the program is put.
+const PLACE: &str = "/usr/local/bin/yoke-worker";
+/// Characters of a SHA-256.
+const DIGITS: usize = 64;
+/// More architectures than there are.
+const ARCHITECTURES_MAX: usize = 8;
+const ARCHITECTURE_MAX: usize = 16;
+
+/// What a host says of its `yoke-worker`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Its SHA-256 in hexadecimal digits, by architecture as Debian calls it. None at all if the host says nothing.
+    pub digests: BTreeMap<String, String>,
+    /// Where its SSH server is: a name or an address, and the port if it is not 22.
+    pub ssh: Option<String>,
+}
+
+impl Program {
+    /// What a host says, out of the Secret of a JoinToken. It ends up in a shell: nothing unless all of it is as it should be.
+    pub(super) fn from_secret(secret: &Secret) -> Option<Self> {
+        let ssh = secret.data.as_ref()?.get(key::SSH);
+        let program = Self {
+            digests: read_json(secret, key::DIGESTS)?,
+            ssh: match ssh {
+                Some(bytes) => Some(String::from_utf8(bytes.0.clone()).ok()?),
+                None => None,
+            },
+        };
+        let good = are_digests(&program.digests) && program.ssh.as_deref().is_none_or(is_ssh_host);
+        good.then_some(program)
+    }
+
+    /// The line to paste on the machine that is to be a worker, as root. Where `yoke-worker` is not there, or is another one, it
+    /// is fetched: the machine has a key of the Tenant's, or is lent one by the agent of who is there.
+    pub(super) fn to_line(&self, word: &str) -> String {
+        if self.digests.is_empty() {
+            return format!("{COMMAND} {word}");
+        }
+        let fetch = match &self.ssh {
+            Some(host) => format!("ssh -n ssh://{host} worker-binary $(uname -m)"),
+            None => "false".to_owned(),
+        };
+        // The token comes last, where it is easily found, and not within quotes.
+        format!("sh -c '{}' {word}", build_script(self.digests.values(), &fetch, "$0"))
+    }
+
+    /// The line to type where the Tenant's key is, for each architecture: it sends the program to a machine that has no key.
+    pub(super) fn to_pipelines(&self, word: &str) -> BTreeMap<String, String> {
+        let host = self
+            .ssh
+            .as_ref()
+            .map_or("HOST".to_owned(), |host| format!("ssh://{host}"));
+        let build = |(architecture, digest): (&String, &String)| {
+            let script = build_script([digest].into_iter(), "cat", word);
+            let line = format!("ssh {host} worker-binary {architecture} | ssh root@MACHINE '{script}'");
+            (architecture.clone(), line)
+        };
+        self.digests.iter().map(build).collect()
+    }
+}
+
+/// Looks whether the program is the one of these digests, fetches it if not, looks again, and only then runs it. There is no
+/// single quote in it.
+fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: &str, word: &str) -> String {
+    let digests = digests.map(String::as_str).collect::<Vec<_>>().join("|");
+    format!(
+        "p={PLACE}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; \
+         c $p || {{ {fetch} >$p.new && c $p.new && chmod 755 $p.new && mv $p.new $p; }} || \
+         {{ echo \"error: there is no yoke-worker with the digest of this line\" >&2; exit 1; }}; exec $p join {word}"
+    )
+}
+
+/// Whether these are digests by architecture.
+pub fn are_digests(digests: &BTreeMap<String, String>) -> bool {
+    let is_architecture = |text: &str| {
+        let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        (1..=ARCHITECTURE_MAX).contains(&text.len()) && text.bytes().all(good)
+    };
+    let is_digest = |text: &str| {
+        let good = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        text.len() == DIGITS && text.bytes().all(good)
+    };
+    let mut pairs = digests.iter();
+    digests.len() <= ARCHITECTURES_MAX
+        && pairs.all(|(architecture, digest)| is_architecture(architecture) && is_digest(digest))
+}
+
+/// Whether a text says where an SSH server is: a name or an address, and perhaps a port.
+pub fn is_ssh_host(text: &str) -> bool {
+    let is_port = |port: &str| !port.starts_with(['0', '+']) && port.parse::<u16>().is_ok();
+    let is_host = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => is_domain(host) || host.parse::<IpAddr>().is_ok_and(|address| address.is_ipv4()),
+    };
+    match text.rsplit_once(':') {
+        Some((host, port)) if !text.ends_with(']') => is_host(host) && is_port(port),
+        _ => is_host(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn program(ssh: Option<&str>) -> Program {
+        let digests = [("amd64", 'a'), ("arm64", 'b')];
+        let digests = digests.map(|(name, digit)| (name.to_owned(), digit.to_string().repeat(DIGITS)));
+        Program {
+            digests: digests.into(),
+            ssh: ssh.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_host_that_says_nothing_has_a_plain_line() {
+        assert_eq!(Program::default().to_line("yoke1.x"), "yoke-worker join yoke1.x");
+        assert!(Program::default().to_pipelines("yoke1.x").is_empty());
+    }
+
+    #[test]
+    fn lines_are_for_a_shell() {
+        let line = program(Some("ssh.example.org:2022")).to_line("yoke1.x");
+        let words = line.split_once('\'').unwrap();
+        assert_eq!(words.0, "sh -c ");
+        assert!(line.ends_with("' yoke1.x"), "{line}");
+        assert_eq!(line.matches('\'').count(), 2, "{line}");
+        assert!(
+            line.contains("ssh -n ssh://ssh.example.org:2022 worker-binary $(uname -m) >"),
+            "{line}"
+        );
+        let pipelines = program(None).to_pipelines("yoke1.x");
+        let line = &pipelines["arm64"];
+        assert!(
+            line.starts_with("ssh HOST worker-binary arm64 | ssh root@MACHINE 'p="),
+            "{line}"
+        );
+        assert!(line.ends_with(" join yoke1.x'"), "{line}");
+        assert!(
+            line.contains(&"b".repeat(DIGITS)) && !line.contains(&"a".repeat(DIGITS)),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn nothing_else_gets_into_a_shell() {
+        for (text, good) in [
+            ("ssh.example.org", true),
+            ("ssh.example.org:2022", true),
+            ("192.0.2.1", true),
+            ("192.0.2.1:22", true),
+            ("[2001:db8::1]:22", true),
+            ("[2001:db8::1]", true),
+            ("2001:db8::1", false),
+            ("a.org:0", false),
+            ("a.org:x", false),
+            ("a.org; id", false),
+            ("$(id).org", false),
+            ("", false),
+        ] {
+            assert_eq!(is_ssh_host(text), good, "{text:?}");
+        }
+        let digest = "0123456789abcdef".repeat(4);
+        for (architecture, digest, good) in [
+            ("amd64", digest.as_str(), true),
+            ("amd64", &digest[1..], false),
+            ("amd64", &digest.to_uppercase(), false),
+            ("", &digest, false),
+            ("a b", &digest, false),
+        ] {
+            let digests = BTreeMap::from([(architecture.to_owned(), digest.to_owned())]);
+            assert_eq!(are_digests(&digests), good, "{architecture:?} {digest:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_read_from_a_secret() {
+        let digests = program(None).digests;
+        let json = serde_json::to_vec(&digests).unwrap();
+        let read = |pairs: &[(&str, &[u8])]| {
+            let data = pairs
+                .iter()
+                .map(|(key, bytes)| ((*key).to_owned(), ByteString(bytes.to_vec())));
+            Program::from_secret(&Secret {
+                data: Some(data.collect()),
+                ..Secret::default()
+            })
+        };
+        assert_eq!(read(&[]), Some(Program::default()), "of an older operator");
+        assert_eq!(
+            read(&[(key::DIGESTS, &json), (key::SSH, b"a.org:22")]),
+            Some(program(Some("a.org:22")))
+        );
+        assert_eq!(read(&[(key::DIGESTS, br#"{"amd64": "x"}"#)]), None);
+        assert_eq!(read(&[(key::DIGESTS, &json), (key::SSH, b"a.org'; id")]), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! `yoke-worker` for machines that are to be workers: files `yoke-worker-<architecture>` of one folder, piece by piece. An adapter.
+//!
+//! It is no secret, and whoever runs it knows it by the digest that came with the join token.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+
+use bytes::BytesMut;
+use tokio::fs::{self, File};
+use tokio::io::AsyncReadExt as _;
+use tokio::sync::oneshot;
+
+use crate::Error;
+use crate::actor::Actor;
+use crate::console::Console;
+use crate::seat::Delivery;
+
+const PREFIX: &str = "yoke-worker-";
+/// What is held of a file at a time.
+const PIECE: usize = 64 << 10;
+/// More files than there are architectures.
+const FILES_MAX: usize = 64;
+/// Debian's names of what `uname -m` says.
+const ALIASES: &[(&str, &str)] = &[("x86_64", "amd64"), ("aarch64", "arm64")];
+
+/// Sends the program for such a machine, until the channel is `closed`.
+pub async fn send(
+    actor: &Actor,
+    architecture: &str,
+    console: &Console,
+    closed: oneshot::Receiver<()>,
+) -> Result<(), Error> {
+    if console.is_terminal() {
+        return Err(Error::BinaryElsewhere);
+    }
+    let folder = actor.shared().worker_binaries.as_deref().ok_or(Error::NoBinaries)?;
+    let name = choose(architecture, &list(folder).await?)?;
+    let delivery = Delivery::take(actor.shared(), &actor.identity().tenant);
+    let _held = delivery.ok_or(Error::TooManyDownloads)?;
+    let file = File::open(folder.join(name)).await.map_err(Error::Binary)?;
+    tokio::select! {
+        biased;
+        // With an error, too: then nobody listens any more.
+        _ = closed => Err(Error::Untaken),
+        sent = pour(file, console) => sent,
+    }
+}
+
+async fn pour(mut file: File, console: &Console) -> Result<(), Error> {
+    loop {
+        let mut piece = BytesMut::with_capacity(PIECE);
+        if file.read_buf(&mut piece).await.map_err(Error::Binary)? == 0 {
+            return Ok(());
+        }
+        if !console.send(piece).await {
+            return Err(Error::Untaken);
+        }
+    }
+}
+
+/// The architectures of which there is a program.
+async fn list(folder: &Path) -> Result<BTreeSet<String>, Error> {
+    let mut entries = match fs::read_dir(folder).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoBinaries),
+        entries => entries.map_err(Error::Binary)?,
+    };
+    let mut found = BTreeSet::new();
+    for _ in 0..FILES_MAX {
+        let Some(entry) = entries.next_entry().await.map_err(Error::Binary)? else {
+            break;
+        };
+        let name = entry.file_name();
+        found.extend(
+            name.to_str()
+                .and_then(|name| name.strip_prefix(PREFIX))
+                .map(str::to_owned),
+        );
+    }
+    Ok(found)
+}
+
+/// The file for what was asked for, which is one of those that are there.
+fn choose(asked: &str, there: &BTreeSet<String>) -> Result<String, Error> {
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == asked);
+    let architecture = alias.map_or(asked, |(_, architecture)| architecture);
+    match there.get(architecture) {
+        Some(architecture) => Ok(format!("{PREFIX}{architecture}")),
+        None if there.is_empty() => Err(Error::NoBinaries),
+        None => Err(Error::NoArchitecture {
+            asked: asked.to_owned(),
+            there: there.iter().map(String::as_str).collect::<Vec<_>>().join(", "),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_there_is_opened() {
+        let there = BTreeSet::from(["amd64", "arm64"].map(str::to_owned));
+        for (asked, expected) in [
+            ("amd64", Some("yoke-worker-amd64")),
+            ("x86_64", Some("yoke-worker-amd64")),
+            ("aarch64", Some("yoke-worker-arm64")),
+            ("riscv64", None),
+            ("", None),
+            ("../../etc/passwd", None),
+        ] {
+            let chosen = choose(asked, &there);
+            assert_eq!(chosen.as_ref().ok().map(String::as_str), expected, "{asked:?}");
+            if expected.is_none() {
+                assert!(
+                    matches!(&chosen, Err(Error::NoArchitecture { there, .. }) if there == "amd64, arm64"),
+                    "{chosen:?}"
+                );
+            }
+        }
+        assert!(matches!(choose("amd64", &BTreeSet::new()), Err(Error::NoBinaries)));
+    }
+}

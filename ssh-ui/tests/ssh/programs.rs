@@ -1,0 +1,201 @@
+//! `yoke-worker` for machines that are to be workers, by the lines that `join` prints.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Command;
+use yoke_api::JoinToken;
+
+use crate::person::{Said, run};
+use crate::world::{World, put};
+
+const PEM: &str = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+/// What is given out as `yoke-worker`; longer than all windows and buffers on the way.
+const PROGRAM: &str = "#!/bin/sh\necho ran \"$@\"\nexit\n";
+const LENGTH: usize = 8 << 20;
+
+pub(crate) async fn programs_are_sent_whole(world: &World) {
+    let alice = &world.alice;
+    let none = alice.ssh("worker-binary amd64").await.failed(1);
+    assert!(
+        none.contains("no yoke-worker to give out") && none.contains("--worker-binaries"),
+        "{none}"
+    );
+    fs::create_dir(world.workers()).unwrap();
+    fs::write(world.workers().join("yoke-worker-amd64"), build_program()).unwrap();
+    fs::write(world.workers().join("yoke-worker-arm64"), PROGRAM).unwrap();
+
+    let wrong = alice.ssh("worker-binary riscv64").await.failed(2);
+    assert!(
+        wrong.contains("no yoke-worker for \"riscv64\", only for amd64, arm64"),
+        "{wrong}"
+    );
+    let shown = alice.ssh_with(&["-tt"], "worker-binary amd64").await;
+    assert!(shown.code == 2 && shown.out.contains("not to a terminal"), "{shown:?}");
+    assert_eq!(alice.ssh("worker-binary aarch64").await.ok(), PROGRAM);
+
+    let file = world.path("fetched");
+    let mut fetching = alice.begin(&[], "worker-binary x86_64");
+    let status = fetching
+        .stdin(Stdio::null())
+        .stdout(fs::File::create(&file).unwrap())
+        .status();
+    assert!(status.await.unwrap().success());
+    assert!(fs::read(&file).unwrap() == build_program(), "it was changed on the way");
+}
+
+pub(crate) async fn a_tenant_is_sent_no_more_than_its_share(world: &World) {
+    let alice = &world.alice;
+    let mut slow = alice.begin(&[], "worker-binary amd64");
+    slow.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    let mut slow = slow.spawn().unwrap();
+    let mut sent = slow.stdout.take().unwrap();
+    let mut piece = vec![0; 64 << 10];
+    sent.read_exact(&mut piece).await.unwrap();
+    // It is taken so slowly that it goes on, and fast enough not to be given up.
+    let reading = tokio::spawn(async move {
+        while sent.read_exact(&mut piece).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    let busy = alice.ssh("worker-binary arm64").await.failed(1);
+    assert!(busy.contains("your Tenant fetches yoke-worker too often"), "{busy}");
+    assert_eq!(
+        world.bob.ssh("worker-binary arm64").await.ok(),
+        PROGRAM,
+        "another Tenant's"
+    );
+    slow.kill().await.unwrap();
+    reading.await.unwrap();
+    world
+        .until("a program is sent again", async || {
+            alice.ssh("worker-binary arm64").await.code == 0
+        })
+        .await;
+}
+
+pub(crate) async fn a_line_runs_no_other_program(world: &World) {
+    let machine = Machine::new(world);
+    let joined = world.join().await;
+    let (line, token) = (joined["line"].as_str().unwrap(), joined["token"].as_str().unwrap());
+    let ran = machine.run(line).await.ok();
+    assert_eq!(ran, format!("ran join {token}\n"), "it was fetched");
+    let pipeline = joined["pipelines"]["amd64"].as_str().unwrap();
+    // The machine is this one, which has no SSH server.
+    let pipeline = pipeline.replace("ssh root@MACHINE ", "sh -c ");
+    assert_eq!(machine.run(&pipeline).await.ok(), format!("ran join {token}\n"));
+    // Without its key it could not fetch it once more.
+    let twice = format!("{line} && mount -t tmpfs none /root && {line}");
+    assert_eq!(machine.run(&twice).await.ok().lines().count(), 2, "it was there");
+    let other = format!(
+        "printf '#!/bin/sh\\necho other' >/usr/local/bin/yoke-worker; chmod 755 /usr/local/bin/yoke-worker; {line}"
+    );
+    assert_eq!(
+        machine.run(&other).await.ok(),
+        format!("ran join {token}\n"),
+        "replaced"
+    );
+
+    let mut changed = build_program();
+    changed[LENGTH / 2] ^= 1;
+    fs::write(world.workers().join("yoke-worker-amd64"), changed).unwrap();
+    for line in [line, &pipeline] {
+        let refused = machine.run(line).await.failed(1);
+        assert!(
+            refused.contains("there is no yoke-worker with the digest of this line"),
+            "{refused}"
+        );
+    }
+}
+
+fn build_program() -> Vec<u8> {
+    let mut program = PROGRAM.as_bytes().to_vec();
+    program.extend((program.len()..LENGTH).map(|place| (place * 31 % 251) as u8));
+    program
+}
+
+/// A machine of somebody who has lent it a key: root there, with folders of its own.
+struct Machine {
+    home: PathBuf,
+}
+
+impl Machine {
+    fn new(world: &World) -> Self {
+        let home = world.path("machine");
+        fs::create_dir_all(home.join(".ssh")).unwrap();
+        let (key, known) = (world.alice.key.display(), world.path("known_hosts"));
+        let config = format!(
+            "IdentityFile {key}\nUserKnownHostsFile {}\nIdentitiesOnly yes\nIdentityAgent none\nStrictHostKeyChecking yes\n",
+            known.display()
+        );
+        fs::write(home.join(".ssh/config"), config).unwrap();
+        Self { home }
+    }
+
+    /// Types a line into root's shell. What it changes is gone afterwards.
+    async fn run(&self, line: &str) -> Said {
+        let script = r#"mount --bind "$0" /root && mount -t tmpfs none /usr/local/bin && eval "$1""#;
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--map-root-user", "sh", "-c", script])
+            .arg(&self.home)
+            .arg(line);
+        run(&mut command).await
+    }
+}
+
+impl World {
+    /// What `join --json` says once the operator has made the Secret.
+    async fn join(&self) -> Value {
+        self.alice.ssh("create joined").await.ok();
+        let joining = async { self.alice.ssh("join joined --json").await.json() };
+        let answering = async {
+            let tokens = Api::<JoinToken>::namespaced(self.admin.clone(), "a");
+            let name = loop {
+                if let Some(token) = tokens.list(&Default::default()).await.unwrap().items.pop() {
+                    break token.metadata.name.unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            };
+            let digest = run(Command::new("sha256sum").arg(self.workers().join("yoke-worker-amd64")))
+                .await
+                .ok();
+            let digests = json!({"amd64": digest.split(' ').next().unwrap()});
+            let data = json!({"server": "joined-x.yoke.test:443", "ca.crt": PEM, "client-ca.crt": PEM,
+                "token": "abc123.0123456789abcdef", "version": "v1.35.4", "worker-digests": digests.to_string(),
+                "ssh": format!("127.0.0.1:{}", self.port())});
+            put(
+                &self.admin,
+                &json!({"apiVersion": "v1", "kind": "Secret",
+                "metadata": {"name": format!("{name}-join"), "namespace": "a"}, "stringData": data}),
+            )
+            .await;
+            let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+                "metadata": {"name": "joins", "namespace": "a"}, "rules": [{"apiGroups": [""], "resources": ["secrets"],
+                "resourceNames": [format!("{name}-join")], "verbs": ["get"]}]});
+            put(&self.admin, &role).await;
+            let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": "joins", "namespace": "a"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "joins"},
+                "subjects": [{"kind": "ServiceAccount", "name": "yoke-ssh", "namespace": "a"}]});
+            put(&self.admin, &binding).await;
+            let status = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "AsExpected",
+                "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+            tokens
+                .patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
+                .await
+                .unwrap();
+        };
+        let (joined, ()) = tokio::join!(joining, answering);
+        let name = joined["name"].as_str().unwrap();
+        self.alice.ssh(&format!("revoke {name}")).await.ok();
+        self.alice.ssh("delete joined --yes").await.ok();
+        joined
+    }
+}
