@@ -26,6 +26,9 @@ pub enum ConditionType {
     EndpointPublished,
     /// No control plane runs, as asked for.
     Asleep,
+    /// Nothing stands against that the cluster goes to sleep by itself. Its owner's word, and the annotation
+    /// `yoke.drzzl.io/sleep=now`, do not ask.
+    SleepPossible,
     /// The cluster's API has the objects of its add-ons as asked for, and of those that were turned off none. Whether their Pods
     /// run is up to its workers.
     AddonsReady,
@@ -46,6 +49,7 @@ impl ConditionType {
             Self::APIServerAvailable => "APIServerAvailable",
             Self::EndpointPublished => "EndpointPublished",
             Self::Asleep => "Asleep",
+            Self::SleepPossible => "SleepPossible",
             Self::AddonsReady => "AddonsReady",
             Self::WorkersUpdated => "WorkersUpdated",
         }
@@ -180,12 +184,24 @@ reasons! {
     AsleepByOwner,
     /// `spec.state` is `Running`, and the annotation `yoke.drzzl.io/sleep=now` has sent it to sleep.
     AsleepOnRequest,
+    /// `spec.state` is `Running`, and nobody has used it for as long as `spec.sleep.afterInactivity` says.
+    AsleepOnInactivity,
+    /// `spec.state` is `Running`, and it is time to sleep by `spec.sleep.schedules`.
+    AsleepOnSchedule,
+    /// A time of `spec.sleep.schedules` never comes, or its time zone is none.
+    ScheduleInvalid,
     /// `spec.state` is `Running`.
     Awake,
     /// Somebody has connected to a Cluster that slept on request.
     WokenOnConnect,
     /// It is being woken, and its API does not answer after the time that a wake takes.
     WakeDelayed,
+    /// The cluster has Nodes, and `spec.sleep.withWorkers` is `Prevent`.
+    WorkersConnected,
+    /// A webhook that workers serve and that fails closed would keep them from coming back to a cluster that wakes.
+    WebhookBlocksWake,
+    /// A worker may join by a JoinToken, which a cluster that sleeps cannot check.
+    JoinTokenHolds,
     /// An unexpected failure; the message carries it and the operator tries again.
     ReconcileFailed,
 }

@@ -72,6 +72,15 @@ pub struct Args {
     /// Where to serve /metrics, /livez and /readyz over HTTP.
     #[arg(long, value_name = "ADDR", env = "KINE_NATS_METRICS")]
     pub metrics: Option<SocketAddr>,
+    /// Where to hear of requests from the kube-apiserver beside this process, an address of loopback: it sends its audit events
+    /// there, to the path /audit. When somebody last used it, and how many requests are open, is then told under /activity,
+    /// where the metrics are.
+    #[arg(long, value_name = "ADDR", requires = "metrics", value_parser = loopback, env = "KINE_NATS_AUDIT")]
+    pub audit: Option<SocketAddr>,
+    /// With --audit: a client that does not count, by its User-Agent, or by how that begins, with a * after it. May be given
+    /// more than once.
+    #[arg(long, value_name = "AGENT", requires = "audit", env = "KINE_NATS_IGNORE_USER_AGENT")]
+    pub ignore_user_agent: Vec<String>,
     /// How often a quiet watch that asked for it is told how far it is.
     #[arg(long, value_name = "DUR", default_value = "1m", value_parser = duration, env = "KINE_NATS_PROGRESS_INTERVAL")]
     pub progress_interval: Duration,
@@ -304,6 +313,13 @@ impl FromStr for StreamName {
     }
 }
 
+/// An address that nobody reaches from elsewhere.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: Option<SocketAddr> = text.parse().ok();
+    let address = address.filter(|address| address.ip().is_loopback());
+    address.ok_or_else(|| "give an address of loopback and a port, like 127.0.0.1:2382".to_owned())
+}
+
 /// A duration as Go writes it: 100ms, 5s, 1m30s, 10m0s. At least 100 ms.
 fn duration(text: &str) -> Result<Duration, String> {
     let error = || "give a duration of at least 100ms, like 500ms, 5s or 1m30s".to_owned();
@@ -422,6 +438,19 @@ mod tests {
         );
         for bad in ["KINE_", "kine_a", "KINE_a.b", "KINE_a>", "KINE_a b"] {
             assert!(bad.parse::<StreamName>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn events_are_heard_from_this_machine_only() {
+        for (text, is_good) in [
+            ("127.0.0.1:2382", true),
+            ("[::1]:2382", true),
+            ("0.0.0.0:2382", false),
+            ("192.0.2.1:2382", false),
+            ("localhost:2382", false),
+        ] {
+            assert_eq!(loopback(text).is_ok(), is_good, "{text}");
         }
     }
 

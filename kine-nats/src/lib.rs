@@ -10,7 +10,9 @@
 //!   └── watch ◄── hub (who has to hear) ◄───┘          boot: snapshot + log ──► session (who may write) ──► state
 //! ```
 
+mod activity;
 pub mod args;
+mod audit;
 mod backup;
 mod boot;
 mod clock;

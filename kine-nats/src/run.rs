@@ -1,6 +1,7 @@
 //! From the command line to a running store, and back.
 
 use crate::args::{Args, LogFormat, NatsArgs};
+use crate::audit::{self, Activity};
 use crate::grpc::{self, Node};
 use crate::http;
 use crate::keep::{Ended, Plan, StoreSender, live, retry};
@@ -18,6 +19,7 @@ use crate::tls;
 use crate::writer::Pacing;
 use anyhow::{Context, bail};
 use async_nats::Client;
+use axum::Router;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,12 +52,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             .merge(probes.clone()),
     );
     listen(&args, &routes, &stopped, &mut tasks).await?;
-    if let Some(address) = args.metrics {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("listen on {address}"))?;
-        tokio::spawn(http::serve(listener, probes));
-    }
+    serve_http(&args, probes).await?;
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -80,6 +77,23 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         while tasks.join_next().await.is_some() {}
     })
     .await;
+    Ok(())
+}
+
+/// Serves metrics and probes, and what is heard of requests.
+async fn serve_http(args: &Args, mut probes: Router) -> anyhow::Result<()> {
+    let bind = async |address| {
+        let bound = TcpListener::bind(address).await;
+        bound.with_context(|| format!("listen on {address}"))
+    };
+    if let Some(address) = args.audit {
+        let activity = Activity::new(args.ignore_user_agent.clone());
+        probes = probes.merge(audit::routes(activity.clone()));
+        tokio::spawn(audit::serve(bind(address).await?, activity));
+    }
+    if let Some(address) = args.metrics {
+        tokio::spawn(http::serve(bind(address).await?, probes));
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //!                                              └─ refused: status says why, what runs is kept alive (keep)
 //! ```
 
+mod activity;
 mod addons;
 mod apply;
 pub mod build;
@@ -16,6 +17,7 @@ mod fixtures;
 pub mod gate;
 mod guard;
 pub mod identity;
+pub mod idle;
 mod incarnation;
 mod keep;
 mod kept;
@@ -25,6 +27,7 @@ mod pace;
 mod patch;
 mod probe;
 pub mod rest;
+pub mod schedule;
 pub mod status;
 mod store;
 pub mod validate;
@@ -90,6 +93,9 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         return Ok(Action::await_change());
     }
     let observed = observe::observe(&context.caches, &cluster, &identity);
+    let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {
+        return Ok(Action::await_change());
+    };
     let verdict = judge(context, &cluster, &identity, &observed);
     if let Err(refusal) = &verdict {
         context.metrics.failed(CONTROLLER, refusal.reason);
@@ -102,7 +108,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
     }
     let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
-    let outcome = match &verdict {
+    let mut outcome = match &verdict {
         verdict if cluster.spec.paused && observed.is_kept() => {
             match Box::pin(keep::copy(context, &cluster, &identity, &observed, told)).await {
                 Ok(applied) => Outcome {
@@ -140,8 +146,9 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             }
         }
     };
+    activity::tell(context, &cluster, &identity, &mut outcome).await;
     patch::write_status(context, &cluster, &identity, &outcome).await?;
-    let pause = pace::plan_pause(&outcome, Timestamp::now());
+    let pause = pace::plan_pause(&outcome, Timestamp::now()).min(activity::find_pause(context, &identity));
     let pause = if pause < pace::STEADY { pause } else { jitter(pause) };
     let remaining = expiry::plan_remaining(&cluster, Timestamp::now());
     Ok(Action::requeue(
@@ -304,6 +311,8 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         believed: false,
         published: false,
         nodes: None,
+        sleep_possible: None,
+        used: None,
         addons: None,
         workers: None,
         failure: None,
@@ -329,6 +338,8 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         believed: applied.believed,
         published: applied.published,
         nodes: applied.nodes,
+        sleep_possible: None,
+        used: None,
         addons: applied.addons,
         workers: applied.workers,
         failure: None,

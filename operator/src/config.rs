@@ -48,6 +48,8 @@ pub struct Config {
     /// Namespace of the operator itself, which no Tenant may have.
     #[serde(default = "default_namespace")]
     pub namespace: String,
+    /// The operator's own pods.
+    pub operator_pods: PodSelector,
     /// The one way in.
     pub ingress: IngressConfig,
     /// The store's server.

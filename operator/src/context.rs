@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{ClusterId, KubernetesVersion};
@@ -87,8 +88,23 @@ pub struct Seen {
     pub controllers: Option<String>,
     /// UID of the pod that the ingress was told answers, after a wake.
     pub awake: Option<String>,
+    /// When its webhooks were looked at, and the name of one that would keep workers from coming back.
+    pub webhooks: Option<(Instant, Option<String>)>,
+    /// When it was last used, as it was last asked.
+    pub activity: Option<ActivitySeen>,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
     pub slow: Option<(u32, Instant, Answer)>,
+}
+
+/// When a cluster was last used, as it was last asked.
+#[derive(Clone, Debug)]
+pub struct ActivitySeen {
+    /// For what: the pod, and the generation of the spec.
+    pub key: (String, Option<i64>),
+    /// When it is asked again.
+    pub due: Instant,
+    /// When it was used.
+    pub used: Option<Timestamp>,
 }
 
 /// What was last done about the add-ons of one cluster.

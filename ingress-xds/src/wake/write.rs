@@ -94,8 +94,8 @@ fn build_patch(wake: Wake) -> WakePatch {
         },
         status: WakeStatus {
             activity: ActivityStatus {
-                sleep_requested_time: None,
                 wake_requested_time: Some(wake.time),
+                ..ActivityStatus::default()
             },
         },
     }

@@ -7,6 +7,7 @@
     reason = "helpers of tests are tests"
 )]
 
+mod activity;
 mod backup;
 mod cluster;
 mod credentials;

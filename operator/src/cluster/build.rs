@@ -8,6 +8,7 @@
 //! ```
 
 pub mod arguments;
+pub mod audit;
 pub mod authentication;
 pub mod doors;
 pub mod hosted;
@@ -46,6 +47,7 @@ impl Blueprint<'_> {
         doors::Open {
             provider: self.has_provider(),
             konnectivity: self.spec.konnectivity.is_enabled(),
+            activity: self.spec.sleep.after_inactivity.is_some(),
         }
     }
 }

@@ -114,6 +114,8 @@ pub(super) fn outcome() -> Outcome {
         believed: false,
         published: true,
         nodes: Some(0),
+        sleep_possible: Some(State::yes(Reason::AsExpected, "Nothing.")),
+        used: None,
         addons: Some(State::yes(Reason::AsExpected, "There.")),
         workers: None,
         failure: None,

@@ -30,6 +30,7 @@ pub(super) async fn keep(
     let open = Open {
         provider: observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns),
         konnectivity: asked.konnectivity,
+        activity: false,
     };
     apply_doors(context, identity, open).await?;
     let (service_account, (account, credentials)) = tokio::try_join!(

@@ -6,20 +6,22 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::cluster::{ClusterStatus, Phase};
-use yoke_api::sleep::ActivityStatus;
+use yoke_api::sleep::{ActivityStatus, SleepReason};
 use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, Lenient, VERSION, labels};
 
 use super::CONTROLLER;
 use super::identity::Identity;
-use super::rest;
+use super::rest::{self, Rest, Word};
 use super::status::{self, Outcome};
 use crate::apply::is_held;
 use crate::conditions;
 use crate::context::Context;
 use crate::error::ReconcileError;
 
-/// Owner of `status.activity.sleepRequestedTime`.
+/// Owner of `status.activity.sleepRequestedTime` and `sleepReason`.
 const SLEEP_MANAGER: &str = "yoke-operator-sleep";
+/// Owner of `status.activity.scheduledTime`.
+const SCHEDULE_MANAGER: &str = "yoke-operator-schedule";
 
 /// What the operator owns of a Cluster beside its status. Applied as a whole, and as nothing more: a typed Cluster would
 /// own every default of the spec.
@@ -85,13 +87,7 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
         return Ok(Some(cluster.clone()));
     }
     // The watch may lag behind what was set a moment ago.
-    let api = api(context, cluster);
-    let found = api
-        .get_opt(&cluster.name_any())
-        .await
-        .and_then(|found| found.map(Lenient::into_object).transpose())
-        .map_err(ReconcileError::host("a Cluster"))?;
-    let Some(found) = found.filter(|found| found.uid() == cluster.uid()) else {
+    let Some(found) = find(context, cluster).await? else {
         return Ok(None);
     };
     if found.metadata.deletion_timestamp.is_some() || is_identified(&found) {
@@ -113,22 +109,13 @@ pub(super) async fn take_word(context: &Context, cluster: Cluster) -> Result<Opt
         return Ok(Some(cluster));
     }
     // The watch may lag behind what was taken a moment ago.
-    let api = api(context, &cluster);
-    let name = cluster.name_any();
-    let found = api
-        .get_opt(&name)
-        .await
-        .and_then(|found| found.map(Lenient::into_object).transpose());
-    let found = found.map_err(ReconcileError::host("a Cluster"))?;
-    let Some(found) = found.filter(|found| found.uid() == cluster.uid()) else {
+    let Some(found) = find(context, &cluster).await? else {
         return Ok(None);
     };
     let Some(word) = rest::plan_word(&found) else {
         return Ok(Some(found));
     };
-    let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
-    let asked = rest::plan_sleep_requested(before, word, Timestamp::now());
-    let Some(noted) = request_sleep(context, &found, asked).await? else {
+    let Some(noted) = write_word(context, &found, word).await? else {
         return Ok(None);
     };
     tracing::info!(controller = CONTROLLER, cluster = ?noted.spec.id, ?word, "annotation taken up");
@@ -139,14 +126,64 @@ pub(super) async fn take_word(context: &Context, cluster: Cluster) -> Result<Opt
             annotations: [(labels::SLEEP, None)].into(),
         },
     };
-    let taken = api
-        .patch(&name, &context.clusters.merge_params(), &Patch::Merge(&patch))
+    let params = context.clusters.merge_params();
+    let taken = api(context, &cluster)
+        .patch(&cluster.name_any(), &params, &Patch::Merge(&patch))
         .await;
     match taken.and_then(Lenient::into_object) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => Ok(None),
         Err(error) => Err(ReconcileError::host("a Cluster's annotation")(error)),
     }
+}
+
+/// Notes in the status what is asked for by nobody, unless somebody has said something else by now; and then up to when
+/// schedules are done. `None`: the object is gone.
+pub(super) async fn note(
+    context: &Context,
+    cluster: &Cluster,
+    word: Option<Word>,
+    scheduled: Option<Timestamp>,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let Some(mut found) = find(context, cluster).await? else {
+        return Ok(None);
+    };
+    let is_same = found.spec == cluster.spec && Rest::of(&found) == Rest::of(cluster);
+    if !is_same || rest::plan_word(&found).is_some() {
+        return Ok(Some(found));
+    }
+    if let Some(word) = word {
+        let Some(noted) = write_word(context, &found, word).await? else {
+            return Ok(None);
+        };
+        found = noted;
+    }
+    let Some(time) = scheduled else {
+        return Ok(Some(found));
+    };
+    let status = ClusterStatus {
+        activity: Some(ActivityStatus {
+            scheduled_time: Some(Time(time)),
+            ..ActivityStatus::default()
+        }),
+        ..ClusterStatus::default()
+    };
+    let params = PatchParams::apply(SCHEDULE_MANAGER).force();
+    apply_status(context, &found, &status, &params).await
+}
+
+/// The Cluster as it is now, if it is still there.
+async fn find(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    let found = api(context, cluster).get_opt(&cluster.name_any()).await;
+    let found = found.and_then(|found| found.map(Lenient::into_object).transpose());
+    let found = found.map_err(ReconcileError::host("a Cluster"))?;
+    Ok(found.filter(|found| found.uid() == cluster.uid()))
+}
+
+async fn write_word(context: &Context, found: &Cluster, word: Word) -> Result<Option<Cluster>, ReconcileError> {
+    let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
+    let asked = rest::plan_sleep_requested(before, word, Timestamp::now());
+    request_sleep(context, found, asked).await
 }
 
 /// Removes the finalizer, by which the object goes.
@@ -236,8 +273,15 @@ pub(super) async fn write(
     {
         return Ok(false);
     }
+    let used = status
+        .activity
+        .as_ref()
+        .and_then(|activity| activity.last_activity_time.clone());
     let status = ClusterStatus {
-        activity: None,
+        activity: used.map(|used| ActivityStatus {
+            last_activity_time: Some(used),
+            ..ActivityStatus::default()
+        }),
         ..status.clone()
     };
     let written = apply_status(context, cluster, &status, context.clusters.params()).await?;
@@ -249,12 +293,14 @@ pub(super) async fn write(
 pub(super) async fn request_sleep(
     context: &Context,
     cluster: &Cluster,
-    time: Option<Time>,
+    asked: Option<(Time, SleepReason)>,
 ) -> Result<Option<Cluster>, ReconcileError> {
+    let (time, reason) = asked.unzip();
     let status = ClusterStatus {
         activity: Some(ActivityStatus {
             sleep_requested_time: time,
-            wake_requested_time: None,
+            sleep_reason: reason,
+            ..ActivityStatus::default()
         }),
         ..ClusterStatus::default()
     };

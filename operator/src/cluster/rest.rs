@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  spec.state: Asleep ───────────────────────────────▶ asleep, whoever connects
-//!  annotation sleep=now ─▶ sleepRequestedTime ──┐
+//!  annotation sleep=now ─┐
+//!  nobody uses it, a time ┴─▶ sleepRequestedTime ┐
 //!  a request ─▶ ingress ─▶ wakeRequestedTime ───┴────▶ asleep while the former is the later one
 //! ```
 
@@ -12,7 +13,7 @@ use kube::ResourceExt as _;
 use yoke_api::cluster::{ClusterStatus, DesiredState};
 use yoke_api::ingress::{Asleep, Callers};
 use yoke_api::labels::{self, SLEEP_END, SLEEP_NOW};
-use yoke_api::sleep::{ActivityStatus, WakeOnConnect};
+use yoke_api::sleep::{ActivityStatus, SleepReason, WakeOnConnect};
 use yoke_api::{Cluster, ConditionType, Reason};
 
 use crate::conditions;
@@ -20,11 +21,11 @@ use crate::conditions;
 /// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
 const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(15);
 
-/// What the annotation asks for.
+/// What is asked for beside the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// To sleep until somebody needs it.
-    Sleep,
+    Sleep(SleepReason),
     /// To end such a sleep.
     Wake,
 }
@@ -36,10 +37,12 @@ pub enum Rest {
     Awake,
     /// None, by `spec.state`.
     Owner,
-    /// None, by the annotation, and who connects changes that.
+    /// None, and who connects changes that.
     Request {
         /// Since when.
         since: Time,
+        /// By what.
+        reason: SleepReason,
         /// Who changes it.
         wakes: WakeOnConnect,
     },
@@ -55,6 +58,7 @@ impl Rest {
         match activity.and_then(ActivityStatus::asleep_since) {
             Some(since) => Self::Request {
                 since: since.clone(),
+                reason: activity.and_then(|activity| activity.sleep_reason).unwrap_or_default(),
                 wakes: cluster.spec.sleep.wake_on_connect,
             },
             None => Self::Awake,
@@ -69,8 +73,27 @@ impl Rest {
     /// Why none is asked for.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Request { .. } => Reason::AsleepOnRequest,
+            Self::Request { reason, .. } => match reason {
+                SleepReason::Annotation => Reason::AsleepOnRequest,
+                SleepReason::Inactivity => Reason::AsleepOnInactivity,
+                SleepReason::Schedule => Reason::AsleepOnSchedule,
+            },
             Self::Owner | Self::Awake => Reason::AsleepByOwner,
+        }
+    }
+
+    /// The same as a part of a sentence.
+    pub fn why(&self) -> &'static str {
+        match self {
+            Self::Request {
+                reason: SleepReason::Inactivity,
+                ..
+            } => "since nobody used it for as long as spec.sleep.afterInactivity says",
+            Self::Request {
+                reason: SleepReason::Schedule,
+                ..
+            } => "as spec.sleep.schedules say",
+            _ => "as asked for",
         }
     }
 
@@ -153,19 +176,26 @@ pub fn plan_told(
 /// What the annotation of a Cluster asks for, if it is one that is understood.
 pub fn plan_word(cluster: &Cluster) -> Option<Word> {
     match cluster.annotations().get(labels::SLEEP)?.as_str() {
-        SLEEP_NOW => Some(Word::Sleep),
+        SLEEP_NOW => Some(Word::Sleep(SleepReason::Annotation)),
         SLEEP_END => Some(Word::Wake),
         _ => None,
     }
 }
 
 /// What is noted of it. A request to sleep is later than all that is known to have woken the Cluster, whatever clock that had.
-pub fn plan_sleep_requested(before: Option<&ActivityStatus>, word: Word, now: Timestamp) -> Option<Time> {
+pub fn plan_sleep_requested(
+    before: Option<&ActivityStatus>,
+    word: Word,
+    now: Timestamp,
+) -> Option<(Time, SleepReason)> {
     let woken = before.and_then(|before| before.wake_requested_time.as_ref().map(|time| time.0));
     let next = |time: Timestamp| time.checked_add(SignedDuration::from_secs(1)).unwrap_or(time);
     let now = woken.map_or(now, |woken| now.max(next(woken)));
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    (word == Word::Sleep).then_some(Time(now))
+    match word {
+        Word::Sleep(reason) => Some((Time(now), reason)),
+        Word::Wake => None,
+    }
 }
 
 /// When somebody needed it who has it Ready now, and had it asleep before.
@@ -175,6 +205,17 @@ pub fn plan_woken(status: &ClusterStatus) -> Option<Timestamp> {
     let slept = activity.sleep_requested_time.is_some() && activity.asleep_since().is_none();
     let woken = activity.wake_requested_time.as_ref()?.0;
     (slept && ready.status == "True").then_some(woken)
+}
+
+/// The same with when somebody last used it, if that was looked at.
+pub fn plan_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Option<ActivityStatus> {
+    let Some(used) = used else {
+        return before;
+    };
+    Some(ActivityStatus {
+        last_activity_time: Some(Time(used)),
+        ..before.unwrap_or_default()
+    })
 }
 
 /// Whether a request to sleep is over by the owner's word, whatever that is next.
@@ -198,6 +239,7 @@ mod tests {
         cluster.status.get_or_insert_default().activity = Some(ActivityStatus {
             sleep_requested_time: sleep.map(at),
             wake_requested_time: wake.map(at),
+            ..ActivityStatus::default()
         });
         cluster
     }
@@ -208,7 +250,11 @@ mod tests {
             spec.sleep.wake_on_connect = WakeOnConnect::Never;
         });
         let owner = with(slept(Some(5), Some(9)), |spec| spec.state = DesiredState::Asleep);
-        let request = |wakes| Rest::Request { since: at(5), wakes };
+        let request = |wakes| Rest::Request {
+            since: at(5),
+            reason: SleepReason::Annotation,
+            wakes,
+        };
         for (rule, cluster, expected) in [
             ("nobody asked", cluster("a"), Rest::Awake),
             ("asked", slept(Some(5), None), request(WakeOnConnect::Authenticated)),
@@ -227,30 +273,49 @@ mod tests {
         assert!(is_overruled(&owner(slept(Some(3), Some(5)))));
         assert!(!is_overruled(&owner(slept(None, Some(5)))));
         assert!(!is_overruled(&slept(Some(5), None)));
-        assert_eq!(Rest::of(&slept(Some(5), None)).reason(), Reason::AsleepOnRequest);
+        let mut asleep = slept(Some(5), None);
+        assert_eq!(Rest::of(&asleep).reason(), Reason::AsleepOnRequest);
+        let activity = asleep.status.as_mut().and_then(|status| status.activity.as_mut());
+        activity.unwrap().sleep_reason = Some(SleepReason::Inactivity);
+        assert_eq!(Rest::of(&asleep).reason(), Reason::AsleepOnInactivity);
     }
 
     #[test]
     fn a_request_to_sleep_is_later_than_what_woke() {
-        let now = at(100).0;
+        let (now, sleep) = (at(100).0, Word::Sleep(SleepReason::Inactivity));
         for (rule, wake, word, expected) in [
-            ("never woken", None, Word::Sleep, Some(100)),
-            ("woken before", Some(90), Word::Sleep, Some(100)),
-            ("woken in the same second", Some(100), Word::Sleep, Some(101)),
-            ("woken by a clock that is ahead", Some(130), Word::Sleep, Some(131)),
+            ("never woken", None, sleep, Some(100)),
+            ("woken before", Some(90), sleep, Some(100)),
+            ("woken in the same second", Some(100), sleep, Some(101)),
+            ("woken by a clock that is ahead", Some(130), sleep, Some(131)),
             ("to wake", Some(90), Word::Wake, None),
         ] {
             let before = ActivityStatus {
                 sleep_requested_time: Some(at(1)),
                 wake_requested_time: wake.map(at),
+                ..ActivityStatus::default()
             };
+            let asked = plan_sleep_requested(Some(&before), word, now);
+            let expected = expected.map(|second| (at(second), SleepReason::Inactivity));
+            assert_eq!(asked, expected, "{rule}");
             let after = ActivityStatus {
-                sleep_requested_time: plan_sleep_requested(Some(&before), word, now),
+                sleep_requested_time: asked.map(|(time, _)| time),
                 ..before
             };
-            assert_eq!(after.sleep_requested_time, expected.map(at), "{rule}");
-            assert_eq!(after.asleep_since().is_some(), word == Word::Sleep, "{rule}");
+            assert_eq!(after.asleep_since().is_some(), word == sleep, "{rule}");
         }
+    }
+
+    #[test]
+    fn what_is_noted_of_use_leaves_the_rest() {
+        let before = slept(Some(5), Some(3)).status.and_then(|status| status.activity);
+        assert_eq!(plan_used(before.clone(), None), before);
+        let after = plan_used(before, Some(at(7).0)).unwrap();
+        assert_eq!(
+            (after.last_activity_time, after.sleep_requested_time),
+            (Some(at(7)), Some(at(5)))
+        );
+        assert_eq!(plan_used(None, None), None);
     }
 
     #[test]
@@ -300,7 +365,7 @@ mod tests {
             plan_word(&cluster)
         };
         assert_eq!(plan_word(&cluster("a")), None);
-        assert_eq!(annotated("now"), Some(Word::Sleep));
+        assert_eq!(annotated("now"), Some(Word::Sleep(SleepReason::Annotation)));
         assert_eq!(annotated("end"), Some(Word::Wake));
         assert_eq!(annotated("tomorrow"), None);
     }

@@ -11,7 +11,7 @@ use yoke_api::{Cluster, ConditionType, Reason};
 
 use super::gate::ControlPlane;
 use super::identity::Identity;
-use super::rest::Rest;
+use super::rest::{self, Rest};
 use super::validate::Refusal;
 use super::workers::Workers;
 use crate::conditions::{self, State};
@@ -89,6 +89,10 @@ pub struct Outcome {
     pub published: bool,
     /// Number of Nodes.
     pub nodes: Option<i32>,
+    /// Whether it could go to sleep by itself, of one that is awake.
+    pub sleep_possible: Option<State>,
+    /// When somebody last used its API, if that was looked at.
+    pub used: Option<Timestamp>,
     /// Its add-ons, once they were looked at.
     pub addons: Option<State>,
     /// Its workers, once they were looked at.
@@ -149,8 +153,8 @@ pub fn plan_status(
                 }),
             })
             .or(before.pki),
-        // Not written here: who asks for it writes it.
-        activity: before.activity,
+        // Of the rest, who asks for it writes it.
+        activity: rest::plan_used(before.activity, outcome.used),
         nodes: outcome.nodes.or(before.nodes),
         workers: outcome
             .workers

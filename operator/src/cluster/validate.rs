@@ -17,6 +17,7 @@ use yoke_api::{Cidr, ClusterId, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
+use super::schedule;
 use crate::config::{ClassEntry, Config, VersionEntry};
 use crate::quantity;
 
@@ -78,6 +79,7 @@ pub fn validate<'c>(
     let class = check_class(cluster, tenant, around.config)?;
     check_network(cluster, around.config)?;
     check_sources(cluster)?;
+    check_schedules(cluster)?;
     arguments::check(cluster)?;
     let quota = check_quota(cluster, tenant, around)?;
     host_names::check(cluster, tenant, around)?;
@@ -119,6 +121,11 @@ fn check_name(name: &str) -> Result<(), Refusal> {
             "The name is not a DNS label that begins with a letter (RFC 1035).",
         )
     }
+}
+
+fn check_schedules(cluster: &Cluster) -> Result<(), Refusal> {
+    schedule::check(&cluster.spec.sleep.schedules)
+        .or_else(|error| refuse(Reason::ScheduleInvalid, format!("spec.sleep.schedules: {error}.")))
 }
 
 fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Result<&'o Tenant, Refusal> {

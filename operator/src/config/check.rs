@@ -69,13 +69,13 @@ impl Config {
         check(!self.ingress.pods.is_empty(), "ingress.pods", || {
             "without one, nobody may connect to a control plane".into()
         })?;
-        for (index, pods) in self.ingress.pods.iter().enumerate() {
-            check_filled(&format!("ingress.pods[{index}].namespace"), &pods.namespace)?;
-            check(
-                !pods.labels.is_empty(),
-                &format!("ingress.pods[{index}].labels"),
-                || "an empty selector would admit every pod of the namespace".into(),
-            )?;
+        let ingress = self.ingress.pods.iter().enumerate();
+        let ingress = ingress.map(|(index, pods)| (format!("ingress.pods[{index}]"), pods));
+        for (field, pods) in ingress.chain([("operatorPods".to_owned(), &self.operator_pods)]) {
+            check_filled(&format!("{field}.namespace"), &pods.namespace)?;
+            check(!pods.labels.is_empty(), &format!("{field}.labels"), || {
+                "an empty selector would admit every pod of the namespace".into()
+            })?;
         }
         Ok(())
     }

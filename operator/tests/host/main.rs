@@ -3,6 +3,7 @@
 // The lint spares tests, and not what they are helped by.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
+mod activity;
 mod addons;
 mod addresses;
 mod answers;

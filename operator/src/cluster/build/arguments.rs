@@ -4,9 +4,9 @@ use yoke_api::cluster::ExtraArg;
 use yoke_api::names::API_PORT;
 use yoke_pki::plan::FRONT_PROXY_USER;
 
-use super::Blueprint;
 use super::konnectivity::EGRESS_FILE;
 use super::stateful_set::Start;
+use super::{Blueprint, audit};
 use crate::cluster::identity::Identity;
 
 /// The flag by which a store uses its stream for every other snapshot.
@@ -21,8 +21,8 @@ pub(super) const STORE: &str = "/etc/kine-nats";
 pub(super) const AUTHENTICATION_FILE: &str = "authentication.yaml";
 /// Folder of the store's socket.
 pub(super) const SOCKET_DIR: &str = "/run/kine";
-/// Port of the store's metrics and probes.
-pub(super) const STORE_PORT: u16 = 2381;
+/// Port of the store's metrics and probes, and of what it heard of requests.
+pub(crate) const STORE_PORT: u16 = 2381;
 
 /// What the argument begins with that tells the store the number of its start.
 const INCARNATION: &str = "--incarnation=";
@@ -76,6 +76,7 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String
     if start.has_konnectivity {
         arguments.push(format!("--egress-selector-config-file={CONFIG}/{EGRESS_FILE}"));
     }
+    arguments.extend(audit::api_server_arguments(&blueprint.spec.sleep));
     // OIDC arguments and a file of authentication exclude each other: they become a part of the file.
     let others = blueprint.spec.extra_args.api_server.iter();
     arguments.extend(
@@ -141,6 +142,7 @@ pub(super) fn store(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String> {
     if start.has_spare {
         arguments.push(SPARE.into());
     }
+    arguments.extend(audit::store_arguments(&blueprint.spec.sleep));
     arguments
 }
 

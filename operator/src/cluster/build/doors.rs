@@ -30,6 +30,8 @@ pub struct Open {
     pub provider: bool,
     /// The way in for konnectivity agents.
     pub konnectivity: bool,
+    /// The operator's way to the store, which knows when the cluster was last used.
+    pub activity: bool,
 }
 
 /// The NetworkPolicy.
@@ -53,6 +55,13 @@ pub fn build_network_policy(identity: &Identity, config: &Config, open: Open) ->
         from: Some(from.collect()),
         ports: Some(ports),
     }];
+    if open.activity {
+        let operator = &config.operator_pods;
+        ingress.push(NetworkPolicyIngressRule {
+            from: Some(vec![build_pods(&operator.namespace, operator.labels.clone())]),
+            ports: Some(vec![build_port("TCP", STORE_PORT)]),
+        });
+    }
     if !config.metrics_from.is_empty() {
         let from = config.metrics_from.iter();
         ingress.push(NetworkPolicyIngressRule {
@@ -170,6 +179,24 @@ mod tests {
         assert_eq!(open(&config), [6443, 2381].map(IntOrString::Int));
         config.metrics_from.clear();
         assert_eq!(open(&config), [IntOrString::Int(6443)]);
+    }
+
+    #[test]
+    fn the_operator_alone_asks_when_a_cluster_was_used() {
+        let identity = fixtures::identity(&fixtures::cluster("demo"));
+        let mut config = fixtures::config();
+        config.metrics_from.clear();
+        let open = Open {
+            activity: true,
+            ..Open::default()
+        };
+        let spec = build_network_policy(&identity, &config, open).spec.unwrap();
+        let rules: Vec<_> = spec.ingress.unwrap();
+        assert_eq!(rules.len(), 2);
+        let labels = [("app.kubernetes.io/name".to_owned(), "yoke-operator".to_owned())];
+        let operator = build_pods("yoke-system", labels.into());
+        assert_eq!(rules[1].from, Some(vec![operator]));
+        assert_eq!(rules[1].ports, Some(vec![build_port("TCP", 2381)]));
     }
 
     #[test]

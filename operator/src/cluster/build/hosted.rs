@@ -11,7 +11,7 @@ use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
-use super::{Blueprint, Materials, arguments, authentication, konnectivity};
+use super::{Blueprint, Materials, arguments, audit, authentication, konnectivity};
 use crate::cluster::identity::Identity;
 
 /// Name of the ConfigMap with kube-apiserver's files.
@@ -84,6 +84,10 @@ pub fn build_api_server_files(blueprint: &Blueprint<'_>) -> ConfigMap {
     let mut files = BTreeMap::from([(arguments::AUTHENTICATION_FILE.to_owned(), authentication)]);
     if blueprint.spec.konnectivity.is_enabled() {
         files.insert(konnectivity::EGRESS_FILE.to_owned(), konnectivity::to_egress_file());
+    }
+    if blueprint.spec.sleep.after_inactivity.is_some() {
+        files.insert(audit::POLICY_FILE.to_owned(), audit::to_policy_file());
+        files.insert(audit::WEBHOOK_FILE.to_owned(), audit::to_webhook_file());
     }
     ConfigMap {
         metadata: blueprint

@@ -9,20 +9,22 @@ use crate::cluster::validate::Refusal;
 use crate::conditions::{self, State};
 
 /// What is not looked at while nothing is done for a Cluster.
-const NOT_LOOKED_AT: [ConditionType; 7] = [
+const NOT_LOOKED_AT: [ConditionType; 8] = [
     ConditionType::CertificatesReady,
     ConditionType::APIServerAvailable,
     ConditionType::EndpointPublished,
     ConditionType::StoreReady,
     ConditionType::Asleep,
+    ConditionType::SleepPossible,
     ConditionType::AddonsReady,
     ConditionType::WorkersUpdated,
 ];
 
 /// What a refused spec asks for, and is not carried out while the rest is kept alive.
-const NOT_CARRIED_OUT: [ConditionType; 4] = [
+const NOT_CARRIED_OUT: [ConditionType; 5] = [
     ConditionType::StoreReady,
     ConditionType::Asleep,
+    ConditionType::SleepPossible,
     ConditionType::AddonsReady,
     ConditionType::WorkersUpdated,
 ];
@@ -85,13 +87,20 @@ pub(super) fn plan_states(
         (ConditionType::StoreReady, outcome.store.clone()),
         (ConditionType::Asleep, plan_asleep(before, outcome)),
     ];
+    let possible = outcome.sleep_possible.clone();
+    let possible = possible.map(|state| (ConditionType::SleepPossible, state));
     let addons = outcome.addons.clone().map(|state| (ConditionType::AddonsReady, state));
     let workers = outcome
         .workers
         .as_ref()
         .map(|workers| (ConditionType::WorkersUpdated, workers.state.clone()));
-    let states = [states, last, Vec::from_iter(addons.into_iter().chain(workers))].concat();
-    let kept = [ConditionType::AddonsReady, ConditionType::WorkersUpdated];
+    let others = possible.into_iter().chain(addons).chain(workers).collect();
+    let states = [states, last, others].concat();
+    let kept = [
+        ConditionType::SleepPossible,
+        ConditionType::AddonsReady,
+        ConditionType::WorkersUpdated,
+    ];
     carry_over(before, outcome, states, generation, &kept)
 }
 
@@ -99,10 +108,13 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
     let rest = &outcome.rest;
     match (rest.is_asleep(), &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
-            let message = format!("No control plane runs, as asked for, {}.", rest.until());
+            let message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
             State::yes(rest.reason(), message)
         }
-        (true, _) => State::no(rest.reason(), "The control plane is being stopped."),
+        (true, _) => State::no(
+            rest.reason(),
+            format!("The control plane is being stopped, {}.", rest.why()),
+        ),
         (false, _) if let Some(problem) = &outcome.wake_problem => State::no(
             Reason::WakeDelayed,
             format!("It is being woken, which takes long: {problem}"),

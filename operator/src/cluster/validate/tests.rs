@@ -23,7 +23,19 @@ fn default_cluster_is_accepted() {
 fn specs_are_refused_for_their_reason() {
     let (config, tenant) = (config(), tenant());
     type Change = fn(&mut yoke_api::ClusterSpec);
-    let rows: [(&str, Change, Option<Reason>); 21] = [
+    let rows: [(&str, Change, Option<Reason>); 22] = [
+        (
+            "schedule in a place that is none",
+            |spec| {
+                let schedule = yoke_api::sleep::SleepSchedule {
+                    wake: Some("0 8 * * *".into()),
+                    time_zone: Some("Europe/Atlantis".into()),
+                    ..Default::default()
+                };
+                spec.sleep.schedules = vec![schedule];
+            },
+            Some(Reason::ScheduleInvalid),
+        ),
         (
             "another offered version",
             |spec| spec.version = Some("1.35.5".into()),

@@ -1,0 +1,259 @@
+//! When somebody last used the cluster, by what its API server tells of requests. Pure.
+//!
+//! ```text
+//!  kube-apiserver ──audit events──▶ audit.rs ──▶ Seen ──▶ Report ──▶ who decides whether the cluster sleeps
+//! ```
+//!
+//! The API server tells of those who count only; its policy leaves out nodes and controllers. Of a request that stays open,
+//! as a watch, it tells twice: when the answer begins, and when it has ended.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Open requests that are known one by one. Of more it is enough to know that there are many.
+const OPEN_MAX: usize = 10_000;
+/// Ends that came before their beginnings: the API server sends several messages at once.
+const EARLY_MAX: usize = 1024;
+/// An open request whose end was never told, in seconds: it is forgotten.
+const LOST: i64 = 24 * 60 * 60;
+
+/// A time by the clock of this machine, in seconds.
+pub(crate) type Second = i64;
+
+/// What one message tells.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Events {
+    items: Vec<Event>,
+}
+
+/// As far as something is wanted of it; see
+/// <https://kubernetes.io/docs/reference/config-api/apiserver-audit.v1/#audit-k8s-io-v1-Event>.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    #[serde(rename = "auditID", default)]
+    id: String,
+    #[serde(default)]
+    stage: String,
+    #[serde(default)]
+    verb: String,
+    #[serde(default)]
+    user_agent: String,
+    object_ref: Option<ObjectRef>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ObjectRef {
+    #[serde(default)]
+    subresource: String,
+}
+
+impl Event {
+    /// Whether a request of its kind may stay open, as kube-apiserver has it
+    /// (`LongRunningFunc` in pkg/controlplane/apiserver/config.go, 1.35).
+    fn is_long(&self) -> bool {
+        const SUBRESOURCES: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+        let subresource = self.object_ref.as_ref().map(|object| object.subresource.as_str());
+        self.verb == "watch" || subresource.is_some_and(|subresource| SUBRESOURCES.contains(&subresource))
+    }
+}
+
+/// Clients that do not count: a whole `User-Agent`, or the beginning of one with a `*` after it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ignored(pub(crate) Vec<String>);
+
+impl Ignored {
+    fn has(&self, agent: &str) -> bool {
+        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(beginning) => agent.starts_with(beginning),
+            None => agent == pattern,
+        })
+    }
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    ignored: Ignored,
+    since: Second,
+    last: Second,
+    open: HashMap<u128, Second>,
+    early: VecDeque<u128>,
+}
+
+/// What is told of it. All times are by the clock of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Report {
+    /// Now.
+    pub(crate) now: Second,
+    /// Since when this process hears of requests. Of what was open before it knows nothing.
+    pub(crate) since: Second,
+    /// When it last heard of one.
+    pub(crate) last: Second,
+    /// Requests that are open.
+    pub(crate) open: usize,
+}
+
+impl Seen {
+    /// Begins now, which counts: nobody knows what was before.
+    pub(crate) fn new(ignored: Ignored, now: Second) -> Self {
+        Self {
+            ignored,
+            since: now,
+            last: now,
+            open: HashMap::new(),
+            early: VecDeque::new(),
+        }
+    }
+
+    /// Takes what a message tells.
+    pub(crate) fn hear(&mut self, events: &Events, now: Second) {
+        for event in &events.items {
+            if !self.ignored.has(&event.user_agent) {
+                self.last = self.last.max(now);
+                self.follow(event, now);
+            }
+        }
+    }
+
+    /// Something was told that cannot be read: somebody did something.
+    pub(crate) fn hear_noise(&mut self, now: Second) {
+        self.last = self.last.max(now);
+    }
+
+    /// What to tell.
+    pub(crate) fn report(&mut self, now: Second) -> Report {
+        self.open.retain(|_, begun| now - *begun < LOST);
+        Report {
+            now,
+            since: self.since,
+            last: self.last,
+            open: self.open.len(),
+        }
+    }
+
+    fn follow(&mut self, event: &Event, now: Second) {
+        // A client may choose it, of any length.
+        let id = xxh3_128(event.id.as_bytes());
+        match event.stage.as_str() {
+            "ResponseStarted" => {
+                if let Some(index) = self.early.iter().position(|early| *early == id) {
+                    self.early.remove(index);
+                } else if self.open.len() < OPEN_MAX {
+                    self.open.insert(id, now);
+                }
+            }
+            "ResponseComplete" | "Panic" if self.open.remove(&id).is_none() && event.is_long() => {
+                if self.early.len() == EARLY_MAX {
+                    self.early.pop_front();
+                }
+                self.early.push_back(id);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn events(items: &[Value]) -> Events {
+        serde_json::from_value(json!({"kind": "EventList", "items": items})).unwrap()
+    }
+
+    fn event(id: &str, stage: &str, verb: &str) -> Value {
+        json!({"auditID": id, "stage": stage, "verb": verb, "userAgent": "kubectl/v1.35.4 (linux/amd64)", "user": {"username": "a"}})
+    }
+
+    fn seen(ignored: &[&str]) -> Seen {
+        Seen::new(Ignored(ignored.iter().map(ToString::to_string).collect()), 100)
+    }
+
+    /// When something was last heard, and what is open, of messages that come a second apart from second 101 on.
+    fn after(seen: &mut Seen, messages: &[Vec<Value>]) -> (Second, usize) {
+        let mut now = 100;
+        for message in messages {
+            now += 1;
+            seen.hear(&events(message), now);
+        }
+        let report = seen.report(now);
+        (report.last, report.open)
+    }
+
+    #[test]
+    fn what_is_open_counts_until_it_ends() {
+        let (start, end) = ("ResponseStarted", "ResponseComplete");
+        let exec = json!({"auditID": "x", "stage": end, "verb": "create", "objectRef": {"subresource": "exec"}});
+        for (rule, messages, expected) in [
+            ("nobody came", vec![], (100, 0)),
+            ("a request", vec![vec![event("a", end, "get")]], (101, 0)),
+            ("a watch begins", vec![vec![event("a", start, "watch")]], (101, 1)),
+            (
+                "and ends",
+                vec![vec![event("a", start, "watch")], vec![event("a", end, "watch")]],
+                (102, 0),
+            ),
+            (
+                "one of two ends",
+                vec![
+                    vec![event("a", start, "watch"), event("b", start, "watch")],
+                    vec![event("b", end, "watch")],
+                ],
+                (102, 1),
+            ),
+            (
+                "its end is told first",
+                vec![vec![event("a", end, "watch")], vec![event("a", start, "watch")]],
+                (102, 0),
+            ),
+            (
+                "the end of an exec is told first",
+                vec![vec![exec], vec![event("x", start, "create")]],
+                (102, 0),
+            ),
+            (
+                "one that was open before this process was",
+                vec![vec![event("a", end, "watch")]],
+                (101, 0),
+            ),
+            (
+                "its handler panicked",
+                vec![vec![event("a", start, "watch")], vec![event("a", "Panic", "watch")]],
+                (102, 0),
+            ),
+        ] {
+            assert_eq!(after(&mut seen(&[]), &messages), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn clients_that_are_ignored_do_not_count() {
+        let watch = vec![vec![event("a", "ResponseStarted", "watch")]];
+        for (pattern, expected) in [
+            ("kubectl/*", (100, 0)),
+            ("kubectl/v1.35.4 (linux/amd64)", (100, 0)),
+            ("kubectl", (101, 1)),
+            ("k9s/*", (101, 1)),
+        ] {
+            assert_eq!(after(&mut seen(&[pattern]), &watch), expected, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn nothing_grows_without_end() {
+        let many = |stage: &str, from: usize| -> Vec<Value> {
+            let ids = from..from + OPEN_MAX + 7;
+            ids.map(|id| event(&id.to_string(), stage, "watch")).collect()
+        };
+        let mut seen = seen(&[]);
+        assert_eq!(after(&mut seen, &[many("ResponseStarted", 0)]), (101, OPEN_MAX));
+        assert_eq!(seen.report(101 + LOST - 1).open, OPEN_MAX);
+        assert_eq!(seen.report(101 + LOST).open, 0, "their ends were never told");
+        after(&mut seen, &[many("ResponseComplete", 0)]);
+        assert_eq!(seen.early.len(), EARLY_MAX);
+    }
+}

@@ -1,0 +1,213 @@
+//! Sends clusters to sleep, and wakes them, by the clock; and those to sleep that nobody uses, for which it asks their stores.
+//!
+//! Asked is only when it may be time: a cluster that sleeps after an hour is asked once an hour, if nobody uses it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::sleep::{SleepReason, WithWorkers};
+use yoke_api::{Cluster, ClusterId};
+
+use super::build::arguments::STORE_PORT;
+use super::gate::{self, ControlPlane};
+use super::identity::Identity;
+use super::idle::{self, Inside, Next, Report};
+use super::observe::Observed;
+use super::probe::BASE_EVERY;
+use super::rest::{Rest, Word};
+use super::status::Outcome;
+use super::{patch, schedule};
+use crate::conditions::State;
+use crate::context::{ActivitySeen, Context};
+use crate::error::ReconcileError;
+use crate::tenant_api::Way;
+
+/// Bytes of the longest answer that is read.
+const ANSWER_MAX: usize = 4096;
+/// How long an answer may take.
+const LIMIT: Duration = Duration::from_secs(2);
+/// When to ask again who did not answer, and when to look again whether what stands against sleep is gone.
+const AGAIN: Duration = Duration::from_secs(15);
+/// The same, of what is not known yet.
+const SOON: Duration = Duration::from_secs(1);
+
+/// A store did not say when its cluster was last used.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("the pod has no address")]
+    NoAddress,
+    #[error("asking the store when its cluster was last used")]
+    Request(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the store answered {0}")]
+    Status(http::StatusCode),
+    #[error("the store did not answer within {LIMIT:?}")]
+    Limit,
+    #[error("reading what the store answered")]
+    Read(#[source] serde_json::Error),
+}
+
+/// Notes of a Cluster that it is to sleep, or to wake, if it is time. `None`: the object is gone.
+pub(super) async fn heed(
+    context: &Context,
+    cluster: Cluster,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Option<Cluster>, ReconcileError> {
+    match heed_schedules(context, cluster, identity).await? {
+        Some(cluster) => heed_use(context, cluster, identity, observed).await,
+        None => Ok(None),
+    }
+}
+
+/// Says of it when it was used, and whether it could go to sleep by itself.
+pub(super) async fn tell(context: &Context, cluster: &Cluster, identity: &Identity, outcome: &mut Outcome) {
+    outcome.used = context.seen(&identity.id).activity.and_then(|seen| seen.used);
+    if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
+        outcome.sleep_possible = Some(find_possible(context, cluster, identity, BASE_EVERY).await);
+    }
+}
+
+/// How long it may take until it is looked at again.
+pub(super) fn find_pause(context: &Context, identity: &Identity) -> Duration {
+    let Some(seen) = context.seen(&identity.id).activity else {
+        return Duration::MAX;
+    };
+    seen.due.saturating_duration_since(Instant::now()).max(SOON)
+}
+
+/// Does what the schedules of a Cluster say.
+async fn heed_schedules(
+    context: &Context,
+    cluster: Cluster,
+    identity: &Identity,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let due = schedule::plan_due(&cluster, Timestamp::now()).filter(|_| !cluster.spec.paused);
+    let Some(due) = due else {
+        return Ok(Some(cluster));
+    };
+    let sleeps = matches!(due.word, Some(Word::Sleep(_)));
+    // It stays due.
+    if sleeps && find_possible(context, &cluster, identity, AGAIN).await.status != Some(true) {
+        return Ok(Some(cluster));
+    }
+    if let Some(word) = due.word {
+        tracing::info!(cluster = %identity.id, ?word, time = %due.time, "a schedule is done");
+    }
+    patch::note(context, &cluster, due.word, Some(due.time)).await
+}
+
+/// Sends a Cluster to sleep that nobody has used for long enough.
+async fn heed_use(
+    context: &Context,
+    cluster: Cluster,
+    identity: &Identity,
+    observed: &Observed,
+) -> Result<Option<Cluster>, ReconcileError> {
+    let id = &identity.id;
+    let control_plane = gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods);
+    let (Some(after), ControlPlane::Running { pod, started, .. }, false) = (
+        cluster.spec.sleep.inactivity(),
+        control_plane,
+        cluster.spec.paused || Rest::of(&cluster).is_asleep(),
+    ) else {
+        context.note(id, |seen| seen.activity = None);
+        return Ok(Some(cluster));
+    };
+    let key = (pod, cluster.metadata.generation);
+    if let Some(seen) = context.seen(id).activity
+        && seen.key == key
+        && Instant::now() < seen.due
+    {
+        return Ok(Some(cluster));
+    }
+    let living = observed
+        .pods
+        .iter()
+        .find(|pod| pod.metadata.uid.as_ref() == Some(&key.0));
+    let asked = ask(living.map(AsRef::as_ref)).await;
+    let next = match &asked {
+        Ok(report) => idle::plan_next(report, started, after),
+        Err(error) => {
+            tracing::info!(cluster = %id, error = %crate::chain(error), "not known when the cluster was last used");
+            Next::Look(AGAIN)
+        }
+    };
+    let (is_time, pause) = match next {
+        Next::Sleep => (true, AGAIN),
+        Next::Look(pause) => (false, pause),
+    };
+    let used = asked.ok().and_then(|report| report.used());
+    // How many Nodes there are is known soon after the operator has started.
+    let is_new = context.seen(id).nodes.is_none();
+    let due = Instant::now() + if is_new { pause.min(SOON) } else { pause };
+    context.note(id, |seen| seen.activity = Some(ActivitySeen { key, due, used }));
+    if !is_time || find_possible(context, &cluster, identity, AGAIN).await.status != Some(true) {
+        return Ok(Some(cluster));
+    }
+    tracing::info!(cluster = %id, ?used, "nobody uses the cluster: it goes to sleep");
+    patch::note(context, &cluster, Some(Word::Sleep(SleepReason::Inactivity)), None).await
+}
+
+/// Whether nothing stands against that it goes to sleep by itself, by what was found not longer ago than this.
+async fn find_possible(context: &Context, cluster: &Cluster, identity: &Identity, age: Duration) -> State {
+    let id = &identity.id;
+    let nodes = context.seen(id).nodes.map(|(nodes, _)| nodes);
+    if cluster.spec.sleep.with_workers == WithWorkers::Allow && nodes.is_some_and(|nodes| nodes > 0) {
+        look_at_webhooks(context, id, age).await;
+    }
+    let inside = Inside {
+        nodes,
+        webhook: context.seen(id).webhooks.map(|(_, name)| name),
+    };
+    idle::plan_possible(cluster, &inside, &context.caches.join_tokens.state(), Timestamp::now())
+}
+
+async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
+    let is_fresh = |(since, _): (Instant, Option<String>)| since.elapsed() < age;
+    let Some(api) = context.apis.known(id, Way::Inside) else {
+        return;
+    };
+    if context.seen(id).webhooks.is_some_and(is_fresh) {
+        return;
+    }
+    let found = match api.find_blocking_webhook().await {
+        Ok(name) => Some((Instant::now(), name)),
+        Err(error) => {
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "its webhooks are not known");
+            None
+        }
+    };
+    context.note(id, |seen| seen.webhooks = found);
+}
+
+async fn ask(pod: Option<&Pod>) -> Result<Report, AskError> {
+    let status = pod.and_then(|pod| pod.status.as_ref());
+    let address = status.and_then(|status| status.pod_ip.as_deref());
+    let address: IpAddr = address.and_then(|text| text.parse().ok()).ok_or(AskError::NoAddress)?;
+    match tokio::time::timeout(LIMIT, get(SocketAddr::new(address, STORE_PORT))).await {
+        Ok(report) => report,
+        Err(_) => Err(AskError::Limit),
+    }
+}
+
+async fn get(address: SocketAddr) -> Result<Report, AskError> {
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| AskError::Request(error);
+    let request = http::Request::get(format!("http://{address}/activity")).body(Empty::<Bytes>::new());
+    let request = request.map_err(|error| failed(error.into()))?;
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let answer = client.request(request).await.map_err(|error| failed(error.into()))?;
+    if answer.status() != http::StatusCode::OK {
+        return Err(AskError::Status(answer.status()));
+    }
+    let body = Limited::new(answer.into_body(), ANSWER_MAX)
+        .collect()
+        .await
+        .map_err(failed)?;
+    serde_json::from_slice(&body.to_bytes()).map_err(AskError::Read)
+}

@@ -1,0 +1,237 @@
+//! Whether nobody has used a cluster for so long that it may sleep, by what its store heard of requests, and what stands against
+//! it. Pure.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
+use yoke_api::sleep::WithWorkers;
+use yoke_api::{Cluster, JoinToken, Reason};
+
+use crate::conditions::State;
+
+/// The API server ends watches at the latest after this, in seconds, unless a client asked for more.
+const WATCH_MAX: i64 = 3600;
+
+/// What a store heard of requests. All times are by the clock of its machine, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Report {
+    /// When it said so.
+    pub now: i64,
+    /// Since when it hears of requests. Of what was open before it knows nothing.
+    pub since: i64,
+    /// When it last heard of one.
+    pub last: i64,
+    /// Requests that are open.
+    pub open: u64,
+}
+
+/// What follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nobody has used it for long enough.
+    Sleep,
+    /// It cannot be time to sleep before this is over.
+    Look(Duration),
+}
+
+impl Report {
+    /// When the cluster was last used, as far as it can be told.
+    pub fn used(&self) -> Option<Timestamp> {
+        let last = if self.open > 0 { self.now } else { self.last };
+        Timestamp::from_second(last).ok()
+    }
+}
+
+/// What follows for a Cluster that sleeps `after` so long, and whose API server was `started` then, by the clock of the same
+/// machine. Its start counts as use.
+pub fn plan_next(report: &Report, started: Timestamp, after: Duration) -> Next {
+    let started = started.as_second();
+    // A store that was started again under an API server that goes on has not heard which watches were open.
+    let from = match report.since > started {
+        true => report.last.max(report.since.saturating_add(WATCH_MAX)),
+        false => report.last.max(started),
+    };
+    if report.open > 0 {
+        return Next::Look(after);
+    }
+    let quiet = u64::try_from(report.now.saturating_sub(from)).map(Duration::from_secs);
+    match quiet {
+        Ok(quiet) if quiet >= after => Next::Sleep,
+        Ok(quiet) => Next::Look(after - quiet),
+        Err(_) => Next::Look(after),
+    }
+}
+
+/// What of a cluster's own API stands against sleep, as far as it is known.
+#[derive(Clone, Debug, Default)]
+pub struct Inside {
+    /// How many Nodes it has.
+    pub nodes: Option<i32>,
+    /// The name of a webhook that would keep workers from coming back, if there is one.
+    pub webhook: Option<Option<String>>,
+}
+
+/// Whether nothing stands against that a Cluster goes to sleep by itself.
+///
+/// Webhooks matter where there are workers: without any, nobody serves them now either.
+pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, tokens: &[T], now: Timestamp) -> State {
+    let unknown = |what: &str| State::unknown(Reason::APIServerNotReady, format!("{what} not looked at yet."));
+    match (inside.nodes, cluster.spec.sleep.with_workers, &inside.webhook) {
+        (Some(0), ..) | (Some(_), WithWorkers::Allow, Some(None)) => {}
+        (None, ..) => return unknown("Its Nodes are"),
+        (Some(nodes), WithWorkers::Prevent, _) => {
+            let message = format!("The cluster has {nodes} Nodes, and spec.sleep.withWorkers is Prevent.");
+            return State::no(Reason::WorkersConnected, message);
+        }
+        (Some(_), WithWorkers::Allow, Some(Some(name))) => {
+            let message = format!(
+                "Webhook {name} is served in the cluster and fails closed: workers would not come back when the cluster wakes."
+            );
+            return State::no(Reason::WebhookBlocksWake, message);
+        }
+        (Some(_), WithWorkers::Allow, None) => return unknown("Its webhooks are"),
+    }
+    let tokens = tokens.iter().map(AsRef::as_ref);
+    match tokens
+        .filter(|token| holds(token, cluster, now))
+        .min_by_key(|token| &token.metadata.name)
+    {
+        Some(token) => State::no(
+            Reason::JoinTokenHolds,
+            format!(
+                "A worker may join by JoinToken {}, which a cluster that sleeps cannot check.",
+                token.metadata.name.as_deref().unwrap_or_default()
+            ),
+        ),
+        None => State::yes(Reason::AsExpected, "Nothing stands against it."),
+    }
+}
+
+/// Whether somebody may join by this token.
+fn holds(token: &JoinToken, cluster: &Cluster, now: Timestamp) -> bool {
+    let is_of = token.metadata.namespace == cluster.metadata.namespace
+        && Some(&token.spec.cluster_name) == cluster.metadata.name.as_ref();
+    let made = token.metadata.creation_timestamp.as_ref();
+    let is_over = made.is_none_or(|made| now.duration_since(made.0).unsigned_abs() >= token.spec.lifetime());
+    let uses = token.status.as_ref().map_or(0, |status| status.uses.len());
+    let is_used_up = i32::try_from(uses).is_ok_and(|uses| uses >= token.spec.max_uses);
+    is_of && !is_over && !is_used_up && token.metadata.deletion_timestamp.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use yoke_api::JoinTokenSpec;
+    use yoke_api::join_token::{JoinTokenStatus, Use};
+
+    use super::*;
+    use crate::cluster::fixtures;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
+        let look = |seconds| Next::Look(Duration::from_secs(seconds));
+        let report = |now, since, last, open| Report { now, since, last, open };
+        // The API server was started at second 1000, and it sleeps after 60 s.
+        for (rule, report, expected) in [
+            ("just started", report(1001, 995, 995, 0), look(59)),
+            ("its start is use", report(1059, 995, 995, 0), look(1)),
+            ("long enough", report(1060, 995, 995, 0), Next::Sleep),
+            ("used since", report(1100, 995, 1050, 0), look(10)),
+            ("and long ago", report(1110, 995, 1050, 0), Next::Sleep),
+            ("something is open", report(2000, 995, 1050, 1), look(60)),
+            ("started in the same second", report(1060, 1000, 1000, 0), Next::Sleep),
+            ("the store was started again", report(1400, 1300, 1300, 0), look(60)),
+            ("watches of before may be open", report(4900, 1300, 1300, 0), look(60)),
+            ("they have ended", report(4960, 1300, 1300, 0), Next::Sleep),
+            ("its clock was set back", report(900, 995, 995, 0), look(60)),
+        ] {
+            let next = plan_next(&report, at(1000), Duration::from_secs(60));
+            assert_eq!(next, expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn workers_keep_it_awake_unless_they_may_not() {
+        let possible = |with_workers, nodes, webhook: Option<Option<&str>>| {
+            let cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.with_workers = with_workers);
+            let webhook = webhook.map(|name| name.map(str::to_owned));
+            let state = plan_possible::<Arc<JoinToken>>(&cluster, &Inside { nodes, webhook }, &[], at(1));
+            (state.status, state.reason)
+        };
+        let (yes, unknown) = ((Some(true), Reason::AsExpected), (None, Reason::APIServerNotReady));
+        let (prevent, allow) = (WithWorkers::Prevent, WithWorkers::Allow);
+        let (none, some) = (Some(None), Some(Some("a.example.org")));
+        assert_eq!(possible(prevent, Some(0), None), yes);
+        assert_eq!(
+            possible(prevent, Some(2), none),
+            (Some(false), Reason::WorkersConnected)
+        );
+        assert_eq!(possible(prevent, None, none), unknown);
+        assert_eq!(possible(allow, Some(2), none), yes);
+        assert_eq!(possible(allow, Some(2), some), (Some(false), Reason::WebhookBlocksWake));
+        assert_eq!(possible(allow, Some(2), None), unknown);
+        assert_eq!(possible(allow, Some(0), some), yes);
+    }
+
+    #[test]
+    fn what_is_open_is_used_now() {
+        let report = |open| Report {
+            now: 20,
+            since: 1,
+            last: 10,
+            open,
+        };
+        assert_eq!((report(0).used(), report(1).used()), (Some(at(10)), Some(at(20))));
+    }
+
+    #[test]
+    fn a_token_that_holds_keeps_its_cluster_awake() {
+        let token = |change: &dyn Fn(&mut JoinToken)| {
+            let spec = JoinTokenSpec {
+                cluster_name: "a".into(),
+                ttl: "1m".into(),
+                max_uses: 1,
+                ..JoinTokenSpec::default()
+            };
+            let mut token = JoinToken::new("t", spec);
+            token.metadata.namespace = Some("demo".into());
+            token.metadata.creation_timestamp = Some(Time(at(1000)));
+            change(&mut token);
+            let tokens = [Arc::new(token)];
+            let inside = Inside {
+                nodes: Some(0),
+                webhook: None,
+            };
+            let possible = plan_possible(&fixtures::cluster("a"), &inside, &tokens, at(1059));
+            assert!(possible.status == Some(true) || possible.reason == Reason::JoinTokenHolds);
+            possible.status == Some(false)
+        };
+        let used = |token: &mut JoinToken| {
+            token.status = Some(JoinTokenStatus {
+                uses: vec![Use {
+                    request: "r".into(),
+                    node: "n".into(),
+                    time: Time(at(1001)),
+                }],
+                ..JoinTokenStatus::default()
+            });
+        };
+        assert!(token(&|_| ()));
+        assert!(token(&|token| {
+            used(token);
+            token.spec.max_uses = 2;
+        }));
+        assert!(!token(&used));
+        assert!(!token(&|token| token.metadata.creation_timestamp = Some(Time(at(999)))));
+        assert!(!token(&|token| token.spec.cluster_name = "b".into()));
+        assert!(!token(&|token| token.metadata.namespace = Some("other".into())));
+        assert!(!token(&|token| token.metadata.deletion_timestamp = Some(Time(at(1050)))));
+    }
+}

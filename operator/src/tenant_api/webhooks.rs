@@ -1,0 +1,209 @@
+//! Webhooks of a tenant's API without which nothing is written there, and which its own workers serve.
+//!
+//! A cluster that wakes has no workers yet. What their coming back needs must not wait for them.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::ListParams;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use yoke_api::Lenient;
+
+use super::{TenantApi, TenantApiError, limited};
+
+/// Configurations in one page: each may have 1.5 MiB.
+const PAGE: u32 = 4;
+/// More are not looked at.
+const PAGES_MAX: usize = 32;
+
+/// What is written while workers come back: API group, resource, and the namespace that it is in.
+const NEEDED: [(&str, &str, Option<&str>); 9] = [
+    ("", "nodes", None),
+    ("", "nodes/status", None),
+    ("", "pods/status", Some("kube-system")),
+    ("", "serviceaccounts/token", Some("kube-system")),
+    ("authentication.k8s.io", "tokenreviews", None),
+    ("authorization.k8s.io", "subjectaccessreviews", None),
+    ("certificates.k8s.io", "certificatesigningrequests", None),
+    ("coordination.k8s.io", "leases", Some("kube-node-lease")),
+    ("discovery.k8s.io", "endpointslices", Some("kube-system")),
+];
+
+/// One webhook, as far as it matters.
+struct Hook<'a> {
+    name: &'a str,
+    client: &'a WebhookClientConfig,
+    failure_policy: Option<&'a str>,
+    rules: &'a [RuleWithOperations],
+    namespaces: Option<&'a LabelSelector>,
+    objects: Option<&'a LabelSelector>,
+}
+
+impl TenantApi {
+    /// The name of a webhook that would keep workers from coming back to a cluster that wakes, if there is one.
+    pub async fn find_blocking_webhook(&self) -> Result<Option<String>, TenantApiError> {
+        let validating = self.list_all::<ValidatingWebhookConfiguration>().await?;
+        let hooks = validating.iter().flat_map(|all| all.webhooks.iter().flatten());
+        let found = hooks.map(|hook| Hook {
+            name: &hook.name,
+            client: &hook.client_config,
+            failure_policy: hook.failure_policy.as_deref(),
+            rules: hook.rules.as_deref().unwrap_or_default(),
+            namespaces: hook.namespace_selector.as_ref(),
+            objects: hook.object_selector.as_ref(),
+        });
+        if let Some(name) = find_blocking(found) {
+            return Ok(Some(name));
+        }
+        let mutating = self.list_all::<MutatingWebhookConfiguration>().await?;
+        let hooks = mutating.iter().flat_map(|all| all.webhooks.iter().flatten());
+        let found = hooks.map(|hook| Hook {
+            name: &hook.name,
+            client: &hook.client_config,
+            failure_policy: hook.failure_policy.as_deref(),
+            rules: hook.rules.as_deref().unwrap_or_default(),
+            namespaces: hook.namespace_selector.as_ref(),
+            objects: hook.object_selector.as_ref(),
+        });
+        Ok(find_blocking(found))
+    }
+
+    async fn list_all<K>(&self) -> Result<Vec<K>, TenantApiError>
+    where
+        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+        Lenient<K>: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        let api = Api::<Lenient<K>>::all(self.client.clone());
+        let (mut params, mut found) = (ListParams::default().limit(PAGE), Vec::new());
+        for _ in 0..PAGES_MAX {
+            let list = limited("its webhooks", api.list(&params)).await?;
+            found.extend(list.items.into_iter().filter_map(|item| item.0.ok()));
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => break,
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn find_blocking<'a>(hooks: impl Iterator<Item = Hook<'a>>) -> Option<String> {
+    let name = hooks.filter(blocks).map(|hook| hook.name).min()?;
+    Some(name.chars().take(253).collect())
+}
+
+fn blocks(hook: &Hook<'_>) -> bool {
+    // What is not served in the cluster does not sleep with it. Of conditions in CEL it is not known what they let through.
+    hook.client.service.is_some()
+        && hook.failure_policy != Some("Ignore")
+        && hook.objects.is_none_or(|selector| matches(selector, None))
+        && NEEDED.iter().any(|(group, resource, namespace)| {
+            hook.rules.iter().any(|rule| concerns(rule, group, resource))
+                && namespace.is_none_or(|name| hook.namespaces.is_none_or(|selector| matches(selector, Some(name))))
+        })
+}
+
+fn concerns(rule: &RuleWithOperations, group: &str, resource: &str) -> bool {
+    let has = |list: &Option<Vec<String>>, so: &dyn Fn(&str) -> bool| list.iter().flatten().any(|entry| so(entry));
+    let (whole, part) = resource.split_once('/').unwrap_or((resource, ""));
+    has(&rule.operations, &|operation| {
+        matches!(operation, "*" | "CREATE" | "UPDATE")
+    }) && has(&rule.api_groups, &|entry| entry == "*" || entry == group)
+        && has(&rule.resources, &|entry| match entry.split_once('/') {
+            None => part.is_empty() && (entry == "*" || entry == whole),
+            Some((first, second)) => (first == "*" || first == whole) && (second == "*" || second == part),
+        })
+}
+
+/// Whether a selector takes an object that has no labels but the name of its namespace.
+fn matches(selector: &LabelSelector, namespace: Option<&str>) -> bool {
+    let value = |key: &str| namespace.filter(|_| key == "kubernetes.io/metadata.name");
+    let mut labels = selector.match_labels.iter().flatten();
+    let mut expressions = selector.match_expressions.iter().flatten();
+    labels.all(|(key, wanted)| value(key) == Some(wanted.as_str()))
+        && expressions.all(|expression| {
+            let listed = |value: &str| expression.values.iter().flatten().any(|known| known == value);
+            match (expression.operator.as_str(), value(&expression.key)) {
+                ("In", value) => value.is_some_and(listed),
+                ("NotIn", value) => !value.is_some_and(listed),
+                ("Exists", value) => value.is_some(),
+                ("DoesNotExist", value) => value.is_none(),
+                _ => true,
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::admissionregistration::v1::ValidatingWebhook;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn blocked(change: &Value) -> bool {
+        let mut hook = json!({"name": "a.example.org", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "clientConfig": {"service": {"namespace": "a", "name": "a"}},
+            "rules": [{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"]}]});
+        for (key, value) in change.as_object().unwrap() {
+            hook[key] = value.clone();
+        }
+        let hook: ValidatingWebhook = serde_json::from_value(hook).unwrap();
+        blocks(&Hook {
+            name: &hook.name,
+            client: &hook.client_config,
+            failure_policy: hook.failure_policy.as_deref(),
+            rules: hook.rules.as_deref().unwrap_or_default(),
+            namespaces: hook.namespace_selector.as_ref(),
+            objects: hook.object_selector.as_ref(),
+        })
+    }
+
+    fn rule(group: &str, resource: &str, operation: &str) -> Value {
+        json!({"rules": [{"operations": [operation], "apiGroups": [group], "apiVersions": ["*"], "resources": [resource]}]})
+    }
+
+    #[test]
+    fn what_workers_need_must_not_wait_for_them() {
+        let not_kube = json!({"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn",
+            "values": ["kube-system", "kube-node-lease"]}]});
+        let leases = |selector: &Value| {
+            let mut hook = rule("coordination.k8s.io", "leases", "UPDATE");
+            hook["namespaceSelector"] = selector.clone();
+            hook
+        };
+        for (case, change, expected) in [
+            ("everything", json!({}), true),
+            ("by default it fails", json!({"failurePolicy": "Fail"}), true),
+            ("it lets through", json!({"failurePolicy": "Ignore"}), false),
+            (
+                "elsewhere",
+                json!({"clientConfig": {"url": "https://a.example.org"}}),
+                false,
+            ),
+            ("deployments", rule("apps", "deployments", "*"), false),
+            ("nodes", rule("", "nodes", "*"), true),
+            ("nodes that go", rule("", "nodes", "DELETE"), false),
+            ("states of nodes", rule("", "nodes/status", "UPDATE"), true),
+            ("states of all", rule("*", "*/status", "UPDATE"), true),
+            ("scales of all", rule("*", "*/scale", "UPDATE"), false),
+            ("leases", leases(&json!({})), true),
+            ("leases elsewhere", leases(&not_kube), false),
+            (
+                "what has a label",
+                json!({"objectSelector": {"matchLabels": {"a": "b"}}}),
+                false,
+            ),
+            (
+                "what has no label",
+                json!({"objectSelector": {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}}),
+                true,
+            ),
+            // Nodes are in no namespace.
+            ("everything elsewhere", json!({"namespaceSelector": not_kube}), true),
+        ] {
+            assert_eq!(blocked(&change), expected, "{case}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A Cluster that sleeps when nobody has used it for long enough, by what its store says.
+
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use yoke_api::JoinToken;
+use yoke_api::sleep::SleepReason;
+
+use crate::answers::{ready, run_pod};
+use crate::harness::{Host, TENANT, condition};
+use crate::tenant_api::TenantServer;
+
+/// A store, as far as it is asked when its cluster was last used; dropped, it listens no more.
+struct Store {
+    said: Arc<Mutex<Value>>,
+    asked: Arc<Mutex<usize>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Store {
+    /// Listens at the address of the Cluster's Service, and has the pod say that it is there.
+    async fn start(host: &Host, name: &str) -> Self {
+        let hosted = host.hosted(name).await;
+        let service = host.api::<Service>(&hosted).get(name).await.unwrap();
+        let address = service.spec.unwrap().cluster_ip.unwrap();
+        let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
+        let pods = host.api::<Pod>(&hosted);
+        pods.patch_status("control-plane-0", &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+        let listener = TcpListener::bind(format!("{address}:2381")).await.unwrap();
+        let (said, asked) = (Arc::new(Mutex::new(json!({}))), Arc::new(Mutex::new(0)));
+        let (shared, count) = (Arc::clone(&said), Arc::clone(&asked));
+        let task = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.unwrap();
+                assert!(request[..length].starts_with(b"GET /activity "));
+                *count.lock().unwrap() += 1;
+                let body = shared.lock().unwrap().to_string();
+                let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        Self { said, asked, task }
+    }
+
+    /// What it says from now on: so many seconds have passed since the API server was started, the last request came then, and
+    /// so many are open.
+    fn say(&self, passed: i64, last: i64, open: u64) {
+        let now = Timestamp::now().as_second();
+        *self.said.lock().unwrap() = json!({"now": now + passed, "since": now - 60, "last": now + last, "open": open});
+    }
+
+    fn asked(&self) -> usize {
+        *self.asked.lock().unwrap()
+    }
+}
+
+async fn replicas(host: &Host) -> Option<i32> {
+    let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+    set.spec.unwrap().replicas
+}
+
+/// Has the operator ask again at once, as one that has just started.
+async fn look(host: &mut Host) {
+    host.restart_operator().await;
+    host.bring("a", "it is ready", async || ready(host).await == "True/AsExpected")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
+        .await;
+    let server = TenantServer::start(&host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    host.bring("a", "its store listens", async || {
+        let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+        let store = set
+            .spec
+            .unwrap()
+            .template
+            .spec
+            .unwrap()
+            .init_containers
+            .unwrap()
+            .remove(0);
+        store.args.unwrap().contains(&"--audit=127.0.0.1:2382".to_owned())
+    })
+    .await;
+    let hosted = host.hosted("a").await;
+    let policy = host.api::<NetworkPolicy>(&hosted).get("control-plane").await.unwrap();
+    assert!(format!("{policy:?}").contains("2381"), "the operator may ask it");
+    run_pod(&host, "a").await;
+    let store = Store::start(&host, "a").await;
+
+    // It is asked once, and not before it can be time to sleep.
+    store.say(590, 10, 0);
+    look(&mut host).await;
+    let asked = store.asked();
+    assert!(asked > 0);
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    assert_eq!(store.asked(), asked);
+    assert_eq!(replicas(&host).await, Some(1));
+    let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
+    assert!(activity.last_activity_time.is_some());
+
+    // Somebody watches.
+    store.say(9000, 10, 1);
+    look(&mut host).await;
+    assert_eq!(replicas(&host).await, Some(1), "a request is open");
+
+    // Somebody may join.
+    let tokens = host.api::<JoinToken>(TENANT);
+    let token = json!({"metadata": {"name": "j"}, "spec": {"clusterName": "a"}});
+    let token: JoinToken = serde_json::from_value(token).unwrap();
+    tokens.create(&PostParams::default(), &token).await.unwrap();
+    store.say(9000, 10, 0);
+    look(&mut host).await;
+    assert_eq!(replicas(&host).await, Some(1), "a JoinToken holds");
+    host.bring("a", "what stands against it is said", async || {
+        condition(&host.cluster("a").await, "SleepPossible") == "False/JoinTokenHolds"
+    })
+    .await;
+    tokens.delete("j", &Default::default()).await.unwrap();
+
+    host.restart_operator().await;
+    host.bring("a", "it goes to sleep", async || replicas(&host).await == Some(0))
+        .await;
+    let cluster = host.cluster("a").await;
+    assert_eq!(condition(&cluster, "Ready"), "False/AsleepOnInactivity");
+    let activity = cluster.status.unwrap().activity.unwrap();
+    assert_eq!(activity.sleep_reason, Some(SleepReason::Inactivity));
+    let pods = host.api::<Pod>(&hosted);
+    let now = kube::api::DeleteParams::default().grace_period(0);
+    pods.delete("control-plane-0", &now).await.unwrap();
+    host.bring("a", "it is asleep", async || {
+        condition(&host.cluster("a").await, "Asleep") == "True/AsleepOnInactivity"
+    })
+    .await;
+    let asked = store.asked();
+    host.reconcile("a").await.unwrap();
+    assert_eq!(store.asked(), asked, "one that sleeps is not asked");
+}
+
+/// As if the last time of a schedule that was done had been a day ago.
+async fn be_late(host: &Host) {
+    let known = async || {
+        let status = host.cluster("a").await.status.unwrap_or_default();
+        status.activity.and_then(|activity| activity.scheduled_time).is_some()
+    };
+    host.bring("a", "the schedule is known", known).await;
+    let past = Timestamp::now() - SignedDuration::from_hours(24);
+    let status = json!({"status": {"activity": {"scheduledTime": past.to_string()}}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(status));
+    host.clusters().patch_status("a", &params, &patch).await.unwrap();
+}
+
+async fn schedule(host: &Host, schedule: Value) {
+    host.patch_cluster("a", json!({"spec": {"sleep": {"schedules": [schedule]}}}))
+        .await;
+    host.reconcile("a").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_sleeps_and_wakes_by_the_clock() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let server = TenantServer::start(&host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+
+    // What was due before the schedule was there is over.
+    schedule(&host, json!({"sleep": "0 0 * * *", "timeZone": "Europe/Berlin"})).await;
+    host.reconcile("a").await.unwrap();
+    assert_eq!(replicas(&host).await, Some(1));
+    schedule(&host, json!({"sleep": "* * * * *"})).await;
+    be_late(&host).await;
+    host.bring("a", "it goes to sleep", async || replicas(&host).await == Some(0))
+        .await;
+    let cluster = host.cluster("a").await;
+    assert_eq!(condition(&cluster, "Ready"), "False/AsleepOnSchedule");
+
+    // It wakes without a connection.
+    schedule(&host, json!({"wake": "* * * * *"})).await;
+    be_late(&host).await;
+    host.bring("a", "it wakes", async || replicas(&host).await == Some(1))
+        .await;
+
+    // Where there is no such place.
+    schedule(&host, json!({"wake": "0 8 * * *", "timeZone": "Europe/Atlantis"})).await;
+    host.bring("a", "it is refused", async || {
+        condition(&host.cluster("a").await, "Accepted") == "False/ScheduleInvalid"
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_that_make_no_sense_are_refused() {
+    let host = Host::start().await;
+    host.make_cluster("a").await;
+    for (sleep, part) in [
+        (json!({"afterInactivity": "0m"}), "afterInactivity"),
+        (json!({"afterInactivity": "30s"}), "afterInactivity"),
+        (json!({"afterInactivity": "soon"}), "afterInactivity"),
+        (json!({"ignoreUserAgents": ["a*b"]}), "ignoreUserAgents"),
+        (json!({"ignoreUserAgents": ["*"]}), "ignoreUserAgents"),
+        (json!({"ignoreUserAgents": [""]}), "ignoreUserAgents"),
+        (
+            json!({"schedules": [{"timeZone": "UTC"}]}),
+            "a schedule has sleep, wake, or both",
+        ),
+        (json!({"schedules": [{"wake": "0 8 * *"}]}), "wake"),
+        (json!({"schedules": [{"wake": "0 8 * * * UTC"}]}), "wake"),
+    ] {
+        let patch = Patch::Merge(json!({"spec": {"sleep": sleep}}));
+        let refused = host.clusters().patch("a", &PatchParams::default(), &patch).await;
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(part), "{sleep}: {error}");
+    }
+}
