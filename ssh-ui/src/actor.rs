@@ -120,7 +120,8 @@ impl Actor {
         match permitted {
             Err(Error::TooFast) => None,
             _ => {
-                let door = if self.permit.is_some() { Door::Api } else { Door::Ssh };
+                let permit = self.permit.as_ref();
+                let door = permit.map_or(Door::Ssh, |permit| Door::Api(permit.mark().clone()));
                 Some(Audit::begin(&self.identity, self.source, door, line))
             }
         }

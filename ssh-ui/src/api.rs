@@ -224,7 +224,7 @@ impl Visit {
             let identity = shared.directory.borrow().find(fingerprint);
             // Of whom nobody knows no signature is verified.
             let identity = identity.ok_or_else(|| TokenError::UnknownKey(fingerprint.clone()))?;
-            let permit = token.verify(&self.door.rules, Timestamp::now())?;
+            let permit = token.verify(&self.door.rules, &identity.tenant, Timestamp::now())?;
             Ok((identity, permit))
         });
         judged.map_err(|error| {

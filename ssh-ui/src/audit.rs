@@ -3,25 +3,34 @@
 use std::net::IpAddr;
 
 use crate::directory::Identity;
-use crate::token::TokenError;
+use crate::token::{Mark, TokenError};
 
 /// What is kept of a command at most, in characters.
 const COMMAND_MAX: usize = 256;
+/// What secrets begin with that somebody may paste where they do not belong.
+const SECRETS: [&str; 2] = ["yoke1.", "yoke-api1."];
 
 /// How somebody came in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Door {
     /// With a key, over SSH.
     Ssh,
     /// With a token that the key signed.
-    Api,
+    Api(Mark),
 }
 
 impl Door {
-    fn as_str(self) -> &'static str {
+    fn as_str(&self) -> &'static str {
         match self {
             Self::Ssh => "ssh",
-            Self::Api => "api",
+            Self::Api(_) => "api",
+        }
+    }
+
+    fn mark(&self) -> Option<&Mark> {
+        match self {
+            Self::Ssh => None,
+            Self::Api(mark) => Some(mark),
         }
     }
 }
@@ -43,18 +52,19 @@ impl Audit {
             identity: identity.clone(),
             source,
             door,
-            command: command.chars().take(COMMAND_MAX).collect(),
+            command: mask(command).chars().take(COMMAND_MAX).collect(),
             ended: false,
         }
     }
 
     /// It ended so; `detail` is for the host's owner.
     pub fn end(mut self, result: &'static str, detail: Option<&str>) {
-        self.write(result, detail);
+        self.write(result, detail.map(mask).as_deref());
     }
 
     fn write(&mut self, result: &'static str, detail: Option<&str>) {
         self.ended = true;
+        let mark = self.door.mark();
         tracing::info!(
             target: "audit",
             tenant = self.identity.tenant,
@@ -62,6 +72,8 @@ impl Audit {
             fingerprint = self.identity.fingerprint,
             source = %self.source,
             door = self.door.as_str(),
+            token = mark.map(|mark| mark.digest.as_str()),
+            expires = mark.map(|mark| mark.expires),
             command = self.command,
             result,
             error = detail,
@@ -99,4 +111,42 @@ pub fn refused(offered: &[String], source: IpAddr) {
 /// A token was not believed.
 pub fn refused_token(error: &TokenError, fingerprint: Option<&str>, source: IpAddr) {
     tracing::info!(target: "audit", fingerprint, source = %source, reason = error.as_str(), "token refused");
+}
+
+/// A text without the secrets in it.
+fn mask(text: &str) -> String {
+    let mut masked = text.to_owned();
+    for prefix in SECRETS {
+        let mut parts = masked.split(prefix);
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let rest = part.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || "._-+/=".contains(c));
+            text += &format!("{prefix}…{rest}");
+        }
+        masked = text;
+    }
+    masked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_written_down() {
+        for (text, expected) in [
+            ("revoke a-x", "revoke a-x"),
+            ("revoke yoke1.eyJ_-a", "revoke yoke1.…"),
+            ("revoke 'yoke1.eyJ' --json", "revoke 'yoke1.…' --json"),
+            ("yoke-api1.eyJ+/w==.U1N= yoke1.e", "yoke-api1.… yoke1.…"),
+            (
+                "invalid value 'yoke1.eyJ' for '<NAME>': no",
+                "invalid value 'yoke1.…' for '<NAME>': no",
+            ),
+            ("yoke1.yoke1.e yoke1.", "yoke1.…yoke1.… yoke1.…"),
+            ("", ""),
+        ] {
+            assert_eq!(mask(text), expected, "{text}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ Exit codes:
   0  done
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
-  3  the wait ran out; what was asked for goes on";
+  3  the wait ended; what was asked for goes on";
 
 /// Your Kubernetes clusters on this host.
 #[derive(Parser, Clone, Debug, PartialEq)]
@@ -69,7 +69,7 @@ pub enum Command {
     /// Take such a line back: no further worker joins by it
     Revoke {
         /// Name of the JoinToken, as `join` said it
-        #[arg(value_name = "TOKEN", value_parser = parse_token_name)]
+        #[arg(value_parser = parse_token_name)]
         name: String,
     },
     /// Write yoke-worker, the program of workers, to standard output
@@ -276,7 +276,7 @@ pub(crate) fn parse_new_name(text: &str) -> Result<String, String> {
 fn parse_token_name(text: &str) -> Result<String, String> {
     match is_label(text) {
         true => Ok(text.to_owned()),
-        false => Err("a JoinToken's name is made of lower-case letters, digits and dashes".to_owned()),
+        false => Err("a JoinToken's name is made of lower-case letters, digits and dashes, as `join` said it; it is not the line itself".to_owned()),
     }
 }
 

@@ -1,6 +1,5 @@
 //! What can go wrong with a command, said as `error: …` with a `hint: …` where one is known.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use kube::core::Status;
@@ -17,6 +16,9 @@ pub enum Error {
     /// The key does too much.
     #[error("too many commands with this key")]
     TooFast,
+    /// Somebody of the Tenant asks a cluster already, or too many do of others.
+    #[error("too many clusters are being asked for their Nodes")]
+    Busy,
     /// The key is no Tenant's any more, or another's.
     #[error("this key is not your Tenant's any more")]
     KeyWithdrawn,
@@ -89,9 +91,12 @@ pub enum Error {
     /// It vanished while it was waited for.
     #[error("Cluster {0} was deleted in the meantime")]
     Deleted(String),
-    /// Whoever waited has gone.
+    /// Whoever waited has gone, and what was asked for is undone.
     #[error("nobody waits for Cluster {0} any more")]
     Left(String),
+    /// Whoever waited has gone, and what was asked for goes on.
+    #[error("nobody waits for Cluster {0} any more")]
+    Unawaited(String),
     /// It sleeps, and nobody asked for it to wake.
     #[error("Cluster {0} is asleep")]
     Asleep(String),
@@ -149,7 +154,7 @@ impl Error {
     pub fn exit_code(&self) -> u32 {
         match self {
             Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryElsewhere => 2,
-            Self::WaitTimeout { .. } => 3,
+            Self::WaitTimeout { .. } | Self::Unawaited(_) => 3,
             _ => 1,
         }
     }
@@ -159,6 +164,7 @@ impl Error {
         match self {
             Self::Usage(_) => "usage",
             Self::TooFast => "rate",
+            Self::Busy => "busy",
             Self::KeyWithdrawn => "key_withdrawn",
             Self::NotPermitted(_) => "not_permitted",
             Self::Idle(_) => "idle",
@@ -178,7 +184,7 @@ impl Error {
             Self::NoKubeconfig(_) => "not_ready",
             Self::Asleep(_) => "asleep",
             Self::Deleted(_) => "deleted",
-            Self::Left(_) => "abandoned",
+            Self::Left(_) | Self::Unawaited(_) => "abandoned",
             Self::TenantName(_) | Self::SecretWrong(_) | Self::JoinWrong(_) | Self::Binary(_) | Self::Json(_) => {
                 "failed"
             }
@@ -191,7 +197,7 @@ impl Error {
             // clap's text has its own.
             Self::Usage(text) if text.contains("--help") => return None,
             Self::Usage(_) => "see `help`".to_owned(),
-            Self::TooFast => "try again in a few seconds".to_owned(),
+            Self::TooFast | Self::Busy => "try again in a few seconds".to_owned(),
             Self::KeyWithdrawn => "ask the owner of the host for which Tenant it is".to_owned(),
             Self::NotPermitted(name) => format!("sign a token whose `commands` name `{name}`"),
             Self::Idle(_) | Self::TooOld | Self::Draining => "connect anew".to_owned(),
@@ -199,7 +205,7 @@ impl Error {
             Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::Timeout { .. } => {
                 "try again in a minute".to_owned()
             }
-            Self::WaitTimeout { .. } => "it goes on by itself; see `clusters --wide`".to_owned(),
+            Self::WaitTimeout { .. } | Self::Unawaited(_) => "it goes on by itself; see `clusters --wide`".to_owned(),
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
             Self::Asleep(name) => format!("`wake {name}`"),
             Self::ClusterSilent { name, .. } => {
@@ -244,14 +250,19 @@ impl Error {
 
     /// The error with its causes, for the host's owner.
     pub fn with_causes(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        text
+        with_causes(self)
     }
+}
+
+/// An error with its causes.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn hint_for(status: &Status) -> Option<String> {

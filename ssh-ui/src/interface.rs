@@ -108,10 +108,18 @@ impl<'a> Session<'a> {
         }
         // What was asked for is seen to its end, though nobody looks any more. It does not wait any longer for anything.
         session.progress = None;
+        if let Some(page) = session.screen.last_page() {
+            console.put(&page).await;
+        }
         if let Some(deed) = session.deed.take() {
             let (answer, shown) = deed.await;
             match answer.result {
-                Ok(text) => console.put(&session.screen.answer(&text, shown).unwrap_or(text)).await,
+                Ok(text) => {
+                    let page = session.screen.answer(&text, shown);
+                    console
+                        .put(&page.or_else(|| session.screen.last_page()).unwrap_or(text))
+                        .await
+                }
                 Err(error) => console.say(&error.to_text(false)).await,
             };
         }
@@ -204,6 +212,11 @@ impl<'a> Session<'a> {
                     self.deed = Some(async move { (carry_out(actor, &line, &progress).await, shown) }.boxed());
                 }
             }
+            if let Some(page) = self.screen.take_page() {
+                self.print(&page).await;
+                // The rest was typed before it was to be seen.
+                return false;
+            }
         }
         false
     }
@@ -213,9 +226,7 @@ impl<'a> Session<'a> {
         match answer.result {
             Ok(text) => {
                 if let Some(page) = self.screen.answer(&text, shown) {
-                    self.console.send(LEAVE).await;
-                    self.console.put(&page).await;
-                    self.is_away = true;
+                    self.print(&page).await;
                 }
             }
             Err(Error::Left(_)) => self.screen.tell("Given up: nobody joins by it."),
@@ -223,6 +234,13 @@ impl<'a> Session<'a> {
             Err(error) => self.screen.tell(&error.to_text(false)),
         }
         Ok(())
+    }
+
+    /// Leaves the screen for a page.
+    async fn print(&mut self, page: &str) {
+        self.console.send(LEAVE).await;
+        self.console.put(page).await;
+        self.is_away = true;
     }
 
     /// Draws everything anew, wherever it was left.

@@ -1,9 +1,11 @@
 //! A listener: lets connections in, each with a seat and an end.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -19,6 +21,12 @@ const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// How long connections have to end when the process does, or when they are too old.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
+/// A client that says nothing for so long is asked whether it is there, and again after each interval. A vanished one would hold
+/// its Tenant's seat for as long as a command takes.
+const SILENCE: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_secs(10);
+const TRIES: u32 = 6;
+
 /// The server could not be opened or kept.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -29,7 +37,7 @@ pub enum ServeError {
         address: SocketAddr,
         /// Why not.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
@@ -90,6 +98,9 @@ impl Listener {
             match accepted {
                 Ok((stream, peer)) => match Seat::take(shared, peer.ip()) {
                     Ok(seat) => {
+                        if let Err(error) = keep_alive(&stream) {
+                            tracing::debug!(%error, "connection without keepalive");
+                        }
                         let ends = Ends {
                             drain: drain.clone(),
                             idle,
@@ -105,6 +116,11 @@ impl Listener {
         drop(self.listener);
         while connections.join_next().await.is_some() {}
     }
+}
+
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(INTERVAL);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive.with_retries(TRIES))
 }
 
 /// Waits until a connection must end: nobody logged in, it is too old, or the process ends.
@@ -127,5 +143,22 @@ pub(crate) async fn until_over(mut logged_in: watch::Receiver<bool>, ends: Ends)
     tokio::select! {
         () = login => {}
         () = told => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_vanished_client_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        keep_alive(&stream).unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(60));
+        drop(client);
     }
 }

@@ -25,12 +25,13 @@ use self::clusters::Clusters;
 use self::events::Events;
 use self::form::{Form, Pressed};
 use self::keys::Key;
-use self::page::Token;
+use self::page::{Page, Token};
 use crate::directory::Identity;
 
 /// Characters of a text of the host's that are kept.
 const TEXT_MAX: usize = 300;
 const BUSY: &str = "One thing at a time: press that again in a moment.";
+const WAITS: &str = "The answer is there: Escape shows it.";
 /// Lines of a table of Nodes that are kept: no screen has more.
 const NODES: usize = 80;
 /// Rows of a page, for the keys of that name.
@@ -97,6 +98,8 @@ pub struct Screen {
     note: String,
     /// The line that is being carried out.
     doing: Option<String>,
+    /// What is to be printed once nobody types.
+    page: Option<Page>,
     /// Why what is shown may be old.
     trouble: Option<String>,
 }
@@ -111,6 +114,7 @@ impl Screen {
             mode: Mode::List,
             note: String::new(),
             doing: None,
+            page: None,
             trouble: None,
         }
     }
@@ -143,10 +147,9 @@ impl Screen {
         self.note = clip(progress.trim_end());
     }
 
-    /// Takes the answer to the deed that was asked for last. What comes back is to be printed; the key that follows brings the
-    /// screen back.
+    /// Takes the answer to the deed that was asked for last. What comes back is to be printed, as of [`Screen::take_page`].
     pub fn answer(&mut self, text: &str, shown: Shown) -> Option<String> {
-        let page = match shown {
+        self.page = Some(match shown {
             Shown::Note => {
                 self.tell(text);
                 return None;
@@ -160,10 +163,41 @@ impl Screen {
             }
             Shown::Print => page::build_plain(text),
             Shown::Join => page::build_join(text),
-        };
+        });
         self.tell("");
+        if let Some(form) = self.form() {
+            form.refuse(WAITS.to_owned());
+        }
+        self.take_page()
+    }
+
+    /// What is to be printed now; the key that follows brings the screen back. Not while a form is filled in: a letter that is typed
+    /// there means something else below a page.
+    pub fn take_page(&mut self) -> Option<String> {
+        if self.form().is_some() {
+            return None;
+        }
+        let page = self.page.take()?;
         self.mode = Mode::Away(page.token);
         Some(page.text)
+    }
+
+    /// What was not printed, for somebody who leaves.
+    pub fn last_page(&mut self) -> Option<String> {
+        self.page.take().map(|page| page.text)
+    }
+
+    fn form(&mut self) -> Option<&mut Form> {
+        match &mut self.mode {
+            Mode::Create(form) | Mode::Join(_, form) | Mode::Delete(_, form) => Some(form),
+            _ => None,
+        }
+    }
+
+    /// Why nothing else can be done yet.
+    fn busy(&self) -> Option<&'static str> {
+        let waits = self.page.as_ref().map(|_| WAITS);
+        self.doing.as_ref().map(|_| BUSY).or(waits)
     }
 
     /// Says how the deed went that was asked for last.
@@ -183,8 +217,11 @@ impl Screen {
         match std::mem::replace(&mut self.mode, Mode::List) {
             Mode::List => self.press_in_list(key),
             Mode::Help => None,
-            Mode::Nodes(name, _) => match key {
-                Key::Char('n') => self.press_on(name, DesiredState::Running, key),
+            Mode::Nodes(name, lines) => match key {
+                Key::Char('n') => {
+                    self.mode = Mode::Nodes(name.clone(), lines);
+                    self.press_on(name, DesiredState::Running, key)
+                }
                 _ => None,
             },
             Mode::Status(name) => self.press_in_status(name, key),
@@ -253,11 +290,11 @@ impl Screen {
     fn press_in_status(&mut self, name: String, key: Key) -> Option<Deed> {
         match (key, self.clusters.get(&name).map(|row| row.state)) {
             (Key::Escape | Key::Enter | Key::Char('q'), _) | (_, None) => None,
-            (Key::Char('s'), Some(state)) => {
+            (Key::Char('s' | 'n'), Some(state)) => {
                 self.mode = Mode::Status(name.clone());
                 self.press_on(name, state, key)
             }
-            (Key::Char('d' | 'j' | 'k' | 'n'), Some(state)) => self.press_on(name, state, key),
+            (Key::Char('d' | 'j' | 'k'), Some(state)) => self.press_on(name, state, key),
             (_, Some(_)) => {
                 self.mode = Mode::Status(name);
                 None
@@ -280,17 +317,13 @@ impl Screen {
                 None
             }
             Pressed::Done => match form.to_create() {
-                Ok(_) if self.doing.is_some() => {
-                    form.refuse(BUSY.to_owned());
-                    self.mode = Mode::Create(form);
-                    None
-                }
-                Ok(line) => {
+                Ok(line) if self.busy().is_none() => {
                     self.clusters.expect(form.first());
                     self.ask(line, Shown::Note)
                 }
-                Err(why) => {
-                    form.refuse(why);
+                refused => {
+                    let busy = self.busy().unwrap_or_default().to_owned();
+                    form.refuse(refused.err().unwrap_or(busy));
                     self.mode = Mode::Create(form);
                     None
                 }
@@ -299,26 +332,28 @@ impl Screen {
     }
 
     fn press_in_delete(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
-        match form.press(key) {
-            Pressed::Back => return None,
-            Pressed::Done if self.doing.is_some() => form.refuse(BUSY.to_owned()),
-            Pressed::Done if form.first() == name => return self.ask(format!("delete {name} --yes"), Shown::Note),
-            Pressed::Done => form.refuse("That is another name: nothing is deleted.".to_owned()),
-            Pressed::Edited => {}
+        match (form.press(key), self.busy()) {
+            (Pressed::Back, _) => return None,
+            (Pressed::Done, Some(busy)) => form.refuse(busy.to_owned()),
+            (Pressed::Done, None) if form.first() == name => {
+                return self.ask(format!("delete {name} --yes"), Shown::Note);
+            }
+            (Pressed::Done, None) => form.refuse("That is another name: nothing is deleted.".to_owned()),
+            (Pressed::Edited, _) => {}
         }
         self.mode = Mode::Delete(name, form);
         None
     }
 
     fn press_in_join(&mut self, name: String, mut form: Form, key: Key) -> Option<Deed> {
-        match form.press(key) {
-            Pressed::Back => return None,
-            Pressed::Done if self.doing.is_some() => form.refuse(BUSY.to_owned()),
-            Pressed::Done => match form.to_join(&name) {
+        match (form.press(key), self.busy()) {
+            (Pressed::Back, _) => return None,
+            (Pressed::Done, Some(busy)) => form.refuse(busy.to_owned()),
+            (Pressed::Done, None) => match form.to_join(&name) {
                 Ok(line) => return self.ask(line, Shown::Join),
                 Err(why) => form.refuse(why),
             },
-            Pressed::Edited => {}
+            (Pressed::Edited, _) => {}
         }
         self.mode = Mode::Join(name, form);
         None

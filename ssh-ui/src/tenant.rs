@@ -48,6 +48,7 @@ pub type Progress = mpsc::Sender<String>;
 /// A Tenant's view of the host.
 #[derive(Clone)]
 pub struct TenantHost {
+    tenant: String,
     clusters: Api<Lenient<Cluster>>,
     join_tokens: Api<Lenient<JoinToken>>,
     secrets: Api<Secret>,
@@ -77,6 +78,7 @@ impl TenantHost {
         });
         let client = Client::new(service, tenant);
         Ok(Self {
+            tenant: tenant.to_owned(),
             clusters: Api::default_namespaced(client.clone()),
             join_tokens: Api::default_namespaced(client.clone()),
             secrets: Api::default_namespaced(client.clone()),
@@ -145,13 +147,17 @@ impl TenantHost {
 
     /// A Cluster's kubeconfig.
     pub async fn kubeconfig(&self, name: &str) -> Result<String, Error> {
-        let status = self.get(name).await?.status;
+        self.kubeconfig_of(name, &self.get(name).await?).await
+    }
+
+    async fn kubeconfig_of(&self, name: &str, cluster: &Cluster) -> Result<String, Error> {
+        let status = cluster.status.as_ref();
         let secret = status
-            .and_then(|status| status.kubeconfig_ref)
-            .map(|secret| secret.name);
+            .and_then(|status| status.kubeconfig_ref.as_ref())
+            .map(|secret| secret.name.as_str());
         let secret = secret.ok_or_else(|| Error::NoKubeconfig(name.to_owned()))?;
         let doing = format!("getting the kubeconfig of Cluster {name}");
-        let data = ask(&doing, self.secrets.get(&secret)).await?.data;
+        let data = ask(&doing, self.secrets.get(secret)).await?.data;
         data.and_then(|mut data| data.remove(KUBECONFIG_KEY))
             .and_then(|value| String::from_utf8(value.0).ok())
             .ok_or_else(|| Error::SecretWrong(name.to_owned()))
@@ -178,7 +184,7 @@ impl TenantHost {
                 () = tokio::time::sleep_until(give_up) => {
                     return Err(refused.map_or_else(|| ran_out(name, wanted, limit, last), |(error, _)| error));
                 }
-                () = progress.closed() => return Err(Error::Left(name.to_owned())),
+                () = progress.closed() => return Err(Error::Unawaited(name.to_owned())),
                 _ = repeats.tick() => {
                     tell(last.as_deref().unwrap_or("Nothing is known of it yet.")).await;
                     continue;
@@ -315,7 +321,7 @@ mod tests {
         };
         let wait = host.wait("c", Wanted::AsAsked, Duration::from_secs(3600), &progress);
         let (ended, ()) = tokio::join!(wait, leaving);
-        assert!(matches!(ended, Err(Error::Left(name)) if name == "c"));
+        assert!(matches!(ended, Err(Error::Unawaited(name)) if name == "c"));
         assert!(begun.elapsed() < REPEAT);
     }
 }

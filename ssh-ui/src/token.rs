@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  yoke-api1.<base64 of the claims>.<base64 of the signature, as `ssh-keygen -Y sign` makes it>
-//!            {"commands": ["clusters"], "exp": 1767225600}
+//!            {"tenant": "acme", "commands": ["clusters"], "exp": 1767225600}
 //! ```
 //!
-//! Guarantees: a token is good for this host alone (its name is in the signature's namespace), for the commands that it names and
-//! until it says; whose it is, the directory says with each use. Nothing of it is believed before its signature is verified.
+//! Guarantees: a token is good for this host alone (its name is in the signature's namespace), for the Tenant and the commands that
+//! it names and until it says; whose its key is, the directory says with each use. Nothing of it is believed before its signature
+//! is verified.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,9 +15,9 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
-use russh::keys::PublicKey;
 use russh::keys::ssh_key::encoding::{Decode as _, Reader as _};
 use russh::keys::ssh_key::{self, Algorithm, SshSig};
+use russh::keys::{HashAlg, PublicKey};
 use serde::Deserialize;
 
 use crate::command;
@@ -30,6 +31,8 @@ const TOKEN_MAX: usize = 8192;
 const TOUCHED: u8 = 1;
 /// What such a key adds to its signature: flags, and a counter of four bytes.
 const TRAILER: usize = 5;
+/// Bytes of a digest by which logs tell tokens apart.
+const DIGEST: usize = 8;
 
 /// A token is of no use here.
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +59,14 @@ pub enum TokenError {
     #[error("the token was signed without a touch of the security key")]
     Untouched,
     /// What is claimed cannot be read.
-    #[error("the claims of the token are wrong: {0}")]
+    #[error("the claims of the token are wrong")]
     Claims(#[source] serde_json::Error),
     /// It allows what there is not.
     #[error("the token names {0:?}, which is no command")]
     Command(String),
+    /// The key is another Tenant's by now.
+    #[error("the token is for another Tenant than the one that has its key")]
+    Tenant,
     /// Its time is over.
     #[error("the token has expired")]
     Expired,
@@ -89,11 +95,23 @@ pub struct Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
     commands: BTreeSet<String>,
+    mark: Mark,
+}
+
+/// What logs tell a token by, which is not the token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The beginning of the SHA-256 of its claims, in hex.
+    pub digest: String,
+    /// Until when it holds, in seconds since 1970.
+    pub expires: i64,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Claims {
+    /// A key that is given to another Tenant takes no tokens along.
+    tenant: String,
     commands: BTreeSet<String>,
     /// Seconds since 1970, as in a JWT.
     exp: i64,
@@ -111,6 +129,11 @@ impl Permit {
     pub fn allows(&self, command: &str) -> bool {
         self.commands.contains(command)
     }
+
+    /// The token that it is of.
+    pub fn mark(&self) -> &Mark {
+        &self.mark
+    }
 }
 
 impl TokenError {
@@ -123,6 +146,7 @@ impl TokenError {
             Self::UnknownKey(_) => "unknown_key",
             Self::Signature(_) | Self::Untouched => "signature",
             Self::Claims(_) | Self::Command(_) => "claims",
+            Self::Tenant => "tenant",
             Self::Expired => "expired",
             Self::Lasting(_) => "lasting",
         }
@@ -149,8 +173,8 @@ impl Token {
         fingerprint(&self.key())
     }
 
-    /// What it lets do at `now`, if it is what it says.
-    pub fn verify(&self, rules: &Rules, now: Timestamp) -> Result<Permit, TokenError> {
+    /// What it lets a Tenant do at `now` who has the key, if it is what it says.
+    pub fn verify(&self, rules: &Rules, tenant: &str, now: Timestamp) -> Result<Permit, TokenError> {
         let namespace = rules.namespace();
         if self.signature.namespace() != namespace {
             return Err(TokenError::Namespace(namespace));
@@ -162,6 +186,9 @@ impl Token {
             return Err(TokenError::Untouched);
         }
         let claims: Claims = serde_json::from_slice(&self.claims).map_err(TokenError::Claims)?;
+        if claims.tenant != tenant {
+            return Err(TokenError::Tenant);
+        }
         let left = claims.exp.saturating_sub(now.as_second());
         if left <= 0 {
             return Err(TokenError::Expired);
@@ -172,8 +199,13 @@ impl Token {
         if let Some(name) = claims.commands.iter().find(|name| !command::exists(name)) {
             return Err(TokenError::Command(name.chars().take(32).collect()));
         }
-        let commands = claims.commands;
-        Ok(Permit { commands })
+        Ok(Permit {
+            commands: claims.commands,
+            mark: Mark {
+                digest: digest(&self.claims),
+                expires: claims.exp,
+            },
+        })
     }
 
     fn key(&self) -> PublicKey {
@@ -191,6 +223,11 @@ impl Token {
             _ => true,
         }
     }
+}
+
+fn digest(claims: &[u8]) -> String {
+    let bytes = HashAlg::Sha256.digest(claims);
+    bytes.iter().take(DIGEST).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::Error;
 use crate::command::LINE_MAX;
+use crate::error::with_causes;
 use crate::gate;
 use crate::greeting::name_owner;
 use crate::token::{Rules, TokenError};
@@ -27,8 +28,8 @@ pub enum Refusal {
     #[error("lines are sent with POST")]
     Method,
     /// The token is no good.
-    #[error("{0}")]
-    Token(#[source] TokenError),
+    #[error(transparent)]
+    Token(TokenError),
     /// The line is too long.
     #[error("a line has at most {LINE_MAX} bytes")]
     Long,
@@ -90,7 +91,7 @@ pub fn build_answer(result: Result<String, Error>) -> Response<Full<Bytes>> {
 /// The answer to what is no command.
 pub fn build_refusal(refusal: &Refusal, rules: &Rules, contact: Option<&str>) -> Response<Full<Bytes>> {
     let hint = refusal.hint(rules, contact);
-    let text = json!({"error": refusal.to_string(), "reason": refusal.as_str(), "hint": hint});
+    let text = json!({"error": with_causes(refusal), "reason": refusal.as_str(), "hint": hint});
     build(refusal.status(), None, format!("{text}\n"))
 }
 
@@ -116,7 +117,7 @@ fn build(status: StatusCode, code: Option<u32>, text: String) -> Response<Full<B
 fn to_status(error: &Error) -> StatusCode {
     match error {
         Error::NotConfirmed(_) => StatusCode::BAD_REQUEST,
-        Error::TooFast => StatusCode::TOO_MANY_REQUESTS,
+        Error::TooFast | Error::Busy => StatusCode::TOO_MANY_REQUESTS,
         Error::KeyWithdrawn => StatusCode::UNAUTHORIZED,
         Error::NotPermitted(_) => StatusCode::FORBIDDEN,
         Error::Refused { status, .. } => match status.code {
@@ -130,7 +131,8 @@ fn to_status(error: &Error) -> StatusCode {
         Error::Unreachable { .. } | Error::FeedEnded { .. } | Error::Draining | Error::Left(_) => {
             StatusCode::SERVICE_UNAVAILABLE
         }
-        Error::Timeout { .. } | Error::WaitTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        // What was asked for has happened: it is not to be sent again.
+        Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::Unawaited(_) => StatusCode::GATEWAY_TIMEOUT,
         error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -157,7 +159,9 @@ mod tests {
             (Err(Error::TooFast), 429, "1", true),
             (Err(Error::KeyWithdrawn), 401, "1", false),
             (Err(wait()), 504, "3", false),
+            (Err(Error::Busy), 429, "1", true),
             (Err(Error::Left("a".into())), 503, "1", true),
+            (Err(Error::Unawaited("a".into())), 504, "3", false),
             (Err(Error::SecretWrong("a".into())), 500, "1", false),
         ] {
             let rule = format!("{result:?}");

@@ -168,6 +168,17 @@ fn nodes_are_shown_where_they_were_asked_for() {
         assert_eq!(screen.answer(table, Shown::Nodes), None, "{rule}");
         assert_eq!(screen.mode, expected, "{rule}");
     }
+    // Once more while they are asked for: what is shown stays.
+    for (keys, expected) in [
+        ("nn", Mode::Nodes("a".into(), vec![])),
+        ("s\rn", Mode::Status("a".into())),
+    ] {
+        let mut screen = screen(vec![cluster("a")]);
+        let (first, rest) = keys.split_at(1);
+        assert!(press(&mut screen, first).is_some(), "{keys:?}");
+        assert_eq!(press(&mut screen, rest), None, "{keys:?}");
+        assert_eq!(screen.mode, expected, "{keys:?}");
+    }
 }
 
 #[test]
@@ -196,6 +207,33 @@ fn a_line_is_kept_or_taken_back() {
         assert_eq!(press(&mut screen, key), expected, "{rule}");
         assert_eq!(screen.note, note, "{rule}");
     }
+    // Whoever types meanwhile takes nothing back by it.
+    for (rule, keys, back) in [
+        ("a name", "c", "\x1b"),
+        ("a name to delete", "d", "\x1b"),
+        ("another one", "j", "\x1b"),
+    ] {
+        let mut screen = asked();
+        press(&mut screen, keys);
+        assert_eq!(screen.answer(answer, Shown::Join), None, "{rule}");
+        assert_eq!(screen.form().unwrap().problem(), WAITS, "{rule}");
+        assert_eq!(press(&mut screen, "x"), None, "{rule}");
+        assert_eq!(screen.take_page(), None, "{rule}");
+        assert_eq!(
+            press(&mut screen, "\r"),
+            None,
+            "{rule}: no second answer comes before it"
+        );
+        assert_eq!(press(&mut screen, back), None, "{rule}");
+        let page = screen.take_page().unwrap();
+        assert!(page.starts_with("yoke-worker join yoke1.e30\n\n"), "{rule}: {page}");
+        assert_eq!(press(&mut screen, "x"), line("revoke a-x"), "{rule}");
+    }
+    let mut screen = asked();
+    press(&mut screen, "c");
+    screen.answer(answer, Shown::Join);
+    assert_eq!(press(&mut screen, "^"), Some(Deed::Leave));
+    assert!(screen.last_page().unwrap().starts_with("yoke-worker join"));
     // What a later x means is nothing.
     let mut screen = asked();
     screen.answer(answer, Shown::Join);

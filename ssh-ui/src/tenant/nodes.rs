@@ -1,16 +1,24 @@
 //! The Nodes of a Tenant's cluster, as its own API shows them to the Tenant's kubeconfig, by the way that every client goes.
 //!
 //! Who has the cluster may write anything there: the API prints the table itself, without the objects, and of what it prints no
-//! more is read than a bounded number of bytes.
+//! more is read than a bounded number of bytes, for a bounded number of Tenants at a time.
 
-use http::{Request, header};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use http::uri::Scheme;
+use http::{Request, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
 use kube::client::Body;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use yoke_api::cluster::DesiredState;
+use tokio::sync::Semaphore;
+use yoke_api::cluster::{DesiredState, EndpointStatus};
+use yoke_api::{Cluster, labels};
+use yoke_view::verdict::is_asleep;
 
 use super::{REQUEST_LIMIT, TenantHost};
 use crate::Error;
@@ -18,11 +26,16 @@ use crate::Error;
 /// How an API server is asked for what `kubectl get` prints.
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 /// Rows of an answer, and how many answers are asked for.
-const PAGE: usize = 100;
-const PAGES: usize = 10;
+const PAGE: usize = 50;
+const PAGES: usize = 20;
 /// Bytes of an answer, and characters of a cell.
-const ANSWER_MAX: usize = 2 << 20;
+const ANSWER_MAX: usize = 256 << 10;
 const CELL_MAX: usize = 64;
+
+/// Clusters that this process asks at a time, since an answer takes some times its length while it is read.
+static ROOM: Semaphore = Semaphore::const_new(4);
+/// Tenants for whom it does: each takes one place, and leaves the others to others.
+static ASKING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Nodes of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -54,6 +67,9 @@ pub enum AskError {
     /// What the host says of the way is wrong.
     #[error("using the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
+    /// It leads somewhere else than to the Cluster.
+    #[error("the kubeconfig has another server than the Cluster's endpoint")]
+    Elsewhere,
     /// There is no client.
     #[error("making a client")]
     Client(#[source] kube::Error),
@@ -64,10 +80,10 @@ pub enum AskError {
     #[error("it answered with status {0}")]
     Status(u16),
     /// The answer breaks off, or is too long.
-    #[error("reading the answer: {0}")]
-    Read(String),
-    /// The answer is something else.
     #[error("reading the answer")]
+    Read(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The answer is something else.
+    #[error("parsing the answer")]
     Parse(#[from] serde_json::Error),
     /// The request cannot be made.
     #[error("making the request")]
@@ -100,18 +116,47 @@ struct Column {
 
 #[derive(Deserialize)]
 struct Row {
-    cells: Vec<Value>,
+    cells: Vec<Cell>,
+}
+
+/// The beginning of a text. Of anything else nothing is kept.
+struct Cell(String);
+
+/// A Tenant's turn, until it is dropped.
+struct Turn<'a>(&'a str);
+
+impl<'a> Turn<'a> {
+    fn take(tenant: &'a str) -> Option<Self> {
+        asking().insert(tenant.to_owned()).then(|| Self(tenant))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        asking().remove(self.0);
+    }
+}
+
+fn asking() -> MutexGuard<'static, BTreeSet<String>> {
+    ASKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TenantHost {
     /// The Nodes of a cluster.
     pub async fn nodes(&self, name: &str) -> Result<Nodes, Error> {
+        let cluster = self.get(name).await?;
         // To be asked would wake it.
-        if self.get(name).await?.spec.state == DesiredState::Asleep {
+        if is_to_sleep(&cluster) {
             return Err(Error::Asleep(name.to_owned()));
         }
-        let kubeconfig = self.kubeconfig(name).await?;
-        let asked = tokio::time::timeout(REQUEST_LIMIT, list(&kubeconfig)).await;
+        let kubeconfig = self.kubeconfig_of(name, &cluster).await?;
+        let endpoint = cluster.status.and_then(|status| status.endpoint);
+        let _turn = Turn::take(&self.tenant).ok_or(Error::Busy)?;
+        let room = tokio::time::timeout(REQUEST_LIMIT, ROOM.acquire()).await;
+        let Ok(Ok(_room)) = room else {
+            return Err(Error::Busy);
+        };
+        let asked = tokio::time::timeout(REQUEST_LIMIT, list(&kubeconfig, endpoint.as_ref())).await;
         let asked = asked.unwrap_or(Err(AskError::Timeout));
         asked.map_err(|source| Error::ClusterSilent {
             name: name.to_owned(),
@@ -120,8 +165,26 @@ impl TenantHost {
     }
 }
 
-async fn list(kubeconfig: &str) -> Result<Nodes, AskError> {
-    let config = Config::from_custom_kubeconfig(read(kubeconfig)?, &KubeConfigOptions::default()).await?;
+/// Whether it sleeps, or will in a moment, by whatever word.
+fn is_to_sleep(cluster: &Cluster) -> bool {
+    let word = cluster
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(labels::SLEEP));
+    let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
+    cluster.spec.state == DesiredState::Asleep
+        || is_asleep(cluster)
+        || activity.is_some_and(|activity| activity.asleep_since().is_some())
+        || word.is_some_and(|word| word == labels::SLEEP_NOW)
+}
+
+async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nodes, AskError> {
+    let kubeconfig = read(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    if !endpoint.is_some_and(|endpoint| leads_to(&config.cluster_url, endpoint)) {
+        return Err(AskError::Elsewhere);
+    }
     let client = Client::try_from(config).map_err(AskError::Client)?;
     let mut nodes = Nodes::default();
     let mut next = String::new();
@@ -137,7 +200,15 @@ async fn list(kubeconfig: &str) -> Result<Nodes, AskError> {
     Ok(nodes)
 }
 
-/// The kubeconfig with nothing in it but what the operator writes: no programs, no files of this machine, no other way.
+/// Whether a URL is the Cluster's own, by its name or by the ingress's address.
+fn leads_to(url: &Uri, endpoint: &EndpointStatus) -> bool {
+    let own = [&endpoint.url, &endpoint.address].map(|own| own.parse::<Uri>().ok());
+    let is_own = own.iter().flatten().any(|own| own.authority() == url.authority());
+    is_own && url.scheme() == Some(&Scheme::HTTPS) && url.path() == "/"
+}
+
+/// The kubeconfig with nothing in it but what the operator writes: no programs, no files of this machine, no other way, and nobody
+/// else at its end.
 fn read(text: &str) -> Result<Kubeconfig, KubeconfigError> {
     let mut kubeconfig = Kubeconfig::from_yaml(text)?;
     for auth in &mut kubeconfig.auth_infos {
@@ -154,6 +225,7 @@ fn read(text: &str) -> Result<Kubeconfig, KubeconfigError> {
         .filter_map(|named| named.cluster.as_mut())
     {
         (cluster.certificate_authority, cluster.proxy_url) = (None, None);
+        cluster.insecure_skip_tls_verify = None;
     }
     Ok(kubeconfig)
 }
@@ -167,7 +239,7 @@ async fn ask(client: &Client, next: &str) -> Result<Table, AskError> {
         return Err(AskError::Status(answer.status().as_u16()));
     }
     let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
-    let body = body.map_err(|error| AskError::Read(error.to_string()))?;
+    let body = body.map_err(AskError::Read)?;
     Ok(serde_json::from_slice(&body.to_bytes())?)
 }
 
@@ -176,8 +248,8 @@ fn to_nodes(table: &Table) -> impl Iterator<Item = Node> {
     let places = ["Name", "Status", "Roles", "Age", "Version"].map(place);
     table.rows.iter().take(PAGE).map(move |row| {
         let [name, status, roles, age, version] = places.map(|place| {
-            let cell = place.and_then(|place| row.cells.get(place)).and_then(Value::as_str);
-            cell.unwrap_or_default().chars().take(CELL_MAX).collect()
+            let cell = place.and_then(|place| row.cells.get(place));
+            cell.map(|cell| cell.0.clone()).unwrap_or_default()
         });
         Node {
             name,
@@ -189,9 +261,60 @@ fn to_nodes(table: &Table) -> impl Iterator<Item = Node> {
     })
 }
 
+impl<'de> Deserialize<'de> for Cell {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(CellVisitor)
+    }
+}
+
+/// Whoever has the cluster may put much into a cell that is small as text and large as a value.
+struct CellVisitor;
+
+impl<'de> Visitor<'de> for CellVisitor {
+    type Value = Cell;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a cell")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Cell, E> {
+        Ok(Cell(text.chars().take(CELL_MAX).collect()))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Cell, E> {
+        Ok(Cell(String::new()))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Cell, E> {
+        Ok(Cell(number.to_string()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Cell, E> {
+        Ok(Cell(number.to_string()))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Cell, E> {
+        Ok(Cell(number.to_string().chars().take(CELL_MAX).collect()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Cell, E> {
+        Ok(Cell(String::new()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Cell, A::Error> {
+        while parts.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Cell(String::new()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut parts: A) -> Result<Cell, A::Error> {
+        while parts.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Cell(String::new()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -209,7 +332,92 @@ mod tests {
         assert_eq!(shown(0), ["a", "Ready", "", "5m"]);
         assert_eq!(nodes[0].version.len(), CELL_MAX);
         assert_eq!(shown(1), ["", "NotReady", "", ""]);
-        assert_eq!(shown(2), [""; 4]);
+        assert_eq!(shown(2), ["2", "1", "", "5"]);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_is_nested_in_a_cell() {
+        let nested = |count: usize| format!("{}{}", "[".repeat(count), "]".repeat(count));
+        let text = |cell: &str| {
+            format!(r#"{{"columnDefinitions": [{{"name": "Name"}}], "rows": [{{"cells": [{cell}, "x"]}}]}}"#)
+        };
+        let flat = vec![r#"{"a": [{}, 1.5, null, true]}"#; 10_000].join(",");
+        for (rule, cell, expected) in [
+            ("a list", format!("[{flat}]"), ""),
+            ("an object", format!(r#"{{"a": {{"b": [{flat}]}}}}"#), ""),
+            ("deeper than a stack is", nested(100_000), ""),
+            ("nothing", "null".to_owned(), ""),
+            ("yes", "true".to_owned(), ""),
+            ("a number", "-1".to_owned(), "-1"),
+            ("a fraction", "1.5".to_owned(), "1.5"),
+        ] {
+            let table: Table = serde_json::from_str(&text(&cell)).unwrap();
+            assert_eq!(
+                (table.rows[0].cells.len(), table.rows[0].cells[0].0.as_str()),
+                (2, expected),
+                "{rule}"
+            );
+            assert_eq!(to_nodes(&table).next().unwrap().name, expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn one_is_not_asked_that_sleeps_or_is_to() {
+        let cluster = |spec: &str, annotations: Value, status: Value| -> Cluster {
+            serde_json::from_value(json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
+                "metadata": {"name": "a", "annotations": annotations}, "spec": {"state": spec}, "status": status}))
+            .unwrap()
+        };
+        let asleep = |status: &str| {
+            json!({"conditions": [{"type": "Asleep", "status": status, "reason": "R", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]})
+        };
+        let activity =
+            |sleep: &str, wake: &str| json!({"activity": {"sleepRequestedTime": sleep, "wakeRequestedTime": wake}});
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
+        let word = |word: &str| json!({"yoke.drzzl.io/sleep": word});
+        for (rule, cluster, expected) in [
+            ("it runs", cluster("Running", json!({}), json!({})), false),
+            ("its owner's word", cluster("Asleep", json!({}), json!({})), true),
+            ("it sleeps", cluster("Running", json!({}), asleep("True")), true),
+            ("it slept", cluster("Running", json!({}), asleep("False")), false),
+            ("asked to", cluster("Running", json!({}), activity(late, early)), true),
+            ("woken", cluster("Running", json!({}), activity(early, late)), false),
+            ("not taken up yet", cluster("Running", word("now"), json!({})), true),
+            ("ended", cluster("Running", word("end"), json!({})), false),
+        ] {
+            assert_eq!(is_to_sleep(&cluster), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_has_one_turn_at_a_time() {
+        let first = Turn::take("one").unwrap();
+        assert!(Turn::take("one").is_none());
+        assert!(Turn::take("two").is_some());
+        drop(first);
+        assert!(Turn::take("one").is_some());
+    }
+
+    #[test]
+    fn only_the_clusters_own_endpoint_is_asked() {
+        let endpoint: EndpointStatus = serde_json::from_value(
+            json!({"url": "https://a.example.org:8443", "serverName": "a.example.org",
+            "address": "https://192.0.2.1:8443", "audience": "x", "issuer": "x"}),
+        )
+        .unwrap();
+        for (url, expected) in [
+            ("https://a.example.org:8443", true),
+            ("https://192.0.2.1:8443", true),
+            ("https://192.0.2.1:8443/", true),
+            ("http://192.0.2.1:8443", false),
+            ("https://192.0.2.1", false),
+            ("https://192.0.2.2:8443", false),
+            ("https://192.0.2.1:8443/x", false),
+            ("https://x@192.0.2.1:8443", false),
+        ] {
+            assert_eq!(leads_to(&url.parse().unwrap(), &endpoint), expected, "{url}");
+        }
     }
 
     #[test]
@@ -217,7 +425,8 @@ mod tests {
         let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "a", "user": "u"}}],
             "clusters": [{"name": "a", "cluster": {"server": "https://192.0.2.1", "certificate-authority": "/etc/passwd",
-                "certificate-authority-data": "eA==", "tls-server-name": "n", "proxy-url": "http://192.0.2.9"}}],
+                "certificate-authority-data": "eA==", "tls-server-name": "n", "proxy-url": "http://192.0.2.9",
+                "insecure-skip-tls-verify": true}}],
             "users": [{"name": "u", "user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh"},
                 "tokenFile": "/etc/shadow", "client-certificate": "/c", "client-key": "/k", "client-certificate-data": "eA==",
                 "as": "root", "client-key-data": "eQ=="}}]});

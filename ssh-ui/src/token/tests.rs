@@ -1,10 +1,10 @@
 //! Tokens by table, signed by keys that are drawn here. That `ssh-keygen -Y sign` makes the same is tested in `tests/ssh`.
 
+use russh::keys::PrivateKey;
 use russh::keys::signature::Signer as _;
 use russh::keys::ssh_key::Signature;
 use russh::keys::ssh_key::encoding::Encode as _;
 use russh::keys::ssh_key::public::{KeyData, SkEd25519};
-use russh::keys::{HashAlg, PrivateKey};
 
 use super::*;
 
@@ -36,7 +36,7 @@ fn written(claims: &str, signature: &SshSig) -> String {
 }
 
 fn judged(text: &str) -> Result<Permit, &'static str> {
-    let judged = Token::parse(text).and_then(|token| token.verify(&rules(), now()));
+    let judged = Token::parse(text).and_then(|token| token.verify(&rules(), "acme", now()));
     judged.map_err(|error| error.as_str())
 }
 
@@ -46,54 +46,75 @@ fn claims_are_believed_within_reason() {
     for (rule, claims, expected) in [
         (
             "an hour",
-            format!(r#"{{"commands":["clusters"],"exp":{}}}"#, NOW + 3600),
+            format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, NOW + 3600),
             Ok(()),
         ),
         (
             "a day",
-            format!(r#"{{"commands":["clusters"],"exp":{}}}"#, NOW + 86_400),
+            format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, NOW + 86_400),
             Ok(()),
         ),
         (
             "more than a day",
-            format!(r#"{{"commands":["clusters"],"exp":{}}}"#, NOW + 86_401),
+            format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, NOW + 86_401),
             Err("lasting"),
         ),
         (
             "for ever",
-            format!(r#"{{"commands":["clusters"],"exp":{}}}"#, i64::MAX),
+            format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, i64::MAX),
             Err("lasting"),
         ),
         (
             "over",
-            format!(r#"{{"commands":["clusters"],"exp":{NOW}}}"#),
+            format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{NOW}}}"#),
             Err("expired"),
         ),
         (
             "long over",
-            format!(r#"{{"commands":["clusters"],"exp":{}}}"#, i64::MIN),
+            format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, i64::MIN),
             Err("expired"),
         ),
-        ("without an end", r#"{"commands":["clusters"]}"#.into(), Err("claims")),
-        ("without commands", format!(r#"{{"exp":{}}}"#, NOW + 1), Err("claims")),
+        (
+            "of another Tenant",
+            format!(r#"{{"tenant":"other","commands":["clusters"],"exp":{}}}"#, NOW + 1),
+            Err("tenant"),
+        ),
+        (
+            "of no Tenant",
+            format!(r#"{{"commands":["clusters"],"exp":{}}}"#, NOW + 1),
+            Err("claims"),
+        ),
+        (
+            "without an end",
+            r#"{"tenant":"acme","commands":["clusters"]}"#.into(),
+            Err("claims"),
+        ),
+        (
+            "without commands",
+            format!(r#"{{"tenant":"acme","exp":{}}}"#, NOW + 1),
+            Err("claims"),
+        ),
         (
             "no command",
-            format!(r#"{{"commands":["rm"],"exp":{}}}"#, NOW + 1),
+            format!(r#"{{"tenant":"acme","commands":["rm"],"exp":{}}}"#, NOW + 1),
             Err("claims"),
         ),
         (
             "all commands",
-            format!(r#"{{"commands":["*"],"exp":{}}}"#, NOW + 1),
+            format!(r#"{{"tenant":"acme","commands":["*"],"exp":{}}}"#, NOW + 1),
             Err("claims"),
         ),
         (
             "a limit that is not known here",
-            format!(r#"{{"commands":["clusters"],"clusters":["a"],"exp":{}}}"#, NOW + 1),
+            format!(
+                r#"{{"tenant":"acme","commands":["clusters"],"clusters":["a"],"exp":{}}}"#,
+                NOW + 1
+            ),
             Err("claims"),
         ),
         (
             "a half number",
-            r#"{"commands":["clusters"],"exp":1.5}"#.into(),
+            r#"{"tenant":"acme","commands":["clusters"],"exp":1.5}"#.into(),
             Err("claims"),
         ),
         ("no JSON", "commands".into(), Err("claims")),
@@ -102,17 +123,27 @@ fn claims_are_believed_within_reason() {
         let token = written(&claims, &signed(&key, "yoke@api.example.org", &claims));
         assert_eq!(judged(&token).map(|_| ()), expected, "{rule}: {claims}");
     }
-    let claims = format!(r#"{{"commands":["clusters","sleep"],"exp":{}}}"#, NOW + 60);
+    let claims = format!(
+        r#"{{"tenant":"acme","commands":["clusters","sleep"],"exp":{}}}"#,
+        NOW + 60
+    );
     let permit = judged(&written(&claims, &signed(&key, "yoke@api.example.org", &claims))).unwrap();
     for (command, expected) in [("clusters", true), ("sleep", true), ("delete", false), ("", false)] {
         assert_eq!(permit.allows(command), expected, "{command}");
     }
+    assert_eq!(permit.mark().expires, NOW + 60);
+}
+
+#[test]
+fn a_digest_is_what_sha256sum_prints() {
+    assert_eq!(digest(b""), "e3b0c44298fc1c14");
+    assert_eq!(digest(b"abc"), "ba7816bf8f01cfea");
 }
 
 #[test]
 fn only_what_is_signed_for_this_host_is_believed() {
     let (key, other) = (key(), key());
-    let claims = format!(r#"{{"commands":["clusters"],"exp":{}}}"#, NOW + 60);
+    let claims = format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, NOW + 60);
     let good = signed(&key, "yoke@api.example.org", &claims);
     let token = written(&claims, &good);
     assert!(judged(&token).is_ok());
@@ -199,7 +230,7 @@ fn signed_by_security_key(key: &PrivateKey, flags: u8, claims: &str) -> SshSig {
 #[test]
 fn a_security_key_must_say_that_it_was_touched() {
     let key = key();
-    let claims = format!(r#"{{"commands":["clusters"],"exp":{}}}"#, NOW + 60);
+    let claims = format!(r#"{{"tenant":"acme","commands":["clusters"],"exp":{}}}"#, NOW + 60);
     for (flags, expected) in [(1, Ok(())), (5, Ok(())), (0, Err("signature")), (4, Err("signature"))] {
         let token = written(&claims, &signed_by_security_key(&key, flags, &claims));
         assert_eq!(judged(&token).map(|_| ()), expected, "{flags}");

@@ -59,8 +59,8 @@ fn in_an_hour() -> u64 {
     now.as_secs() + 3600
 }
 
-fn claims(commands: &[&str]) -> String {
-    json!({"commands": commands, "exp": in_an_hour()}).to_string()
+fn claims(tenant: &str, commands: &[&str]) -> String {
+    json!({"tenant": tenant, "commands": commands, "exp": in_an_hour()}).to_string()
 }
 
 /// A token, made in the shell as the README says.
@@ -75,7 +75,8 @@ async fn sign(world: &World, key: &Path, namespace: &str, claims: &str) -> Strin
 }
 
 pub(crate) async fn token(world: &World, person: &Person, commands: &[&str]) -> String {
-    sign(world, &person.key, NAMESPACE, &claims(commands)).await
+    let tenant = if person.key == world.bob.key { "b" } else { "a" };
+    sign(world, &person.key, NAMESPACE, &claims(tenant, commands)).await
 }
 
 async fn curl(world: &World, arguments: &[&str]) -> Got {
@@ -123,10 +124,12 @@ pub(crate) async fn a_program_does_what_its_token_permits(world: &World) {
     world.tell("a", "robot", true, "The API answers.").await;
     assert_eq!(send(world, &all, "").await.body["clusters"][0]["name"], "robot");
     assert_eq!(send(world, &all, "kubeconfig robot").await.body["kind"], "Config");
+    assert_eq!(send(world, &bobs, "ls").await.status, 200);
+    let narrow = token(world, bob, &["whoami"]).await;
     for (rule, token, line, status, code, reason) in [
         ("no command", &all, "frobnicate", 400, Some(2), "usage"),
         ("not permitted", &all, "sleep robot", 403, Some(1), "not_permitted"),
-        ("its alias neither", &bobs, "create x", 403, Some(1), "not_permitted"),
+        ("its alias neither", &narrow, "ls", 403, Some(1), "not_permitted"),
         ("another's", &bobs, "clusters robot", 404, Some(1), "not_found"),
         ("nobody's", &bobs, "clusters absent", 404, Some(1), "not_found"),
         ("made twice", &all, "create robot", 409, Some(1), "refused"),
@@ -181,12 +184,12 @@ pub(crate) async fn tokens_that_are_no_good_are_refused(world: &World) {
         .ok();
     let end = |seconds: i64| {
         let exp = i64::try_from(in_an_hour()).unwrap() - 3600 + seconds;
-        json!({"commands": ["whoami"], "exp": exp}).to_string()
+        json!({"tenant": "a", "commands": ["whoami"], "exp": exp}).to_string()
     };
     let (head, signature) = good.rsplit_once('.').unwrap();
     let others = token(world, &world.bob, &["whoami"]).await;
     let swapped = format!("{head}.{}", others.rsplit_once('.').unwrap().1);
-    let whoami = claims(&["whoami"]);
+    let whoami = claims("a", &["whoami"]);
     for (rule, token, part) in [
         (
             "a key of nobody",
@@ -220,8 +223,13 @@ pub(crate) async fn tokens_that_are_no_good_are_refused(world: &World) {
         ),
         (
             "without an end",
-            sign(world, &alice.key, NAMESPACE, r#"{"commands":["whoami"]}"#).await,
+            sign(world, &alice.key, NAMESPACE, r#"{"tenant":"a","commands":["whoami"]}"#).await,
             "missing field `exp`",
+        ),
+        (
+            "for another Tenant",
+            sign(world, &world.bob.key, NAMESPACE, &whoami).await,
+            "for another Tenant",
         ),
         ("another's signature", swapped, "the signature of the token is wrong"),
         ("cut", good[..good.len() - 8].to_owned(), "the signature of the token"),

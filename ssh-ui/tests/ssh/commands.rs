@@ -2,8 +2,11 @@
 
 use std::process::Stdio;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use kube::Api;
-use serde_json::json;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 use yoke_api::JoinToken;
 use yoke_test_support::kubernetes::OWNER_TOKEN;
 
@@ -105,14 +108,26 @@ pub(crate) async fn nodes_are_those_of_the_clusters_own_api(world: &World) {
     assert!(early.contains("has no kubeconfig yet"), "{early}");
     world.tell("a", "work", true, "The API answers.").await;
     // As the Tenant's kubeconfig of a cluster whose API is another server; here it is the host's own.
-    let kubeconfig = |server: &str| {
+    let authority = std::fs::read(world.path("certificates/apiserver.crt")).unwrap();
+    let trusted = json!({"certificate-authority-data": STANDARD.encode(authority)});
+    let kubeconfig = |server: &str, trust: &Value| {
+        let mut cluster = json!({"server": server});
+        cluster
+            .as_object_mut()
+            .unwrap()
+            .extend(trust.as_object().unwrap().clone());
         json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": server, "insecure-skip-tls-verify": true}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {"token": OWNER_TOKEN}}]})
         .to_string()
     };
-    world.set_kubeconfig("a", "work", &kubeconfig(&world.address)).await;
+    let good = kubeconfig(&world.address, &trusted);
+    world.set_kubeconfig("a", "work", &good).await;
+    // Nobody else is asked than who the operator says.
+    let silent = "the API of Cluster work did not answer";
+    assert!(alice.ssh("nodes work").await.failed(1).contains(silent));
+    world.set_address("a", "work", &world.address).await;
     assert_eq!(alice.ssh("nodes work").await.ok(), "No worker has joined.\n");
     let long = "b".repeat(63);
     let labels = json!({format!("node-role.kubernetes.io/{long}"): ""});
@@ -132,15 +147,31 @@ pub(crate) async fn nodes_are_those_of_the_clusters_own_api(world: &World) {
     let asleep = alice.ssh("nodes work").await.failed(1);
     assert!(asleep.contains("is asleep\nhint: `wake work`"), "{asleep}");
     alice.ssh("wake work").await.ok();
-    // Of the way there a Tenant is told nothing.
-    world
-        .set_kubeconfig("a", "work", &kubeconfig("https://127.0.0.1:1"))
+    let words = json!({"metadata": {"annotations": {"yoke.drzzl.io/sleep": "now"}}});
+    let clusters = world.clusters("a");
+    let patched = clusters
+        .patch("work", &PatchParams::default(), &Patch::Merge(&words))
         .await;
-    let silent = alice.ssh("nodes work").await.failed(1);
-    assert!(
-        silent.contains("the API of Cluster work did not answer") && !silent.contains("127.0.0.1"),
-        "{silent}"
-    );
+    patched.unwrap();
+    let asleep = alice.ssh("nodes work").await.failed(1);
+    assert!(asleep.contains("is asleep\nhint: `wake work`"), "{asleep}");
+    alice.ssh("wake work").await.ok();
+    // Of the way there a Tenant is told nothing.
+    let elsewhere = "https://127.0.0.1:1";
+    let unproved = json!({"insecure-skip-tls-verify": true});
+    for (rule, address, text) in [
+        ("nobody answers", elsewhere, kubeconfig(elsewhere, &trusted)),
+        (
+            "who answers proves nothing",
+            &world.address,
+            kubeconfig(&world.address, &unproved),
+        ),
+    ] {
+        world.set_kubeconfig("a", "work", &text).await;
+        world.set_address("a", "work", address).await;
+        let said = alice.ssh("nodes work").await.failed(1);
+        assert!(said.contains(silent) && !said.contains("127.0.0.1"), "{rule}: {said}");
+    }
     alice.ssh("delete work --yes").await.ok();
 }
 

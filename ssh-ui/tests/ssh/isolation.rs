@@ -1,27 +1,31 @@
 //! What one Tenant can learn of another: nothing.
 
+use std::process::Stdio;
+
 use kube::Api;
 use kube::api::{ListParams, PostParams};
-use yoke_api::Cluster;
+use serde_json::json;
+use yoke_api::{Cluster, JoinToken};
 use yoke_ssh_ui::Error;
 use yoke_ssh_ui::tenant::TenantHost;
 
-use crate::world::World;
+use crate::world::{World, put};
 
 pub(crate) async fn another_tenants_objects_are_as_if_they_were_not(world: &World) {
     let (alice, bob) = (&world.alice, &world.bob);
     bob.ssh("create secret").await.ok();
     world.tell("b", "secret", true, "The API answers.").await;
     assert!(bob.ssh("kubeconfig secret").await.ok().contains("of b/secret"));
-    assert_eq!(
-        alice.ssh("clusters --json").await.json(),
-        serde_json::json!({"clusters": []})
-    );
+    assert_eq!(alice.ssh("clusters --json").await.json(), json!({"clusters": []}));
+    let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
+        "metadata": {"name": "secret", "namespace": "b"}, "spec": {"clusterName": "secret"}});
+    put(&world.admin, &token).await;
     // One that is another's and one that is nobody's are told apart by nothing but the name.
     for command in [
         "clusters",
         "kubeconfig",
         "nodes",
+        "revoke",
         "sleep",
         "wake",
         "delete --yes",
@@ -32,6 +36,20 @@ pub(crate) async fn another_tenants_objects_are_as_if_they_were_not(world: &Worl
         assert!(others.contains("not found"), "{others}");
         assert_eq!(others.replace("secret", "absent"), nobodys, "{command}");
     }
+    // Leave to join it is asked for in one's own namespace, where there is no such Cluster.
+    let tokens = |tenant: &str| Api::<JoinToken>::namespaced(world.admin.clone(), tenant);
+    let count = async |tenant: &str| tokens(tenant).list(&ListParams::default()).await.unwrap().items.len();
+    let mut client = alice.begin(&[], "join secret");
+    let mut client = client.stdin(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+    world
+        .until("the JoinToken is made", async || count("a").await == 1)
+        .await;
+    client.kill().await.unwrap();
+    world
+        .until("the JoinToken is gone", async || count("a").await == 0)
+        .await;
+    assert_eq!(count("b").await, 1, "Bob's own");
+    bob.ssh("revoke secret").await.ok();
     let copied = alice
         .scp(":secret.kubeconfig", world.path("stolen").to_str().unwrap())
         .await;

@@ -201,6 +201,15 @@ impl World {
         put(&self.admin, &secret).await;
     }
 
+    /// Where the operator says that a Cluster's API is.
+    pub(crate) async fn set_address(&self, tenant: &str, name: &str, address: &str) {
+        let endpoint = json!({"url": "https://name.example.org", "serverName": "name.example.org", "address": address,
+            "audience": "x", "issuer": "x"});
+        let patch = json!({"status": {"endpoint": endpoint}});
+        let (api, params) = (self.clusters(tenant), PatchParams::default());
+        api.patch_status(name, &params, &Patch::Merge(&patch)).await.unwrap();
+    }
+
     /// Gives a Tenant other keys: name and line.
     pub(crate) async fn set_keys(&self, tenant: &str, keys: &[(&str, &str)]) {
         let keys: Vec<_> = keys
