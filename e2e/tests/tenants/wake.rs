@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use yoke_api::cluster::{ClusterSpec, DesiredState};
 use yoke_api::labels::{SLEEP, SLEEP_END, SLEEP_NOW};
-use yoke_api::sleep::ActivityStatus;
+use yoke_api::sleep::{ActivityStatus, SleepSpec};
 use yoke_api::{Cluster, ConditionType};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, wait_until};
@@ -112,6 +112,42 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
         .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
         .await?;
     stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
+    tenant.remove().await
+}
+
+/// It goes to sleep by itself, whatever its own controllers ask, and again after it was woken.
+#[tokio::test]
+async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "unused").await?;
+    let sleep = SleepSpec {
+        after_inactivity: Some("1m".into()),
+        ..SleepSpec::default()
+    };
+    let spec = ClusterSpec {
+        sleep,
+        ..ClusterSpec::default()
+    };
+    tenant.create_cluster("a", spec).await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    let kubeconfig = tenant.kubeconfig("a").await?;
+    for _ in 0..2 {
+        let asleep = tenant
+            .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
+            .await?;
+        let conditions = asleep.status.context("no status")?.conditions;
+        let reason = conditions
+            .iter()
+            .find(|condition| condition.type_ == ConditionType::Asleep.as_str())
+            .map(|condition| condition.reason.as_str());
+        ensure!(reason == Some("AsleepOnInactivity"), "{reason:?}");
+        stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
+        tenant
+            .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+            .await?;
+    }
     tenant.remove().await
 }
 
