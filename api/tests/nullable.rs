@@ -5,11 +5,22 @@ use serde_json::{Value, json};
 use yoke_api::{Cluster, Tenant};
 
 /// The paths that may be null. Behind each is an `Option`.
-const CLUSTER: [&str; 15] = [
+const CLUSTER: [&str; 28] = [
     "spec.class",
     "spec.id",
+    "spec.sleep.afterInactivity",
+    "spec.sleep.schedules[].sleep",
+    "spec.sleep.schedules[].timeZone",
+    "spec.sleep.schedules[].wake",
+    "spec.ttl",
     "spec.version",
     "status",
+    "status.activity",
+    "status.activity.lastActivityTime",
+    "status.activity.scheduledTime",
+    "status.activity.sleepReason",
+    "status.activity.sleepRequestedTime",
+    "status.activity.wakeRequestedTime",
     "status.endpoint",
     "status.history[].completed",
     "status.kubeconfigRef",
@@ -21,6 +32,8 @@ const CLUSTER: [&str; 15] = [
     "status.storage",
     "status.storage.bytes",
     "status.version",
+    "status.workers",
+    "status.workers.oldestVersion",
 ];
 
 const TENANT: [&str; 4] = [
@@ -72,7 +85,18 @@ fn only_options_are_nullable() {
 
 #[test]
 fn nulls_of_optional_fields_are_read() {
-    let spec = json!({"class": null, "id": null, "version": null});
+    let schedule = json!({"sleep": null, "timeZone": null, "wake": null});
+    let sleep = json!({"afterInactivity": null, "schedules": [schedule]});
+    let spec = json!({"class": null, "id": null, "sleep": sleep, "ttl": null, "version": null});
+    let activity = json!({"lastActivityTime": null, "scheduledTime": null, "sleepReason": null,
+        "sleepRequestedTime": null, "wakeRequestedTime": null});
+    let workers = json!({"total": 0, "updated": 0, "unavailable": 0, "oldestVersion": null});
+    for (activity, workers) in [(json!(null), json!(null)), (activity, workers)] {
+        let status = json!({"activity": activity, "workers": workers});
+        let object = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
+            "spec": {}, "status": status});
+        serde_json::from_value::<Cluster>(object).unwrap();
+    }
     let object = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
         "spec": spec, "status": {"endpoint": null, "kubeconfigRef": null, "nodes": null, "observedGeneration": null,
             "phase": null, "pki": null, "storage": null, "version": null}});
