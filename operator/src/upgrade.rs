@@ -19,6 +19,8 @@ use crate::conditions::State;
 
 /// How long a worker may take beside the drain. It gives up by itself long before.
 const PATIENCE: Duration = Duration::from_secs(1200);
+/// What passes between two looks counts as no more than this: while the API, or this process, was away, no worker could end.
+const GAP: Duration = Duration::from_secs(120);
 /// Nodes that are named in a status.
 const NAMED: usize = 16;
 /// Nodes that are named in a sentence.
@@ -54,7 +56,11 @@ enum Standing {
     Stale,
     /// It may be asked.
     Behind,
-    /// It was asked, and has not come to an end.
+    /// It may be asked, and was asked for another version: its worker may have begun by now.
+    Astray,
+    /// Nobody asks any more for what has failed, and its worker has yet to see that: asked again before, it would not.
+    Waits,
+    /// It was asked, or has begun, and has not come to an end.
     Busy,
     Failed(String),
     /// Nobody there does what is asked, or its kubelet is newer than the API.
@@ -78,32 +84,40 @@ pub(crate) struct Plan<'a> {
     pub(crate) state: State,
 }
 
-/// Since when Nodes have been asked for what, by UID.
+/// For how long Nodes have been asked for what, by UID.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asking(HashMap<String, (String, Instant)>);
+pub(crate) struct Asking {
+    nodes: HashMap<String, (String, Duration)>,
+    looked: Option<Instant>,
+}
 
 impl Asking {
-    /// Notes what Nodes are asked now.
+    /// Notes what Nodes are asked now; or, where nobody asks any more, what they say.
     pub(crate) fn note(&mut self, nodes: &[Node], now: Instant) {
+        let passed = self.looked.replace(now);
+        let passed = passed.map_or(Duration::ZERO, |before| now.saturating_duration_since(before).min(GAP));
         let mut asked = HashMap::new();
         for node in nodes {
-            let Some((uid, version)) = node.uid().zip(node.annotations().get(labels::KUBELET_VERSION)) else {
+            let note = |key| node.annotations().get(key);
+            let what = note(labels::KUBELET_VERSION).or_else(|| note(labels::KUBELET_UPGRADE));
+            let Some((uid, what)) = node.uid().zip(what) else {
                 continue;
             };
-            let known = self.0.remove(&uid).filter(|(before, _)| before == version);
-            asked.insert(uid, known.unwrap_or_else(|| (version.clone(), now)));
+            let known = self.nodes.remove(&uid).filter(|(before, _)| before == what);
+            let waited = known.map_or(Duration::ZERO, |(_, waited)| waited + passed);
+            asked.insert(uid, (what.clone(), waited));
         }
-        self.0 = asked;
+        self.nodes = asked;
     }
 
-    fn waited(&self, node: &Node, now: Instant) -> Duration {
-        let known = node.metadata.uid.as_ref().and_then(|uid| self.0.get(uid));
-        known.map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(*since))
+    fn waited(&self, node: &Node) -> Duration {
+        let known = node.metadata.uid.as_ref().and_then(|uid| self.nodes.get(uid));
+        known.map_or(Duration::ZERO, |(_, waited)| *waited)
     }
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn of(node: &'a Node, asking: &Asking, now: Instant) -> Self {
+    pub(crate) fn of(node: &'a Node, asking: &Asking) -> Self {
         let note = |key| node.annotations().get(key);
         let asked = note(labels::KUBELET_VERSION).map(|text| text.parse().map_or(Asked::Nonsense, Asked::Version));
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
@@ -114,40 +128,64 @@ impl<'a> Worker<'a> {
             ready: node.status.as_ref().is_some_and(is_ready),
             asked,
             said: note(labels::KUBELET_UPGRADE).and_then(|text| text.parse().ok()),
-            waited: asking.waited(node, now),
+            waited: asking.waited(node),
         }
     }
 
     fn standing(&self, target: KubernetesVersion, patience: Duration) -> Standing {
         let has_it = self.kubelet == Some(target);
-        let said = |version| {
-            self.said
-                .as_ref()
-                .filter(|said| said.version == version)
-                .map(|said| &said.state)
-        };
-        match self.asked {
-            None if has_it => Standing::Updated,
-            Some(Asked::Version(asked)) if asked == target => match said(target) {
-                Some(UpgradeState::Failed(why)) => Standing::Failed(why.clone()),
-                _ if self.waited > patience => Standing::Failed(format!(
+        let (asked, has_failed) = (self.asked_version(), self.failure());
+        // Whatever it is asked by now: it ends by itself, one way or the other.
+        let state = self.said.as_ref().map(|said| &said.state);
+        let has_begun = matches!(state, Some(UpgradeState::Draining | UpgradeState::Replacing));
+        match (asked, has_failed) {
+            (Some(asked), Some((version, why))) if asked == target && version == target => {
+                return Standing::Failed(why.clone());
+            }
+            _ if !has_begun && asked != Some(target) => {}
+            _ if self.waited > patience => {
+                return Standing::Failed(format!(
                     "it was asked {} minutes ago, and has not come to an end",
                     self.waited.as_secs() / 60
-                )),
-                _ => Standing::Busy,
-            },
-            // It ends by itself, one way or the other.
-            Some(Asked::Version(other))
-                if matches!(said(other), Some(UpgradeState::Draining | UpgradeState::Replacing)) =>
-            {
-                Standing::Busy
+                ));
             }
-            Some(_) if has_it => Standing::Stale,
+            _ => return Standing::Busy,
+        }
+        match has_failed.map(|(version, _)| version) {
+            _ if has_it && self.asked.is_none() => Standing::Updated,
+            _ if has_it => Standing::Stale,
             _ if self.said.is_none() || self.kubelet.is_none_or(|kubelet| kubelet.minor > target.minor) => {
                 Standing::Unmanaged
             }
+            Some(version) if version == target => Standing::Waits,
+            _ if self.is_awaited() => Standing::Astray,
             _ => Standing::Behind,
         }
+    }
+
+    fn asked_version(&self) -> Option<KubernetesVersion> {
+        match self.asked {
+            Some(Asked::Version(version)) => Some(version),
+            Some(Asked::Nonsense) | None => None,
+        }
+    }
+
+    /// What its worker could not come to, and why.
+    fn failure(&self) -> Option<(KubernetesVersion, &String)> {
+        match self.said.as_ref().map(|said| (said.version, &said.state)) {
+            Some((version, UpgradeState::Failed(why))) => Some((version, why)),
+            _ => None,
+        }
+    }
+
+    /// Whether its worker may begin in any moment, or has begun.
+    fn is_awaited(&self) -> bool {
+        let failed = self.failure().map(|(version, _)| version);
+        self.said.is_some() && self.asked_version().is_some_and(|asked| failed != Some(asked))
+    }
+
+    fn may_be_asked(&self) -> bool {
+        self.ready && !self.is_leaving()
     }
 
     fn is_leaving(&self) -> bool {
@@ -171,21 +209,28 @@ pub(crate) fn plan<'a>(workers: &[Worker<'a>], target: KubernetesVersion, spec: 
     standings.sort_by(|(one, _), (other, _)| (one.kubelet, &one.name).cmp(&(other.kubelet, &other.name)));
     let unavailable = standings
         .iter()
-        .filter(|(worker, standing)| *standing == Standing::Busy || !worker.ready)
+        .filter(|(worker, standing)| {
+            let takes_room = matches!(standing, Standing::Busy | Standing::Waits) || worker.is_awaited();
+            takes_room || !worker.ready
+        })
         .count();
     let failed = standings
         .iter()
         .any(|(_, standing)| matches!(standing, Standing::Failed(_)));
-    let room = if spec.paused || failed {
-        0
-    } else {
-        usize::from(spec.max_unavailable).saturating_sub(unavailable)
+    let may = !spec.paused && !failed;
+    let room = usize::from(spec.max_unavailable).saturating_sub(unavailable);
+    let find = |wanted: Standing| {
+        let found = standings.iter().filter(move |(_, standing)| *standing == wanted);
+        found
+            .map(|(worker, _)| *worker)
+            .filter(|worker| may && worker.may_be_asked())
     };
-    let next = standings
-        .iter()
-        .filter(|(worker, standing)| *standing == Standing::Behind && worker.ready && !worker.is_leaving());
-    let asked: Vec<_> = next.take(room).map(|(worker, _)| *worker).collect();
-    let stale = standings.iter().filter(|(_, standing)| *standing == Standing::Stale);
+    let next: Vec<_> = find(Standing::Behind).take(room).collect();
+    // These have room already.
+    let asked: Vec<_> = find(Standing::Astray).chain(next.iter().copied()).collect();
+    let stale = standings.iter().filter(|(worker, standing)| {
+        *standing == Standing::Stale || *standing == Standing::Waits && worker.asked.is_some()
+    });
     let steps = stale
         .map(|(worker, _)| Step::Withdraw(worker.node))
         .chain(asked.iter().map(|worker| Step::Ask(worker.node)))
@@ -200,7 +245,7 @@ pub(crate) fn plan<'a>(workers: &[Worker<'a>], target: KubernetesVersion, spec: 
     let status = WorkersStatus {
         total: to_count(workers.len()),
         updated: to_count(updated),
-        unavailable: to_count(unavailable + asked.len()),
+        unavailable: to_count(unavailable + next.len()),
         oldest_version: workers
             .iter()
             .filter_map(|worker| worker.kubelet)
@@ -244,7 +289,15 @@ fn plan_state(
         let names = name(upgrading.iter().map(|worker| worker.name.as_str()));
         return State::no(Reason::Updating, format!("{so_far} Being upgraded: {names}."));
     }
-    if standings.iter().all(|(_, standing)| *standing != Standing::Behind) {
+    let waits = names(&|_, standing| *standing == Standing::Waits);
+    if !waits.is_empty() {
+        let message = format!("{so_far} Waiting for the yoke-worker of {waits} to see that it may try again.");
+        return State::no(Reason::WorkersPending, message);
+    }
+    if standings
+        .iter()
+        .all(|(_, standing)| !matches!(standing, Standing::Behind | Standing::Astray))
+    {
         let names = names(&|_, standing| *standing == Standing::Unmanaged);
         let message =
             format!("{so_far} No yoke-worker that upgrades keeps {names}, or the kubelet is newer than the API.");
@@ -253,10 +306,12 @@ fn plan_state(
     if paused {
         return State::no(Reason::Paused, format!("{so_far} spec.workers.upgrade.paused is set."));
     }
-    let names = names(&|worker, _| !worker.ready || worker.is_leaving());
+    let names = names(&|worker, _| !worker.may_be_asked() || worker.is_awaited());
     State::no(
         Reason::WorkersPending,
-        format!("{so_far} The next one waits for Nodes that are not ready, or leave: {names}."),
+        format!(
+            "{so_far} The next one waits for Nodes that are not ready, leave, or come to another version: {names}."
+        ),
     )
 }
 

@@ -17,10 +17,12 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use sha2::{Digest as _, Sha256};
 use yoke_api::KubernetesVersion;
 
 use crate::layout::Layout;
+use crate::root;
 
 /// The file that names all others.
 pub(crate) const SUMS: &str = "SHA256SUMS";
@@ -74,6 +76,9 @@ pub enum BundleError {
     /// A file is not what the list says.
     #[error("the digest of {0} is not the one in {SUMS}")]
     Digest(String),
+    /// Somebody else may change a file.
+    #[error("{} is no plain file that only root, or the one who runs this, may write", .0.display())]
+    Writable(PathBuf),
     /// The kubelet does not tell its version.
     #[error("the bundle's kubelet does not say its version: {0:?}")]
     Version(String),
@@ -164,12 +169,25 @@ pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) ->
 /// Reads the list of a bundle.
 pub(crate) fn read_sums(bundle: &Path) -> Result<Sums, BundleError> {
     let path = bundle.join(SUMS);
-    let file = fs::File::open(&path).map_err(failed("read", &path))?;
+    let file = open(&path, OFlags::NOFOLLOW)?;
     let mut text = String::new();
     file.take(SUMS_MAX)
         .read_to_string(&mut text)
         .map_err(failed("read", &path))?;
     parse_sums(&text)
+}
+
+/// Opens a file that nobody else may change.
+fn open(path: &Path, flags: OFlags) -> Result<fs::File, BundleError> {
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let file = fs::File::from(opened.map_err(|error| failed("read", path)(error.into()))?);
+    let meta = file.metadata().map_err(failed("look at", path))?;
+    if meta.is_file() && root::is_owned(&meta) {
+        Ok(file)
+    } else {
+        Err(BundleError::Writable(path.to_owned()))
+    }
 }
 
 fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
@@ -182,7 +200,8 @@ fn is_whole(file: &Path, digest: &[u8; 32]) -> bool {
 pub(crate) fn copy(from: &Path, to: &Path, mode: u32, name: &str, digest: &[u8; 32]) -> Result<(), BundleError> {
     let partial = to.with_file_name(format!(".{}.partial", to.file_name().unwrap_or_default().display()));
     let _ = fs::remove_file(&partial);
-    let source = fs::File::open(from).map_err(failed("read", from))?;
+    // It may be a link of the owner's; where that leads is held against the digest.
+    let source = open(from, OFlags::empty())?;
     let mut options = fs::OpenOptions::new();
     let mut target = options
         .write(true)

@@ -75,11 +75,10 @@ pub(crate) fn verify(layout: &Layout) -> Result<(), RootError> {
 
 fn check(folder: &Path, own: bool) -> Result<(), RootError> {
     let meta = fs::metadata(folder).map_err(|error| FileError::new("look at", folder, error))?;
-    let user = rustix::process::geteuid().as_raw();
     if !meta.is_dir() {
         return Err(RootError::NoFolder(folder.to_owned()));
     }
-    if meta.uid() != 0 && meta.uid() != user {
+    if !has_owner(&meta) {
         return Err(RootError::Owner(folder.to_owned()));
     }
     let sticky = !own && meta.mode() & STICKY != 0;
@@ -87,6 +86,15 @@ fn check(folder: &Path, own: bool) -> Result<(), RootError> {
         return Err(RootError::Writable(folder.to_owned()));
     }
     Ok(())
+}
+
+fn has_owner(meta: &fs::Metadata) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&meta.uid())
+}
+
+/// Whether nobody else may write to it.
+pub(crate) fn is_owned(meta: &fs::Metadata) -> bool {
+    has_owner(meta) && meta.mode() & OTHERS_WRITE == 0
 }
 
 /// What the worker of a folder that is there is called by.

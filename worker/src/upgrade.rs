@@ -18,6 +18,7 @@ mod plan;
 mod record;
 mod source;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
@@ -42,8 +43,10 @@ use plan::{Progress, Seen, Step, plan};
 use record::{Record, Stage};
 pub(crate) use record::{forget, settle};
 
-/// Between two looks at the Node.
+/// Between two looks at the Node while something is being done.
 const WATCH: Duration = Duration::from_secs(5);
+/// And while nothing is.
+const CALM: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long Pods may take to end that were deleted.
 const DELETE_LIMIT: Duration = Duration::from_secs(120);
@@ -51,25 +54,59 @@ const DELETE_LIMIT: Duration = Duration::from_secs(120);
 /// Does as the Node is asked to, as long as it is awaited. Nothing that fails ends the worker.
 pub(crate) async fn follow(layout: &Layout, worker: &Worker, kubelet: &mut Kubelet) -> std::convert::Infallible {
     let mut said = String::new();
+    let mut known = None;
     loop {
+        let Some((client, stamp)) = connect(layout, worker, known.take()).await else {
+            sleep(WATCH).await;
+            continue;
+        };
         let turn = Turn {
             layout,
             worker,
             kubelet: &mut *kubelet,
         };
-        match turn.take().await {
-            Ok(true) => continue,
-            Ok(false) => said.clear(),
+        let pause = match turn.take(&client).await {
+            Ok(next) => {
+                said.clear();
+                known = Some((client, stamp));
+                match next {
+                    Next::Now => continue,
+                    Next::Soon => WATCH,
+                    Next::Later => CALM,
+                }
+            }
             Err(error) => {
                 let line = format!("the kubelet's version: {}", to_line(&error));
                 if line != said {
                     say(&line);
                     said = line;
                 }
+                WATCH
             }
-        }
-        sleep(WATCH).await;
+        };
+        sleep(pause).await;
     }
+}
+
+/// By what a certificate's file is known: its number, and when it was written.
+type Stamp = Option<(u64, i64, i64)>;
+
+/// The client that is known, as long as the certificate is the same that it was made with.
+async fn connect(layout: &Layout, worker: &Worker, known: Option<(Client, Stamp)>) -> Option<(Client, Stamp)> {
+    let meta = std::fs::metadata(layout.client_certificate()).ok();
+    let stamp = meta.map(|meta| (meta.ino(), meta.mtime(), meta.mtime_nsec()));
+    match known.filter(|(_, before)| *before == stamp) {
+        Some(known) => Some(known),
+        None => Some((node::connect(layout, worker).await?, stamp)),
+    }
+}
+
+/// When the next step may follow.
+enum Next {
+    Now,
+    Soon,
+    /// Nothing is asked, and nothing is being done.
+    Later,
 }
 
 /// A step cannot be done now.
@@ -88,38 +125,36 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Takes one step, if there is one to take. Whether another may follow at once.
-    async fn take(self) -> Result<bool, TurnError> {
-        let Some(client) = node::connect(self.layout, self.worker).await else {
-            return Ok(false);
-        };
+    /// Takes one step, if there is one to take.
+    async fn take(self, client: &Client) -> Result<Next, TurnError> {
         let nodes = Api::<Node>::all(client.clone());
         let Some(node) = limited(nodes.get_opt(&self.worker.name)).await.map_err(Box::new)? else {
-            return Ok(false);
+            return Ok(Next::Soon);
         };
         let (seen, record) = (Seen::of(&node), Record::read(self.layout)?);
         match plan(&seen, record.as_ref()) {
-            Step::Nothing => return Ok(false),
+            Step::Nothing if record.is_none() && seen.kubelet.is_some() => return Ok(Next::Later),
+            Step::Nothing => return Ok(Next::Soon),
             Step::Say(said) => {
-                say_on(&client, &node, &said).await?;
-                return Ok(false);
+                say_on(client, &node, &said).await?;
+                return Ok(Next::Soon);
             }
-            Step::Clear(said) => end_on(&client, &node, &said, false, true).await?,
-            Step::Begin(to) => self.begin(&client, &seen, to).await?,
+            Step::Clear(said) => end_on(client, &node, &said, false, true).await?,
+            Step::Begin(to) => self.begin(client, &seen, to).await?,
             Step::Abandon(record) => {
                 let said = KubeletUpgrade {
                     version: record.from,
                     state: UpgradeState::Done,
                 };
-                end_on(&client, &node, &said, !record.cordoned, false).await?;
+                end_on(client, &node, &said, !record.cordoned, false).await?;
                 forget(self.layout)?;
             }
-            Step::Drain(record) => self.drain(&client, &node, &seen, record).await?,
-            Step::Verify(record) => self.verify(&client, record).await?,
-            Step::Return(record) => self.go_back(&client, record).await?,
+            Step::Drain(record) => self.drain(client, &node, &seen, record).await?,
+            Step::Verify(record) => self.verify(client, record).await?,
+            Step::Return(record) => self.go_back(client, record).await?,
             Step::Forget => forget(self.layout)?,
         }
-        Ok(true)
+        Ok(Next::Now)
     }
 
     /// Before anything is touched, all that is needed is there.
@@ -142,10 +177,13 @@ impl Turn<'_> {
         if let Err(why) = &made {
             say(&format!("the kubelet stays {from}: {why}"));
         }
+        // Meanwhile somebody may have cordoned the Node.
+        let nodes = Api::<Node>::all(client.clone());
+        let node = limited(nodes.get(&self.worker.name)).await.map_err(Box::new)?;
         let record = Record {
             from,
             to,
-            cordoned: seen.cordoned,
+            cordoned: Seen::of(&node).cordoned,
             stage,
             why: made.err(),
         };
@@ -174,7 +212,7 @@ impl Turn<'_> {
         say_on(client, node, &said).await?;
         record.stage = Stage::Replacing;
         record.write(self.layout)?;
-        self.restart().await
+        self.restart(record.stage).await
     }
 
     /// Whether the new one is what it should be.
@@ -193,19 +231,21 @@ impl Turn<'_> {
                 say(&format!("kubelet {} does not do: {why}", record.to));
                 record.stage = Stage::Reverting;
                 record.why = Some(why);
-                record.write(self.layout)?;
-                return self.restart().await;
+                let written = record.write(self.layout);
+                // Be it written or not: this one does not do.
+                self.restart(record.stage).await?;
+                written?;
             }
         }
         Ok(())
     }
 
-    /// Has the kubelet run that goes with the record. There is to be one in any case.
-    async fn restart(self) -> Result<(), TurnError> {
+    /// Has the kubelet run that goes with the stage. There is to be one in any case.
+    async fn restart(self, stage: Stage) -> Result<(), TurnError> {
         self.kubelet.stop().await;
-        let settled = settle(self.layout);
+        let arranged = record::arrange(self.layout, stage);
         self.kubelet.start();
-        Ok(settled?)
+        Ok(arranged?)
     }
 
     async fn go_back(self, client: &Client, mut record: Record) -> Result<(), TurnError> {

@@ -149,7 +149,8 @@ pub(super) async fn apply(
     probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
     let generation = cluster.metadata.generation;
     applied.addons = addons::ensure(context, blueprint, generation, &materials.kubelet_ca, &applied).await;
-    applied.workers = workers::ensure(context, blueprint, generation, &applied).await;
+    let accepted = Some(blueprint.accepted.version);
+    applied.workers = workers::ensure(context, cluster, &identity.id, accepted, &applied).await;
     Ok(applied)
 }
 

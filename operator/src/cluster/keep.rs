@@ -13,7 +13,7 @@ use super::build::{Materials, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{copies, incarnation, kept, probe, validate};
+use super::{copies, incarnation, kept, probe, validate, workers};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -45,6 +45,8 @@ pub(super) async fn keep(
             restart(context, identity, observed, &materials).await?;
             copies::replace_stuck(context, observed).await?;
             probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
+            // It may be refused for what they are.
+            applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
             given?;
         }
         Err(missing) => applied.wait_for(&missing),

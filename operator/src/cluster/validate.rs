@@ -220,8 +220,8 @@ fn check_version<'c>(
         return refuse(
             Reason::VersionChangeRefused,
             format!(
-                "A Node has kubelet {oldest}, and an API server of {wanted} takes none that old. Set the version back to {running} \
-                 until WorkersUpdated says that it was upgraded, or delete that Node."
+                "A Node has kubelet {oldest}, and an API server of {wanted} takes none that old. Bring it to {running} \
+                 by hand, or delete that Node."
             ),
         );
     }

@@ -5,17 +5,17 @@
 
 use std::time::{Duration, Instant};
 
-use yoke_api::KubernetesVersion;
-use yoke_api::workers::WorkersStatus;
+use k8s_openapi::api::core::v1::Node;
+use yoke_api::workers::{UpgradeSpec, WorkersStatus};
+use yoke_api::{Cluster, ClusterId, KubernetesVersion, Reason};
 
 use super::apply::Applied;
-use super::build::Blueprint;
 use super::gate::ControlPlane;
 use super::pace::STEADY;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::tenant_api::{TenantApi, TenantApiError, Way};
-use crate::upgrade::{Asking, Step, Worker, plan};
+use crate::upgrade::{Asking, Plan, Step, Worker, plan};
 
 /// How long one look may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -25,6 +25,8 @@ pub(super) const BUSY: Duration = Duration::from_secs(5);
 const CALM: Duration = Duration::from_secs(60);
 /// Who takes long is left alone this many times as long.
 const REST: u32 = 10;
+/// Of why a Node cannot be asked.
+const WHY_MAX: usize = 200;
 
 /// What is said of a cluster's workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,21 +40,22 @@ pub struct Workers {
 /// What was last seen of a cluster's workers.
 #[derive(Clone, Debug, Default)]
 pub struct WorkersSeen {
-    /// For what: the generation of the spec, and the version that is run.
-    key: Option<(Option<i64>, KubernetesVersion)>,
+    /// For what: the generation of the spec, and the version that was accepted.
+    key: Option<(Option<i64>, Option<KubernetesVersion>)>,
     due: Option<Instant>,
     asking: Asking,
     said: Option<Workers>,
 }
 
-/// Looks at a cluster's workers if it is time, and asks who comes next. `None` if nothing can be said of them.
+/// Looks at a cluster's workers if it is time, and asks who comes next to come to the accepted version; of a spec that is refused
+/// nobody is asked anything. `None` if nothing can be said of them.
 pub(super) async fn ensure(
     context: &Context,
-    blueprint: &Blueprint<'_>,
-    generation: Option<i64>,
+    cluster: &Cluster,
+    id: &ClusterId,
+    accepted: Option<KubernetesVersion>,
     applied: &Applied,
 ) -> Option<Workers> {
-    let id = &blueprint.identity.id;
     // Of the pod that is to be replaced they may be the right ones.
     let ControlPlane::Running { current: true, .. } = &applied.control_plane else {
         return None;
@@ -60,11 +63,12 @@ pub(super) async fn ensure(
     let answers = applied.inside.is_ok() && applied.outside.is_ok() && !applied.believed;
     let mut seen = context.seen(id).workers;
     // Of a cluster that never had any nothing is said.
-    let any = applied.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some();
+    let had_any = cluster.status.as_ref().is_some_and(|status| status.workers.is_some());
+    let any = applied.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some() || had_any;
     if !answers || !any {
         return None;
     }
-    let key = Some((generation, blueprint.accepted.version));
+    let key = Some((cluster.metadata.generation, accepted));
     if seen.key != key {
         (seen.key, seen.due, seen.said) = (key, None, None);
     }
@@ -73,11 +77,28 @@ pub(super) async fn ensure(
     }
     let api = context.apis.known(id, Way::Inside)?;
     let began = Instant::now();
-    let looked = tokio::time::timeout(LIMIT, look(&api, blueprint, &mut seen.asking)).await;
-    let pause = match looked.unwrap_or(Err(TenantApiError::Limit)) {
-        Ok(said) => {
-            let pause = if said.state.status == Some(true) { CALM } else { BUSY };
-            seen.said = Some(said);
+    let upgrade = &cluster.spec.workers.upgrade;
+    let looking = async {
+        match accepted {
+            Some(target) => look(&api, id, target, upgrade, &mut seen.asking).await,
+            None => count(&api, &mut seen.asking).await,
+        }
+    };
+    let pause = match tokio::time::timeout(LIMIT, looking)
+        .await
+        .unwrap_or(Err(TenantApiError::Limit))
+    {
+        Ok(found) => {
+            let pause = if found.workers.state.status == Some(true) {
+                CALM
+            } else {
+                BUSY
+            };
+            let is_known = seen.said.as_ref() == Some(&found.workers);
+            if let Some(problem) = found.problem.filter(|_| !is_known) {
+                tracing::warn!(cluster = %id, problem, "a worker is not asked");
+            }
+            seen.said = Some(found.workers);
             pause
         }
         Err(error) => {
@@ -93,34 +114,95 @@ pub(super) async fn ensure(
     said
 }
 
-async fn look(api: &TenantApi, blueprint: &Blueprint<'_>, asking: &mut Asking) -> Result<Workers, TenantApiError> {
-    let target = blueprint.accepted.version;
+/// What came of a look.
+#[derive(Debug)]
+struct Found {
+    workers: Workers,
+    /// Who could not be asked, and why.
+    problem: Option<String>,
+}
+
+async fn look(
+    api: &TenantApi,
+    id: &ClusterId,
+    target: KubernetesVersion,
+    upgrade: &UpgradeSpec,
+    asking: &mut Asking,
+) -> Result<Found, TenantApiError> {
     let (serves, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
     // No kubelet is to be newer than who answers.
     if KubernetesVersion::parse_build(&serves).ok() != Some(target) {
         return Err(TenantApiError::NotReady);
     }
-    let now = Instant::now();
-    asking.note(&nodes, now);
-    let workers: Vec<_> = nodes.iter().map(|node| Worker::of(node, asking, now)).collect();
-    let spec = &blueprint.spec.workers.upgrade;
-    let plan = plan(&workers, target, spec);
-    let id = &blueprint.identity.id;
-    for step in &plan.steps {
+    let workers = note(asking, &nodes);
+    let Plan {
+        steps,
+        status,
+        mut state,
+    } = plan(&workers, target, upgrade);
+    let problem = take(api, id, target, upgrade, &steps).await.err();
+    if let Some(problem) = problem.as_ref().filter(|_| state.reason != Reason::WorkerUpgradeFailed) {
+        let message = format!(
+            "{} of {} Nodes have kubelet {target}. {problem}",
+            status.updated, status.total
+        );
+        state = State::no(Reason::WorkersPending, message);
+    }
+    let workers = Workers { status, state };
+    Ok(Found { workers, problem })
+}
+
+/// Says how workers are, by what the API is now.
+async fn count(api: &TenantApi, asking: &mut Asking) -> Result<Found, TenantApiError> {
+    let (serves, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
+    let target = KubernetesVersion::parse_build(&serves).map_err(|_| TenantApiError::NotReady)?;
+    let nobody = UpgradeSpec {
+        paused: true,
+        ..UpgradeSpec::default()
+    };
+    let status = plan(&note(asking, &nodes), target, &nobody).status;
+    let message = format!(
+        "{} of {} Nodes have kubelet {target}. No other is asked to while the spec is refused.",
+        status.updated, status.total
+    );
+    Ok(Found {
+        workers: Workers {
+            status,
+            state: State::unknown(Reason::WorkersPending, message),
+        },
+        problem: None,
+    })
+}
+
+fn note<'a>(asking: &mut Asking, nodes: &'a [Node]) -> Vec<Worker<'a>> {
+    asking.note(nodes, Instant::now());
+    nodes.iter().map(|node| Worker::of(node, asking)).collect()
+}
+
+/// Asks, until one cannot be asked.
+async fn take(
+    api: &TenantApi,
+    id: &ClusterId,
+    target: KubernetesVersion,
+    upgrade: &UpgradeSpec,
+    steps: &[Step<'_>],
+) -> Result<(), String> {
+    for step in steps {
         let (node, wanted) = match step {
-            Step::Ask(node) => (node, Some((target, spec.drain_timeout.as_str()))),
+            Step::Ask(node) => (node, Some((target, upgrade.drain_timeout.as_str()))),
             Step::Withdraw(node) => (node, None),
         };
+        let name = node.metadata.name.as_deref();
         match api.ask_kubelet(node, wanted).await {
             // It has changed since: the next look sees what it is.
-            Err(error) if error.is_of_another() => {}
-            done => done?,
+            Err(error) if error.is_of_another() => continue,
+            Err(error) => {
+                let why: String = crate::chain(&error).chars().take(WHY_MAX).collect();
+                return Err(format!("Cannot ask Node {}: {why}.", name.unwrap_or_default()));
+            }
+            Ok(()) => {}
         }
-        let node = node.metadata.name.as_deref();
-        tracing::info!(cluster = %id, node, version = %target, asked = wanted.is_some(), "a worker's version");
+        tracing::info!(cluster = %id, node = name, version = %target, asked = wanted.is_some(), "a worker's version");
     }
-    Ok(Workers {
-        status: plan.status,
-        state: plan.state,
-    })
+    Ok(())
 }

@@ -67,13 +67,14 @@ fn decide(nodes: &[Node], spec: &UpgradeSpec) -> (Vec<String>, WorkersStatus, St
 
 fn decide_after(nodes: &[Node], spec: &UpgradeSpec, waited: Duration) -> (Vec<String>, WorkersStatus, State) {
     let mut asking = Asking::default();
-    let began = Instant::now();
-    asking.note(nodes, began);
-    asking.note(nodes, began + waited);
-    let workers: Vec<_> = nodes
-        .iter()
-        .map(|node| Worker::of(node, &asking, began + waited))
-        .collect();
+    let (mut now, mut left) = (Instant::now(), waited);
+    asking.note(nodes, now);
+    while !left.is_zero() {
+        let step = left.min(GAP);
+        (now, left) = (now + step, left - step);
+        asking.note(nodes, now);
+    }
+    let workers: Vec<_> = nodes.iter().map(|node| Worker::of(node, &asking)).collect();
     let plan = plan(&workers, TARGET.parse().unwrap(), spec);
     let steps = plan.steps.iter().map(|step| match step {
         Step::Ask(node) => format!("+{}", node.name_any()),
@@ -218,6 +219,97 @@ fn workers_are_asked_in_their_turn() {
             Reason::AsExpected,
         ),
         (
+            "one may try again, and has not seen it yet",
+            vec![node("a", OLD, "", "v1.35.5 Failed: x"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::WorkersPending,
+        ),
+        (
+            "one may try again, and there is room for two",
+            vec![node("a", OLD, "", "v1.35.5 Failed: x"), idle("b")],
+            limits(2, false),
+            &["+b"],
+            Reason::Updating,
+        ),
+        (
+            "one has failed, and was asked for another since",
+            vec![node("a", OLD, "v1.35.6", "v1.35.5 Failed: x"), idle("b")],
+            limits(1, false),
+            &["-a"],
+            Reason::WorkersPending,
+        ),
+        (
+            "one may try what nobody asks for any more",
+            vec![node("a", OLD, "", "v1.35.6 Failed: x")],
+            limits(1, false),
+            &["+a"],
+            Reason::Updating,
+        ),
+        (
+            "one has begun, and is not asked any more",
+            vec![node("a", OLD, "", "v1.35.5 Draining"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "one has the version, and has begun with another",
+            vec![node("a", TARGET, "", "v1.35.6 Replacing"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "one has begun with another, and is asked for this one",
+            vec![node("a", OLD, TARGET, "v1.35.6 Draining"), idle("b")],
+            limits(1, false),
+            &[],
+            Reason::Updating,
+        ),
+        (
+            "one is asked for another, and has room already",
+            vec![node("b", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
+            limits(1, false),
+            &["+b"],
+            Reason::Updating,
+        ),
+        (
+            "one is asked for another during a pause",
+            vec![node("b", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
+            limits(1, true),
+            &[],
+            Reason::Paused,
+        ),
+        (
+            "one is asked for another, and not ready",
+            vec![node("b!", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
+            limits(1, false),
+            &[],
+            Reason::WorkersPending,
+        ),
+        (
+            "one that is too new is asked for another",
+            vec![node("b", "v1.36.0", "v1.36.1", "v1.36.0 Done"), idle("a")],
+            limits(1, false),
+            &[],
+            Reason::WorkersPending,
+        ),
+        (
+            "one has the version, is asked for another, and takes room",
+            vec![node("b", TARGET, "v1.35.6", "v1.35.5 Done"), idle("a")],
+            limits(1, false),
+            &["-b"],
+            Reason::WorkersPending,
+        ),
+        (
+            "nobody there does what is asked",
+            vec![node("b", OLD, "v1.35.6", ""), idle("a")],
+            limits(1, false),
+            &["+a"],
+            Reason::Updating,
+        ),
+        (
             "somebody wrote something",
             vec![node("a", OLD, "$(reboot)", "v1.35.4 Done")],
             limits(1, false),
@@ -335,6 +427,21 @@ fn who_never_ends_has_failed() {
 }
 
 #[test]
+fn time_that_nobody_looked_does_not_count() {
+    let nodes = [busy("a")];
+    let (mut asking, began) = (Asking::default(), Instant::now());
+    asking.note(&nodes, began);
+    asking.note(&nodes, began + Duration::from_hours(10));
+    assert_eq!(asking.waited(&nodes[0]), GAP);
+    asking.note(&[node("a", OLD, "v1.35.6", "v1.35.5 Draining")], began);
+    assert_eq!(asking.waited(&nodes[0]), Duration::ZERO, "something else is asked");
+    // It is not asked any more, and does not end.
+    let nodes = [node("a", OLD, "", "v1.35.5 Draining"), idle("b")];
+    let (steps, _, state) = decide_after(&nodes, &limits(9, false), Duration::from_hours(1));
+    assert_eq!((steps.len(), state.reason), (0, Reason::WorkerUpgradeFailed));
+}
+
+#[test]
 fn a_status_is_bounded() {
     let nodes: Vec<_> = (0..200).map(|number| busy(&format!("n{number:03}"))).collect();
     let (_, status, state) = decide(&nodes, &limits(1, false));
@@ -351,11 +458,11 @@ fn a_status_is_bounded() {
     assert!(state.message.len() < 700, "{}", state.message.len());
 }
 
-/// Workers that do as asked, fail, vanish and come back in any order: never more than the limit are unavailable by what was asked,
-/// nobody is asked after a failure or during a pause, and if nobody fails all come to it.
+/// Workers that do as asked, fail, vanish and come back in any order, while others write to their Nodes: never more than the limit
+/// are unavailable by what was asked, nobody is asked after a failure or during a pause, and if nobody fails all come to it.
 #[test]
 fn whatever_workers_do_the_limit_holds() {
-    for seed in 0..200 {
+    for seed in 0..100 {
         let mut random = StdRng::seed_from_u64(seed);
         let limit = random.random_range(1..4);
         let may_fail = random.random_bool(0.5);
@@ -363,47 +470,105 @@ fn whatever_workers_do_the_limit_holds() {
             .map(|number| idle(&format!("n{number}")))
             .collect();
         let mut settled = false;
-        for _ in 0..400 {
+        for round in 0..2000 {
+            let is_calm = round > 200;
             let paused = random.random_bool(0.2);
             let before = unavailable(&nodes);
-            let has_failed = nodes.iter().any(|node| said(node).contains("Failed"));
+            let has_failed = nodes.iter().any(has_failed);
             let (steps, status, state) = decide(&nodes, &limits(limit, paused));
-            let asked: Vec<_> = steps.iter().filter_map(|step| step.strip_prefix('+')).collect();
-            if !asked.is_empty() {
+            for step in &steps {
+                let (kind, name) = step.split_at(1);
+                let one = nodes.iter_mut().find(|node| node.name_any() == name).unwrap();
+                if kind == "-" {
+                    one.annotations_mut().remove(labels::KUBELET_VERSION);
+                    continue;
+                }
                 assert!(!paused && !has_failed, "seed {seed}: {steps:?}");
+                assert_ne!(version(one), TARGET, "seed {seed}");
                 assert!(
-                    before + asked.len() <= usize::from(limit),
-                    "seed {seed}: {steps:?} beside {before}"
+                    !said(one).starts_with("v1.35.5 Failed"),
+                    "seed {seed}: it would not see that"
                 );
+                one.annotations_mut()
+                    .insert(labels::KUBELET_VERSION.into(), TARGET.into());
             }
-            for name in asked {
-                let at = nodes.iter().position(|node| node.name_any() == name).unwrap();
-                assert_ne!(version(&nodes[at]), TARGET, "seed {seed}");
-                nodes[at] = node(name, OLD, TARGET, "v1.35.4 Done");
-            }
+            let after = unavailable(&nodes);
+            assert!(
+                after <= before.max(limit.into()),
+                "seed {seed}: {steps:?}: {before}, then {after}"
+            );
             assert_eq!(has_failed, state.reason == Reason::WorkerUpgradeFailed, "seed {seed}");
-            if status.updated == status.total {
-                settled = true;
+            settled = is_calm && (status.updated == status.total || has_failed);
+            if settled {
                 break;
             }
             let at = random.random_range(0..nodes.len());
-            act(&mut nodes[at], may_fail, &mut random);
+            if is_calm {
+                set_ready(&mut nodes[at], true);
+                act(&mut nodes[at], may_fail, &mut random);
+            } else if random.random_bool(0.8) {
+                act(&mut nodes[at], may_fail, &mut random);
+            } else {
+                meddle(&mut nodes, at, &mut random);
+            }
         }
-        let has_failed = nodes.iter().any(|node| said(node).contains("Failed"));
-        assert!(settled || has_failed, "seed {seed}: {nodes:?}");
+        assert!(settled, "seed {seed}: {nodes:?}");
     }
 }
 
+/// What a worker does next.
 fn act(one: &mut Node, may_fail: bool, random: &mut StdRng) {
-    let name = one.name_any();
-    let is_asked = one.annotations().contains_key(labels::KUBELET_VERSION);
-    *one = match said(one) {
-        "v1.35.4 Done" if is_asked => busy(&name),
-        "v1.35.5 Draining" if may_fail && random.random_bool(0.2) => failed(&name),
-        "v1.35.5 Draining" => node(&name, TARGET, TARGET, "v1.35.5 Replacing"),
-        "v1.35.5 Replacing" => done(&name),
-        _ => return,
+    let (kubelet, now) = (version(one).to_owned(), said(one).to_owned());
+    let asked = one.annotations().get(labels::KUBELET_VERSION).cloned();
+    let (at, state) = now.split_once(' ').unwrap();
+    let is_asked = asked.as_deref() == Some(at);
+    let done = format!("{kubelet} Done");
+    let (kubelet, asked, says) = match state {
+        "Done" => match asked {
+            Some(asked) if asked == kubelet => (kubelet, None, done),
+            Some(asked) => (kubelet, Some(asked.clone()), format!("{asked} Draining")),
+            None => return,
+        },
+        "Draining" if may_fail && random.random_bool(0.2) => (kubelet, asked, format!("{at} Failed: x")),
+        "Draining" if is_asked => (at.to_owned(), asked, format!("{at} Replacing")),
+        "Replacing" => (kubelet, None, done),
+        _ if is_asked => return,
+        _ => (kubelet, asked, done),
     };
+    let is_ready = is_ready(one.status.as_ref().unwrap());
+    *one = node(&one.name_any(), &kubelet, asked.as_deref().unwrap_or_default(), &says);
+    set_ready(one, is_ready);
+}
+
+/// What others do: it is not ready or again, is not asked any more, is asked for what was the version before, or goes.
+fn meddle(nodes: &mut Vec<Node>, at: usize, random: &mut StdRng) {
+    let one = &mut nodes[at];
+    match random.random_range(0..4) {
+        0 => {
+            let is_ready = is_ready(one.status.as_ref().unwrap());
+            set_ready(one, !is_ready);
+        }
+        1 => {
+            one.annotations_mut().remove(labels::KUBELET_VERSION);
+        }
+        2 => {
+            if let Some(asked) = one.annotations_mut().get_mut(labels::KUBELET_VERSION) {
+                "v1.35.6".clone_into(asked);
+            }
+        }
+        _ if nodes.len() > 1 => {
+            nodes.remove(at);
+        }
+        _ => {}
+    }
+}
+
+fn set_ready(one: &mut Node, is_ready: bool) {
+    for condition in one.status.as_mut().unwrap().conditions.iter_mut().flatten() {
+        if condition.type_ == "Ready" {
+            condition.status = if is_ready { "True" } else { "Unknown" }.into();
+        }
+    }
 }
 
 fn said(node: &Node) -> &str {
@@ -421,10 +586,18 @@ fn version(node: &Node) -> &str {
         .kubelet_version
 }
 
-/// Asked, and neither at the end nor given up.
+fn has_failed(node: &Node) -> bool {
+    let asked = node.annotations().get(labels::KUBELET_VERSION);
+    asked.is_some_and(|asked| asked == TARGET) && said(node).starts_with("v1.35.5 Failed")
+}
+
+/// Not ready, asked and not given up, or at it.
 fn unavailable(nodes: &[Node]) -> usize {
-    let asked = nodes
-        .iter()
-        .filter(|node| node.annotations().contains_key(labels::KUBELET_VERSION));
-    asked.filter(|node| !said(node).contains("Failed")).count()
+    let is_out = |node: &&Node| {
+        let asked = node.annotations().get(labels::KUBELET_VERSION);
+        let awaited = asked.is_some_and(|asked| !said(node).starts_with(&format!("{asked} Failed")));
+        let has_begun = said(node).ends_with("Draining") || said(node).ends_with("Replacing");
+        awaited || has_begun || !is_ready(node.status.as_ref().unwrap())
+    };
+    nodes.iter().filter(is_out).count()
 }

@@ -194,6 +194,16 @@ async fn workers_come_to_the_version_one_after_another() {
     // Somebody has made room, and says so.
     let again = Patch::Merge(json!({"metadata": {"annotations": {ASKED: null}}}));
     workers.nodes.patch("b", &PatchParams::default(), &again).await.unwrap();
+    workers
+        .until("its worker is waited for", async || {
+            workers.state().await == "False/WorkersPending"
+        })
+        .await;
+    for _ in 0..LOOKS {
+        workers.look().await;
+    }
+    assert_eq!(workers.all_asked().await, [""; 0], "it would not see that");
+    workers.say("b", json!({SAID: format!("{OLD} Done")})).await;
     workers.until_asked("b").await;
     workers.finish("b").await;
     workers.until_asked("c").await;
@@ -210,6 +220,42 @@ async fn workers_come_to_the_version_one_after_another() {
     workers.register("d").await;
     workers.until_asked("d").await;
     assert_eq!(workers.all_asked().await, ["d"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_refused_only_as_long_as_a_node_is_too_old() {
+    let stage = Stage::start().await;
+    let workers = Workers::of(&stage).await;
+    let old = "v1.31.9";
+    workers.register("a").await;
+    workers.run("a", old).await;
+    workers
+        .until("it is seen", async || {
+            let status = stage.host.cluster("a").await.status.unwrap().workers;
+            status.is_some_and(|workers| workers.oldest_version.as_deref() == Some(old))
+        })
+        .await;
+    let accepted = async || condition(&stage.host.cluster("a").await, "Accepted");
+    let patch = json!({"spec": {"version": "v1.36.0"}});
+    stage.host.patch_cluster("a", patch).await;
+    workers
+        .until("it is refused", async || {
+            accepted().await == "False/VersionChangeRefused"
+        })
+        .await;
+    for _ in 0..LOOKS {
+        workers.look().await;
+    }
+    assert_eq!(accepted().await, "False/VersionChangeRefused");
+
+    // What the message asks for is done, and an operator that starts anew finds no Node.
+    workers.nodes.delete("a", &Default::default()).await.unwrap();
+    workers
+        .until("nothing but the offer is in the way", async || {
+            accepted().await == "False/UnknownVersion"
+        })
+        .await;
+    assert_eq!(workers.status().await, WorkersStatus::default());
 }
 
 #[tokio::test(flavor = "multi_thread")]

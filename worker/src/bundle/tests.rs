@@ -91,6 +91,50 @@ fn what_is_listed_is_installed() {
 }
 
 #[test]
+fn a_file_that_others_change_is_refused() {
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = bundle(dir.path());
+    let mut layouts = 0;
+    let mut refused = |rule: &str, expected: Option<&Path>| {
+        layouts += 1;
+        let layout = layout(&dir.path().join(layouts.to_string()));
+        let found = install(&bundle, &layout, API.parse().unwrap());
+        match (found, expected) {
+            (Ok(()), None) => {}
+            (Err(BundleError::Writable(path)), Some(expected)) => assert_eq!(path, expected, "{rule}"),
+            (found, _) => panic!("{rule}: {found:?}"),
+        }
+    };
+    for name in [SUMS, "runc"] {
+        let file = bundle.join(name);
+        for (mode, good) in [(0o644, true), (0o664, false), (0o646, false), (0o755, true)] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            refused(&format!("{name} {mode:o}"), (!good).then_some(&file));
+        }
+        if rustix::process::geteuid().is_root() {
+            chown(&file, Some(1234), None).unwrap();
+            refused(name, Some(&file));
+            chown(&file, Some(0), None).unwrap();
+        }
+    }
+    let runc = bundle.join("runc");
+    fs::rename(&runc, dir.path().join("elsewhere")).unwrap();
+    symlink(dir.path().join("elsewhere"), &runc).unwrap();
+    refused("a link to a program", None);
+    fs::remove_file(&runc).unwrap();
+    fs::create_dir(&runc).unwrap();
+    refused("a folder", Some(&runc));
+    let sums = bundle.join(SUMS);
+    fs::rename(&sums, dir.path().join("sums")).unwrap();
+    symlink(dir.path().join("sums"), &sums).unwrap();
+    assert!(
+        matches!(read_sums(&bundle), Err(BundleError::File { .. })),
+        "a link to the list"
+    );
+}
+
+#[test]
 fn the_kubelet_of_the_apis_version_is_installed() {
     let dir = tempfile::tempdir().unwrap();
     let (bundle, layout) = (bundle(dir.path()), layout(dir.path()));

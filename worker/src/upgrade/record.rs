@@ -10,13 +10,16 @@ use yoke_api::KubernetesVersion;
 use crate::Error;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
+use crate::output::say;
 
 const RECORD_MAX: u64 = 16 << 10;
+/// Of a record that nobody can read.
+const DAMAGED: &str = "json.damaged";
 const KUBELET: &str = "kubelet";
 /// The one that is to come.
 pub(super) const NEXT: &str = "kubelet.next";
 /// The one that it had, until the next has shown that it does.
-const PREVIOUS: &str = "kubelet.previous";
+pub(super) const PREVIOUS: &str = "kubelet.previous";
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,16 +48,27 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// One that is damaged is put aside: the kubelet that is there is a whole one, and nothing more is known.
     pub(super) fn read(layout: &Layout) -> Result<Option<Self>, Error> {
         let path = layout.upgrade();
         let mut text = Vec::new();
         match fs::File::open(&path).and_then(|file| file.take(RECORD_MAX).read_to_end(&mut text)) {
-            Ok(_) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|error| Error::State(path, error)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(FileError::new("read", &path, error).into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(FileError::new("read", &path, error).into()),
         }
+        let error = match serde_json::from_slice(&text) {
+            Ok(record) => return Ok(Some(record)),
+            Err(error) => error,
+        };
+        let aside = path.with_extension(DAMAGED);
+        fs::rename(&path, &aside).map_err(|error| FileError::new("put aside", &path, error))?;
+        say(&format!(
+            "{} is damaged, and is {} now; if the Node is cordoned for it, it stays so: {error}",
+            path.display(),
+            aside.display()
+        ));
+        Ok(None)
     }
 
     /// On the disk before anything else is done.
@@ -66,12 +80,20 @@ impl Record {
     }
 }
 
-/// Makes the kubelet's file the one that goes with the record. What was done of it before is not done again.
+/// Makes the kubelet's file the one that goes with the record.
 pub(crate) fn settle(layout: &Layout) -> Result<(), Error> {
-    match Record::read(layout)?.map(|record| record.stage) {
-        Some(Stage::Replacing) => replace(layout)?,
-        Some(Stage::Reverting) => put_back(layout)?,
-        Some(Stage::Draining | Stage::Failed) | None => {}
+    match Record::read(layout)? {
+        Some(record) => arrange(layout, record.stage),
+        None => Ok(()),
+    }
+}
+
+/// The same, of a stage. What was done of it before is not done again.
+pub(super) fn arrange(layout: &Layout, stage: Stage) -> Result<(), Error> {
+    match stage {
+        Stage::Replacing => replace(layout)?,
+        Stage::Reverting => put_back(layout)?,
+        Stage::Draining | Stage::Failed => {}
     }
     Ok(())
 }
@@ -94,6 +116,8 @@ fn replace(layout: &Layout) -> Result<(), FileError> {
         fs::hard_link(&kubelet, &previous).map_err(|error| FileError::new("link", &kubelet, error))?;
         sync(&layout.bin())?;
         fs::rename(&next, &kubelet).map_err(|error| FileError::new("write", &kubelet, error))?;
+    } else if !previous.exists() {
+        return Err(FileError::new("find", &next, ErrorKind::NotFound.into()));
     }
     sync(&layout.bin())
 }
@@ -107,7 +131,7 @@ fn put_back(layout: &Layout) -> Result<(), FileError> {
 }
 
 /// Names that were given are there after the power failed.
-fn sync(folder: &Path) -> Result<(), FileError> {
+pub(super) fn sync(folder: &Path) -> Result<(), FileError> {
     let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| FileError::new("write", folder, error))
 }
@@ -151,11 +175,11 @@ mod tests {
             r#"{"from": "1", "to": "v1.35.5", "cordoned": false, "stage": "Draining"}"#,
         ] {
             fs::write(layout.upgrade(), damaged).unwrap();
-            let read = Record::read(&layout);
-            assert!(
-                matches!(read, Err(Error::State(path, _)) if path == layout.upgrade()),
-                "{damaged}"
-            );
+            settle(&layout).unwrap();
+            assert_eq!(kubelet(&layout), "old", "{damaged}");
+            let aside = layout.root().join("upgrade.json.damaged");
+            assert_eq!(fs::read_to_string(aside).unwrap(), damaged);
+            assert_eq!(Record::read(&layout).unwrap(), None, "{damaged}");
         }
         forget(&layout).unwrap();
         forget(&layout).unwrap();
@@ -194,6 +218,17 @@ mod tests {
                 assert_eq!(kubelet(&layout), "old", "{rule}, and back");
             }
         }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_taken_for_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(dir.path());
+        fs::remove_file(layout.binary(NEXT)).unwrap();
+        record(Stage::Replacing).write(&layout).unwrap();
+        let refused = settle(&layout).unwrap_err();
+        assert!(refused.to_string().contains(NEXT), "{refused}");
+        assert_eq!(kubelet(&layout), "old");
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use yoke_api::KubernetesVersion;
 
-use super::record::NEXT;
+use super::record::{NEXT, PREVIOUS, sync};
 use crate::bundle::{self, BundleError};
+use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::root::{self, RootError};
 use crate::{Error, setup};
@@ -27,14 +28,28 @@ pub(super) enum SourceError {
     },
     #[error("cannot copy the kubelet")]
     Copy(#[source] std::io::Error),
+    #[error("cannot make room for the kubelet")]
+    Folder(#[source] FileError),
 }
 
 /// Puts the kubelet of a version beside the one that runs: the one that the bundle names so, or the only one that it has.
 pub(super) async fn stage(layout: &Layout, bundle: &Path, version: KubernetesVersion) -> Result<(), SourceError> {
+    let staged = try_stage(layout, bundle, version).await;
+    if staged.is_err() {
+        // Nobody asks for it; the next one is made anew.
+        let _ = fs::remove_file(layout.binary(NEXT));
+    }
+    staged
+}
+
+async fn try_stage(layout: &Layout, bundle: &Path, version: KubernetesVersion) -> Result<(), SourceError> {
+    // What an earlier upgrade left is none to go back to.
+    files::remove(&layout.binary(PREVIOUS)).map_err(SourceError::Folder)?;
     let (from, to) = (bundle.to_owned(), layout.binary(NEXT));
     // A hundred megabytes are hashed and written.
     let copied = tokio::task::spawn_blocking(move || copy(&from, &to, version));
     copied.await.map_err(|error| SourceError::Copy(error.into()))??;
+    sync(&layout.bin()).map_err(SourceError::Folder)?;
     let said = setup::ask_version(&layout.binary(NEXT)).await;
     match said {
         Ok(said) if said == version => Ok(()),
