@@ -144,12 +144,9 @@ pub(crate) enum CreateCommand {
     Tenant(CreateTenantOptions),
 }
 
+/// What a Cluster is asked to be.
 #[derive(Args, Debug)]
-#[command(mut_arg("wait", |wait| wait.help("Wait until its API answers")))]
-#[command(mut_arg("timeout", |timeout| timeout.requires("wait")))]
-pub(crate) struct CreateClusterOptions {
-    /// Name of the Cluster
-    pub(crate) name: String,
+pub(crate) struct ClusterOptions {
     /// Version of Kubernetes, such as v1.35.4; the host's default if not given
     #[arg(long = "version", value_name = "VERSION")]
     pub(crate) kubernetes_version: Option<KubernetesVersion>,
@@ -159,6 +156,16 @@ pub(crate) struct CreateClusterOptions {
     /// What the Cluster's objects and their history may take
     #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
     pub(crate) storage: Quantity,
+}
+
+#[derive(Args, Debug)]
+#[command(mut_arg("wait", |wait| wait.help("Wait until its API answers")))]
+#[command(mut_arg("timeout", |timeout| timeout.requires("wait")))]
+pub(crate) struct CreateClusterOptions {
+    /// Name of the Cluster
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) what: ClusterOptions,
     /// How long it lives, such as 90m or 8h: then the host deletes it; for ever if not given
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub(crate) ttl: Option<String>,
@@ -170,15 +177,8 @@ pub(crate) struct CreateClusterOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunOptions {
-    /// Version of Kubernetes, such as v1.35.4; the host's default if not given
-    #[arg(long = "version", value_name = "VERSION")]
-    pub(crate) kubernetes_version: Option<KubernetesVersion>,
-    /// Class of control plane; the host's default if not given
-    #[arg(long, value_name = "NAME")]
-    pub(crate) class: Option<String>,
-    /// What the Cluster's objects and their history may take
-    #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
-    pub(crate) storage: Quantity,
+    #[command(flatten)]
+    pub(crate) what: ClusterOptions,
     /// How long the Cluster lives at most, such as 90m or 8h: then the host deletes it, though the command may still run
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_ttl)]
     pub(crate) ttl: String,

@@ -8,7 +8,7 @@ use yoke_api::cluster::StorageSpec;
 use yoke_api::tenant::{SshKey, SubjectKind, TenantSubject};
 use yoke_api::{Cluster, ClusterSpec, Tenant, TenantSpec};
 
-use crate::arguments::{CreateClusterOptions, CreateTenantOptions, DryRun, WriteOptions};
+use crate::arguments::{ClusterOptions, CreateClusterOptions, CreateTenantOptions, DryRun, WriteOptions};
 use crate::session::Session;
 use crate::ssh_key::read_keys;
 use crate::{Error, FIELD_MANAGER, output, wait};
@@ -46,16 +46,20 @@ pub(crate) async fn create_tenant(session: &Session, options: &CreateTenantOptio
 }
 
 fn build_cluster(options: &CreateClusterOptions) -> Cluster {
-    let spec = ClusterSpec {
+    Cluster::new(&options.name, build_spec(&options.what, options.ttl.clone()))
+}
+
+/// What a Cluster is asked to be.
+pub(crate) fn build_spec(options: &ClusterOptions, ttl: Option<String>) -> ClusterSpec {
+    ClusterSpec {
         version: options.kubernetes_version.map(|version| version.to_string()),
         class: options.class.clone(),
         storage: StorageSpec {
             quota: options.storage.clone(),
         },
-        ttl: options.ttl.clone(),
+        ttl,
         ..Default::default()
-    };
-    Cluster::new(&options.name, spec)
+    }
 }
 
 fn build_tenant(options: &CreateTenantOptions, ssh_keys: Vec<SshKey>) -> Tenant {

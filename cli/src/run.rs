@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
-use yoke_api::cluster::StorageSpec;
-use yoke_api::{Cluster, ClusterSpec};
+use yoke_api::Cluster;
 
 use crate::arguments::RunOptions;
+use crate::create::build_spec;
 use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, kubeconfig, output, wait};
@@ -78,16 +78,7 @@ async fn make(
 }
 
 fn build_cluster(options: &RunOptions) -> Cluster {
-    let spec = ClusterSpec {
-        version: options.kubernetes_version.map(|version| version.to_string()),
-        class: options.class.clone(),
-        storage: StorageSpec {
-            quota: options.storage.clone(),
-        },
-        ttl: Some(options.ttl.clone()),
-        ..ClusterSpec::default()
-    };
-    let mut cluster = Cluster::new("", spec);
+    let mut cluster = Cluster::new("", build_spec(&options.what, Some(options.ttl.clone())));
     cluster.metadata = ObjectMeta {
         generate_name: Some("run-".to_owned()),
         ..ObjectMeta::default()

@@ -46,10 +46,15 @@ pub struct ClusterFixture {
 /// When clusters were sent to sleep, and woken.
 pub const SINCE: &str = "2026-01-01T00:00:00Z";
 
+/// [`SINCE`].
+pub fn since() -> Time {
+    Time(SINCE.parse().expect("a time"))
+}
+
 /// A cluster is being woken.
-pub fn waking(problem: Option<&str>) -> Asleep {
+pub fn waking(since: Time, problem: Option<&str>) -> Asleep {
     Asleep::Waking {
-        since: Time(SINCE.parse().expect("a time")),
+        since,
         problem: problem.map(str::to_owned),
     }
 }

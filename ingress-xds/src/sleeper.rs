@@ -303,7 +303,7 @@ impl Caller {
         };
         // From where he comes the gate knows, and Envoy does not say here.
         match self.context.waker.wake(&entry.route, Sleeping { since, uid }, None) {
-            Outcome::Told | Outcome::Known => Answer::Waking,
+            Outcome::Told | Outcome::Known => Answer::Waking(0),
             Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
         }
     }

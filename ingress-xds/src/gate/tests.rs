@@ -3,7 +3,7 @@ use std::time::Duration;
 use yoke_runtime::budget::CAPACITY;
 
 use super::*;
-use crate::fixtures::waking;
+use crate::fixtures::{since, waking};
 use crate::model::Sleep;
 use crate::snapshot::entries::entry;
 
@@ -132,7 +132,7 @@ fn a_source_knocks_at_sleeping_clusters_so_often() {
     let mut asleep = entry("c", &["c.yoke.test"], "1", "1");
     let mut route = asleep.route.as_ref().clone();
     route.asleep = Some(Sleep {
-        told: waking(None),
+        told: waking(since(), None),
         client_ca: String::new(),
     });
     asleep.route = Arc::new(route);

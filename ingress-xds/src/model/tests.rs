@@ -3,7 +3,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, waking};
+use crate::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, since, waking};
 
 type Routes = BTreeMap<String, (String, Vec<String>)>;
 
@@ -79,7 +79,7 @@ fn expected(rows: &[(&str, &ClusterFixture, &[&str])]) -> Routes {
 fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
     let extra = "api.example.org";
     let a = a().with_extra_names(&[extra]).with_konnectivity();
-    let asleep = a.clone().asleep(waking(None));
+    let asleep = a.clone().asleep(waking(since(), None));
     let konnectivity = a.konnectivity_name();
     let address: &[&str] = &["10.0.0.1"];
     let sleeper: &[&str] = &["10.9.9.9"];
@@ -131,7 +131,7 @@ fn a_cluster_wakes_when_its_address_is_seen() {
     let none: &[&str] = &[];
     let held = Asleep::Held { why: "No.".into() };
     for (rule, before, expected) in [
-        ("being woken", Some(waking(None)), sleeper),
+        ("being woken", Some(waking(since(), None)), sleeper),
         ("held", Some(held), none),
         ("new", None, none),
     ] {

@@ -28,7 +28,7 @@ pub struct Call<'a> {
 /// What to do.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Wake the cluster; the answer is [`Answer::Waking`].
+    /// Wake the cluster; the answer is [`Answer::Waking`] of no seconds.
     Wake(Arc<Entry>),
     /// Only answer.
     Answer(Answer),
@@ -39,8 +39,8 @@ pub enum Decision {
 pub enum Answer {
     /// Nobody has read the host yet, or the cluster is awake: by another connection it is reached.
     Elsewhere,
-    /// It is being woken.
-    Waking,
+    /// It is being woken, for so many seconds by now.
+    Waking(i32),
     /// It is being woken, and that does not come to an end: to repeat the request does not help.
     Stuck(String),
     /// More is asked for than may be.
@@ -60,7 +60,7 @@ impl Answer {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Elsewhere => "elsewhere",
-            Self::Waking => "waking",
+            Self::Waking(_) => "waking",
             Self::Stuck(_) => "stuck",
             Self::Busy => "busy",
             Self::Unneeded => "unneeded",
@@ -82,11 +82,11 @@ impl Answer {
     pub fn to_status(&self) -> Status {
         let (code, reason, message, retry) = match self {
             Self::Elsewhere => (503, "ServiceUnavailable", "connect again", Some(SOON)),
-            Self::Waking => (
+            Self::Waking(seconds) => (
                 503,
                 "ServiceUnavailable",
                 "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing",
-                Some(SOON),
+                Some(plan_retry(*seconds)),
             ),
             Self::Stuck(problem) => (503, "ServiceUnavailable", problem.as_str(), None),
             Self::Busy => (
@@ -145,9 +145,12 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     };
     let who = || identify_caller(&entry.route, client_ca, call, now);
     match told {
-        Asleep::Waking { problem, .. } => Decision::Answer(match problem {
+        Asleep::Waking { since, problem } => Decision::Answer(match problem {
             Some(problem) if who().is_ok() => Answer::Stuck(build_advice(problem)),
-            _ => Answer::Waking,
+            // The operator's clock may be another one.
+            _ => Answer::Waking(
+                i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30)),
+            ),
         }),
         Asleep::Held { why } => Decision::Answer(match who() {
             Ok(_) => Answer::Held(why.clone()),
@@ -161,6 +164,15 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     }
 }
 
+/// How long to wait before the next try of a cluster that has been woken for so long. client-go tries ten times: with these
+/// it is there for half a minute, and for a wake that takes its usual time each second.
+fn plan_retry(seconds: i32) -> i32 {
+    match seconds {
+        ..4 => SOON,
+        _ => SOON + seconds / 3,
+    }
+}
+
 /// What is wrong when a cluster does not wake, and what to do.
 pub fn build_advice(problem: &str) -> String {
     format!("{problem} Ask the cluster's owner: the conditions of the Cluster say more.")
@@ -169,4 +181,21 @@ pub fn build_advice(problem: &str) -> String {
 fn identify_caller(route: &Route, client_ca: &str, call: Call<'_>, now: Timestamp) -> Result<Identity, Stranger> {
     let bearer = call.authorization.and_then(bearer_token);
     identify(route, client_ca, call.certificates, bearer, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_tries_last_for_half_a_minute() {
+        let mut seconds = 0;
+        let mut tries = Vec::new();
+        for _ in 0..10 {
+            let status = Answer::Waking(seconds).to_status();
+            seconds += status.details.unwrap().retry_after_seconds.unwrap();
+            tries.push(seconds);
+        }
+        assert_eq!(tries, [1, 2, 3, 4, 6, 9, 13, 18, 25, 34]);
+    }
 }

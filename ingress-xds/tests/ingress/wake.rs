@@ -17,16 +17,20 @@ use yoke_api::ingress::{Asleep, Callers};
 
 use crate::support::api::WATCH;
 use crate::support::client::{Answer, BOTH, Client, Http, get};
-use crate::support::fixtures::{ClusterFixture, SINCE, Signer, claims, waking};
+use crate::support::fixtures::{ClusterFixture, Signer, claims, since, waking};
 use crate::support::pki::{CLIENT, Leaf, SERVER};
 use crate::support::tenant::open_over;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::Stage;
 
 fn on_connect(callers: Callers) -> Asleep {
-    let since = Time(SINCE.parse().unwrap());
-    let uid = "u-1".into();
+    let (since, uid) = (since(), "u-1".into());
     Asleep::OnConnect { callers, since, uid }
+}
+
+/// It was told to be woken just now.
+fn woken(problem: Option<&str>) -> Asleep {
+    waking(Time(Timestamp::now()), problem)
 }
 
 /// Both clusters of a stage, of which the first is asleep.
@@ -83,7 +87,7 @@ impl Night {
     /// As an operator wakes it that is told.
     async fn wake_up(&self) {
         self.stage.xds().wake().await;
-        self.tell(Some(waking(None))).await;
+        self.tell(Some(woken(None))).await;
         tokio::time::sleep(Duration::from_secs(2)).await;
         self.tell(None).await;
     }
@@ -237,10 +241,10 @@ async fn many_callers_wake_once_and_are_led_to_the_api() {
     let wake = night.stage.xds().wake().await;
     assert_eq!((wake.tenant.as_str(), wake.cluster.as_str()), ("tenant", "a"));
     assert_eq!(wake.uid, "u-1");
-    assert!(wake.time.0 > SINCE.parse().unwrap());
+    assert!(wake.time.0 > since().0);
     assert!(!night.stage.xds().has_woken().await, "once");
 
-    night.tell(Some(waking(None))).await;
+    night.tell(Some(woken(None))).await;
     eventually("it is being woken", PATIENCE, async || {
         (told(&night.ask(&nobody, Http::One, None).await) == soon).then_some(())
     })
@@ -341,7 +345,7 @@ async fn requests_of_pods_wait() {
             (night.stage.xds().metric("yoke_ingress_xds_held_requests") == 20).then_some(())
         })
         .await;
-        night.tell(Some(waking(None))).await;
+        night.tell(Some(woken(None))).await;
         night.tell(None).await;
     };
     let (answers, ()) = tokio::join!(futures::future::join_all(requests), waking);
@@ -365,7 +369,7 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
             (night.stage.xds().metric("yoke_ingress_xds_held_requests") == 1).then_some(())
         })
         .await;
-        night.tell(Some(waking(Some("There is no room.")))).await;
+        night.tell(Some(woken(Some("There is no room.")))).await;
     };
     let (answer, ()) = tokio::join!(held, telling);
     assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("10")));

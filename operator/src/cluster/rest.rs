@@ -19,7 +19,7 @@ use yoke_api::{Cluster, ConditionType, Reason};
 use crate::conditions;
 
 /// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
-const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(15);
+const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(30);
 
 /// What is asked for beside the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,8 +341,8 @@ mod tests {
                 true,
                 waking(100, None),
             ),
-            ("still", None, waking(85, None), false, waking(85, None)),
-            ("takes long", None, waking(84, None), false, waking(84, Some("no room"))),
+            ("still", None, waking(70, None), false, waking(70, None)),
+            ("takes long", None, waking(69, None), false, waking(69, Some("no room"))),
             (
                 "by a clock that was ahead",
                 None,
@@ -350,7 +350,7 @@ mod tests {
                 false,
                 waking(100, None),
             ),
-            ("is awake", None, waking(84, Some("no room")), true, None),
+            ("is awake", None, waking(69, Some("no room")), true, None),
         ] {
             let told = plan_told(wanted, before.as_ref(), answers, || "no room".into(), at(100).0);
             assert_eq!(told, expected, "{rule}");

@@ -137,6 +137,8 @@ pub(crate) async fn a_line_is_copied_whole(world: &World) {
     assert!(line.len() > 400, "it does not fit");
     assert!(printed.lines().any(|printed| printed.trim_end() == line), "{printed}");
     tmux.press(&["Escape"]).await;
+    // The page says so, too; and a key that comes right after an Escape is another key.
+    tmux.shows("j join").await;
     tmux.shows("It holds until").await;
     assert_eq!(count(world).await, 1, "it is kept");
     world.alice.ssh(&format!("revoke {name}")).await.ok();
