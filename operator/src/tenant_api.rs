@@ -13,6 +13,7 @@ mod kubelets;
 mod leaving;
 mod nodes;
 mod object;
+mod pages;
 mod webhooks;
 mod workers;
 

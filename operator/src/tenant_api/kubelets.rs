@@ -8,7 +8,8 @@ use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{KubernetesVersion, Lenient, labels};
 
-use super::nodes::{PAGE, PAGES_MAX};
+use super::nodes::PAGES;
+use super::pages::list_pages;
 use super::{TenantApi, TenantApiError, limited};
 
 /// Of what is looked at of a Node, each value is a name, a version or a sentence.
@@ -31,17 +32,8 @@ struct NodePatchMetadata<'a> {
 impl TenantApi {
     /// All Nodes, as far as they can be read.
     pub(crate) async fn kubelets(&self) -> Result<Vec<Node>, TenantApiError> {
-        let mut params = ListParams::default().limit(PAGE);
-        let (api, mut found) = (Api::<Lenient<Node>>::all(self.client.clone()), Vec::new());
-        for _ in 0..PAGES_MAX {
-            let list = limited("its Nodes", api.list(&params)).await?;
-            found.extend(list.items.into_iter().filter_map(|node| node.0.ok()).map(strip));
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
-        }
-        Ok(found)
+        let api = Api::all(self.client.clone());
+        list_pages("its Nodes", &api, ListParams::default(), PAGES, strip).await
     }
 
     /// Asks the worker of a Node that is still as it was seen to bring its kubelet to a version; or takes back what it was asked.

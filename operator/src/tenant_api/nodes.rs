@@ -16,6 +16,7 @@ use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
 use super::leaving::is_restricted;
+use super::pages::{Pages, list_pages};
 use super::{TenantApi, TenantApiError, limited};
 
 /// Where kubelets have their Leases.
@@ -23,9 +24,9 @@ const NAMESPACE: &str = "kube-node-lease";
 /// As a kubelet has it.
 const LEASE_SECONDS: i32 = 40;
 /// Leases in one page, and Nodes: whoever writes one may put as many values into it as an object of a tenant's may have.
-pub(super) const PAGE: u32 = 8;
+const PAGE: u32 = 8;
 /// A cluster of Kubernetes has no more Nodes than are on these.
-pub(super) const PAGES_MAX: usize = 625;
+pub(super) const PAGES: Pages = Pages { size: PAGE, max: 625 };
 /// Characters by which an owner is known.
 const UID_MAX: usize = 64;
 /// Nodes that are removed at a time, at most.
@@ -77,17 +78,8 @@ impl TenantApi {
 
     /// The Leases that say when their Nodes are removed, as far as they can be read.
     pub async fn reap_leases(&self) -> Result<Vec<Lease>, TenantApiError> {
-        let mut params = ListParams::default().labels(labels::REAP_AFTER).limit(PAGE);
-        let (api, mut found) = (self.leases(), Vec::new());
-        for _ in 0..PAGES_MAX {
-            let list = limited("its Leases", api.list(&params)).await?;
-            found.extend(list.items.into_iter().filter_map(|lease| lease.0.ok()).map(trim));
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
-        }
-        Ok(found)
+        let params = ListParams::default().labels(labels::REAP_AFTER);
+        list_pages("its Leases", &self.leases(), params, PAGES, trim).await
     }
 
     /// The Nodes that are about to be removed, as far as they can be read.

@@ -11,12 +11,11 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use yoke_api::Lenient;
 
-use super::{TenantApi, TenantApiError, limited};
+use super::pages::{Pages, list_pages};
+use super::{TenantApi, TenantApiError};
 
-/// Configurations in one page: each may have 1.5 MiB.
-const PAGE: u32 = 4;
-/// More are not looked at.
-const PAGES_MAX: usize = 32;
+/// Each configuration may have 1.5 MiB.
+const PAGES: Pages = Pages { size: 4, max: 32 };
 
 /// What is written while workers come back: API group, resource, and the namespace that it is in.
 const NEEDED: [(&str, &str, Option<&str>); 9] = [
@@ -75,17 +74,15 @@ impl TenantApi {
         K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
         Lenient<K>: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
     {
-        let api = Api::<Lenient<K>>::all(self.client.clone());
-        let (mut params, mut found) = (ListParams::default().limit(PAGE), Vec::new());
-        for _ in 0..PAGES_MAX {
-            let list = limited("its webhooks", api.list(&params)).await?;
-            found.extend(list.items.into_iter().filter_map(|item| item.0.ok()));
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
-        }
-        Ok(found)
+        let api = Api::all(self.client.clone());
+        list_pages(
+            "its webhooks",
+            &api,
+            ListParams::default(),
+            PAGES,
+            std::convert::identity,
+        )
+        .await
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use yoke_api::JoinToken;
 use yoke_api::sleep::SleepReason;
 
-use crate::answers::{ready, run_pod};
+use crate::answers::{ready, run_pod, run_ready};
 use crate::harness::{Host, TENANT, condition};
 use crate::tenant_api::TenantServer;
 
@@ -183,11 +183,7 @@ async fn schedule(host: &Host, schedule: Value) {
 async fn it_sleeps_and_wakes_by_the_clock() {
     let host = Host::start().await;
     host.bring_up("a").await;
-    let server = TenantServer::start(&host, "a").await;
-    server.behaviour.lock().unwrap().has_account = true;
-    run_pod(&host, "a").await;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    let _server = run_ready(&host).await;
 
     // What was due before the schedule was there is over.
     schedule(&host, json!({"sleep": "0 0 * * *", "timeZone": "Europe/Berlin"})).await;

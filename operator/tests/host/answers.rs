@@ -41,6 +41,16 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
         .unwrap();
 }
 
+/// Has Cluster `a` run with all that it needs, and waits until it is ready.
+pub(crate) async fn run_ready(host: &Host) -> TenantServer {
+    let server = TenantServer::start(host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    run_pod(host, "a").await;
+    host.bring("a", "it is ready", async || ready(host).await == "True/AsExpected")
+        .await;
+    server
+}
+
 pub(crate) async fn ready(host: &Host) -> String {
     condition(&host.cluster("a").await, "Ready")
 }
@@ -108,11 +118,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
 async fn webhooks_of_a_tenant_cost_the_operator_little() {
     let mut host = Host::start().await;
     host.bring_up("a").await;
-    let server = TenantServer::start(&host, "a").await;
-    server.behaviour.lock().unwrap().has_account = true;
-    run_pod(&host, "a").await;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    let server = run_ready(&host).await;
     // What is as it should be is not written, so a webhook that hangs takes nothing from a cluster that works.
     server.behaviour.lock().unwrap().hangs = true;
     host.restart_operator().await;

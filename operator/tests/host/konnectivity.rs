@@ -6,9 +6,8 @@ use yoke_api::Cluster;
 use yoke_api::cluster::Konnectivity;
 use yoke_pki::cert_manager::Certificate;
 
-use crate::answers::{ready, run_pod};
+use crate::answers::run_ready;
 use crate::harness::{Host, PKI, condition};
-use crate::tenant_api::TenantServer;
 
 const SERVER: &str = "konnectivity-server";
 
@@ -152,11 +151,7 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     const AGENTS: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/konnectivity-agent";
     let mut host = Host::start().await;
     bring_up(&host).await;
-    let server = TenantServer::start(&host, "a").await;
-    server.behaviour.lock().unwrap().has_account = true;
-    run_pod(&host, "a").await;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    let server = run_ready(&host).await;
     let has_addons = async || condition(&host.cluster("a").await, "AddonsReady") == "True/AsExpected";
     host.bring("a", "its add-ons are there", &has_addons).await;
     let written = || {

@@ -7,9 +7,8 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
-use crate::answers::{ready, run_pod};
+use crate::answers::{ready, run_pod, run_ready};
 use crate::harness::{Host, condition};
-use crate::tenant_api::TenantServer;
 
 const SLEEP: &str = "yoke.drzzl.io/sleep";
 
@@ -66,11 +65,7 @@ async fn connect(host: &Host, time: Timestamp) {
 async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     let host = Host::start().await;
     host.bring_up("a").await;
-    let server = TenantServer::start(&host, "a").await;
-    server.behaviour.lock().unwrap().has_account = true;
-    run_pod(&host, "a").await;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    let _server = run_ready(&host).await;
     assert_eq!(told(&host).await, None);
 
     annotate(&host, "now").await;
