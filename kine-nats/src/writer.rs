@@ -205,9 +205,10 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// Writes until told to stop, then answers what is under way and gives the lease up.
+    /// Writes until told to stop, then answers what is under way, gives the lease up, and leaves a snapshot to whoever is
+    /// next.
     pub(crate) async fn run(mut self, stop: watch::Receiver<bool>) -> Result<(), WriterError> {
-        let ended = self.write(stop).await;
+        let ended = self.write(stop.clone()).await;
         // What is under way has no answer from here on; what was not begun may be done by whoever writes next.
         self.pending.clear();
         self.store.retire();
@@ -216,6 +217,10 @@ impl<L: Log, M: Messages> Writer<L, M> {
             let _ = reply.send(Outcome::Returned(command));
         }
         self.upkeep.abort().await;
+        // A process that goes on to follow has its memory for it.
+        if ended.is_ok() && *stop.borrow() {
+            self.upkeep.leave(&self.store, &self.session).await;
+        }
         ended
     }
 

@@ -6,6 +6,7 @@ mod floor;
 mod foreign;
 mod hostile;
 mod leases;
+mod leaving;
 mod loss;
 mod lost;
 mod rests;
@@ -182,6 +183,12 @@ async fn stored(memory: &Memory) -> Vec<String> {
         .collect()
 }
 
+/// Whether the last record of a log says that nobody writes it any more.
+fn has_resigned(memory: &Memory) -> bool {
+    let last = memory.records().pop().unwrap();
+    matches!(codec::decode(&last).unwrap().operations.as_slice(), [Operation::Resign])
+}
+
 impl Running {
     /// Writes beside whatever else is written.
     fn write_soon(&self, key: impl Into<String>) -> JoinHandle<Result<i64, Refusal>> {
@@ -214,11 +221,7 @@ async fn answers_what_is_stored_and_resigns() {
     assert_eq!(running.store.revision(), 3);
     running.stop().await;
     assert_eq!(stored(&memory).await, ["a", "b"]);
-    let last = memory.records().pop().unwrap();
-    assert!(matches!(
-        codec::decode(&last).unwrap().operations.as_slice(),
-        [Operation::Resign]
-    ));
+    assert!(has_resigned(&memory));
 }
 
 #[tokio::test(start_paused = true)]

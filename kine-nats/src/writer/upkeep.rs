@@ -32,8 +32,12 @@ const ENOUGH: u32 = 2;
 /// A snapshot under way is hurried when what came since is this part of what makes the next one due: the log, which is
 /// kept from the snapshot before it on, has room for what comes while one is stored without a rest.
 const PART: u64 = 2;
-/// How long the last snapshot of a writer may take.
+/// How long the last snapshot of a writer may take whose log has lost something.
 const SAVING: Duration = Duration::from_secs(60);
+/// The same of one that has resigned: stopping has to end in time.
+const LEAVING: Duration = Duration::from_secs(4);
+/// It leaves one when so many bytes, or records, are not saved; less is read in no time.
+const WORTH: (u64, u64) = (1024 * 1024, 1000);
 
 /// When a snapshot is due.
 #[derive(Debug, Clone, Copy)]
@@ -392,6 +396,36 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         if let Some(job) = self.job.take() {
             job.abort();
             let _ = job.await;
+            self.unsaved.add(std::mem::take(&mut self.saving.0));
+        }
+    }
+
+    /// Stores a snapshot of a log that is over for this writer, so that the next start has little to read. It clears nothing
+    /// away: somebody else may write by now.
+    pub(super) async fn leave(&mut self, store: &Store, session: &Session) {
+        let unsaved = &self.unsaved;
+        if !unsaved.changed || (unsaved.bytes < WORTH.0 && unsaved.records < WORTH.1) {
+            return;
+        }
+        let begun = clock::now();
+        let pin = self.pin(store, session);
+        match timeout(LEAVING, self.snapshots.save(store.state(), &pin)).await {
+            Ok(Ok(manifest)) => {
+                let milliseconds = (clock::now() - begun).as_millis() as u64;
+                tracing::info!(
+                    bytes = manifest.bytes,
+                    milliseconds,
+                    "A snapshot is stored for the next start"
+                );
+            }
+            Ok(Err(error)) => {
+                let error = anyhow::Error::new(error);
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "The next start has no snapshot of the log's end"
+                );
+            }
+            Err(_) => tracing::info!("The store is too large for a snapshot at its end; the next start reads the log"),
         }
     }
 
@@ -418,6 +452,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     /// Notes how it ended.
     pub(super) fn end(&mut self, store: &Store, ended: Ended) {
         self.job = None;
+        let saving = std::mem::take(&mut self.saving.0);
         match ended {
             Ok(Ok(Done::Trimmed)) => {}
             Ok(Ok(Done::Looked(seen))) => self.see(store, seen),
@@ -430,7 +465,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
                 tracing::info!(bytes, milliseconds = took.as_millis() as u64, "A snapshot is stored");
             }
             Ok(Err(error)) => {
-                self.unsaved.add(self.saving.0);
+                self.unsaved.add(saving);
                 self.pace.fail();
                 store.metrics.failed_snapshots.inc();
                 let error = anyhow::Error::new(error);
