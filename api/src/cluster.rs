@@ -12,6 +12,7 @@ use crate::addons::AddonsSpec;
 use crate::names::ClusterId;
 use crate::sleep::{ActivityStatus, SleepSpec};
 use crate::time::parse_time;
+use crate::usage::UsageStatus;
 use crate::workers::{WorkersSpec, WorkersStatus};
 
 /// What a Cluster should be.
@@ -363,6 +364,9 @@ pub struct ClusterStatus {
     /// Who asked it to sleep or to wake.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activity: Option<ActivityStatus>,
+    /// What it used, and what that costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<UsageStatus>,
     /// Number of Nodes that the cluster's API knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<i32>,

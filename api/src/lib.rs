@@ -25,6 +25,7 @@ pub mod network;
 pub mod sleep;
 pub mod tenant;
 pub mod time;
+pub mod usage;
 pub mod version;
 pub mod workers;
 

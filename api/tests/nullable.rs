@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use yoke_api::{Cluster, Tenant};
 
 /// The paths that may be null. Behind each is an `Option`.
-const CLUSTER: [&str; 28] = [
+const CLUSTER: [&str; 31] = [
     "spec.class",
     "spec.id",
     "spec.sleep.afterInactivity",
@@ -31,6 +31,9 @@ const CLUSTER: [&str; 28] = [
     "status.pki.current",
     "status.storage",
     "status.storage.bytes",
+    "status.usage",
+    "status.usage.awakeSince",
+    "status.usage.pricePerHour",
     "status.version",
     "status.workers",
     "status.workers.oldestVersion",
@@ -90,9 +93,10 @@ fn nulls_of_optional_fields_are_read() {
     let spec = json!({"class": null, "id": null, "sleep": sleep, "ttl": null, "version": null});
     let activity = json!({"lastActivityTime": null, "scheduledTime": null, "sleepReason": null,
         "sleepRequestedTime": null, "wakeRequestedTime": null});
+    let usage = json!({"awakeSeconds": 0, "awakeSince": null, "pricePerHour": null});
     let workers = json!({"total": 0, "updated": 0, "unavailable": 0, "oldestVersion": null});
-    for (activity, workers) in [(json!(null), json!(null)), (activity, workers)] {
-        let status = json!({"activity": activity, "workers": workers});
+    for (activity, usage, workers) in [(json!(null), json!(null), json!(null)), (activity, usage, workers)] {
+        let status = json!({"activity": activity, "usage": usage, "workers": workers});
         let object = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
             "spec": {}, "status": status});
         serde_json::from_value::<Cluster>(object).unwrap();

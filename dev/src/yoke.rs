@@ -245,6 +245,7 @@ fn build_values(
         },
         "operator": {"replicas": 1, "logLevel": "info"},
         "ingressXds": {"replicas": 1, "logLevel": "info"},
+        "pricePerHour": "0.02 EUR",
         "worker": {"digests": digests},
         "ssh": {
             "enabled": true,

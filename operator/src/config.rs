@@ -91,6 +91,9 @@ pub struct Config {
     /// Class for Clusters that name none; may be left out if there is one class.
     #[serde(default)]
     pub default_class: Option<String>,
+    /// What a Cluster costs for each hour awake, such as `0.02 EUR`. Without it, Tenants are told no price.
+    #[serde(default)]
+    pub price_per_hour: Option<String>,
     /// User id that control planes run as.
     #[serde(default = "default_user")]
     pub run_as_user: i64,

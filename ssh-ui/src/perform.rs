@@ -70,13 +70,14 @@ async fn show_clusters(
     if let Some(name) = name {
         let cluster = host.get(name).await?;
         return match json {
-            true => Ok(to_json(&build_report(&cluster))?),
+            true => Ok(to_json(&build_report(&cluster, Timestamp::now()))?),
             false => Ok(build_table(&[cluster], wide, Timestamp::now())),
         };
     }
     let clusters = host.list().await?;
     if json {
-        let clusters = clusters.iter().map(build_report).collect();
+        let now = Timestamp::now();
+        let clusters = clusters.iter().map(|cluster| build_report(cluster, now)).collect();
         return Ok(to_json(&ClusterReports { clusters })?);
     }
     if clusters.is_empty() {
@@ -95,7 +96,7 @@ async fn create(host: &TenantHost, options: &CreateOptions, json: bool, progress
         cluster = host.get(&options.name).await?;
     }
     match json {
-        true => Ok(to_json(&build_report(&cluster))?),
+        true => Ok(to_json(&build_report(&cluster, Timestamp::now()))?),
         false => Ok(format!("Cluster {} created\n", options.name)),
     }
 }
@@ -169,7 +170,7 @@ async fn change(
         (DesiredState::Running, false) => "is to wake",
     };
     match json {
-        true => Ok(to_json(&build_report(&cluster))?),
+        true => Ok(to_json(&build_report(&cluster, Timestamp::now()))?),
         false => Ok(format!("Cluster {} {how}\n", options.name)),
     }
 }

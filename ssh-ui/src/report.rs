@@ -24,6 +24,8 @@ pub struct ClusterReport {
     address: Option<String>,
     nodes: Option<i32>,
     created: Option<String>,
+    awake_seconds: Option<u64>,
+    cost: Option<String>,
     message: Option<String>,
 }
 
@@ -46,7 +48,7 @@ pub struct PersonReport<'a> {
 }
 
 /// Reports on a Cluster.
-pub fn build_report(cluster: &Cluster) -> ClusterReport {
+pub fn build_report(cluster: &Cluster, now: Timestamp) -> ClusterReport {
     let status = cluster.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, ConditionType::Ready);
     let (url, address) = status.endpoint.map(|endpoint| (endpoint.url, endpoint.address)).unzip();
@@ -60,6 +62,11 @@ pub fn build_report(cluster: &Cluster) -> ClusterReport {
         address,
         nodes: status.nodes,
         created: cluster.creation_timestamp().map(|time| time.0.to_string()),
+        awake_seconds: status.usage.as_ref().map(|usage| usage.awake(now)),
+        cost: status
+            .usage
+            .and_then(|usage| usage.cost(now))
+            .map(|cost| cost.to_string()),
         message: ready.map(|ready| ready.message.clone()),
     }
 }
@@ -112,7 +119,8 @@ mod tests {
     use super::*;
 
     const RUNNING: &str = "{apiVersion: yoke.drzzl.io/v1alpha1, kind: Cluster, metadata: {name: demo, namespace: t, creationTimestamp: \
-         '2026-02-28T23:58:30Z'}, spec: {}, status: {version: v1.35.4, phase: Running, nodes: 2, endpoint: {url: 'https://d:8443', \
+         '2026-02-28T23:58:30Z'}, spec: {}, status: {version: v1.35.4, phase: Running, nodes: 2, usage: {awakeSeconds: 3540, awakeSince: \
+         '2026-02-28T23:59:00Z', pricePerHour: 0.50 EUR}, endpoint: {url: 'https://d:8443', \
          serverName: d, address: 'https://a:8443', audience: x, issuer: x}, conditions: [{type: Ready, status: 'True', reason: \
          AsExpected, message: The API answers., lastTransitionTime: '2026-02-28T23:59:00Z'}]}}";
 
@@ -127,10 +135,10 @@ mod tests {
         );
         let expected = serde_json::json!({
             "name": "demo", "state": "Running", "ready": true, "phase": "Running", "version": "v1.35.4", "url": "https://d:8443",
-            "address": "https://a:8443", "nodes": 2, "created": "2026-02-28T23:58:30Z", "message": "The API answers.",
+            "address": "https://a:8443", "nodes": 2, "created": "2026-02-28T23:58:30Z", "awakeSeconds": 3600, "cost": "0.50 EUR", "message": "The API answers.",
         });
-        assert_eq!(serde_json::to_value(build_report(&cluster)).unwrap(), expected);
-        let nothing = build_report(&Cluster::new("a", Default::default()));
+        assert_eq!(serde_json::to_value(build_report(&cluster, now)).unwrap(), expected);
+        let nothing = build_report(&Cluster::new("a", Default::default()), now);
         assert!(!nothing.ready && nothing.url.is_none() && nothing.message.is_none());
     }
 }

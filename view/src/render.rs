@@ -24,7 +24,7 @@ pub fn cluster_table(columns: Columns) -> Table {
     head(
         columns,
         &["NAME", "VERSION", "PHASE", "READY", "ENDPOINT", "NODES", "AGE"],
-        &["KUBECONFIG", "CA-EXPIRES", "MESSAGE"],
+        &["KUBECONFIG", "CA-EXPIRES", "COST", "MESSAGE"],
     )
 }
 
@@ -52,6 +52,11 @@ pub fn cluster_row(cluster: &Cluster, columns: Columns, now: Timestamp) -> Vec<S
                 .pki
                 .and_then(|pki| pki.current)
                 .map(|ca| span(now, ca.not_after.0))
+                .unwrap_or_default(),
+            status
+                .usage
+                .and_then(|usage| usage.cost(now))
+                .map(|cost| cost.to_string())
                 .unwrap_or_default(),
             ready.map(|ready| ready.message.clone()).unwrap_or_default(),
         ]);
@@ -156,11 +161,13 @@ pub fn age_of(then: Option<Time>, now: Timestamp) -> String {
 /// The time from one instant to another as kubectl writes an age: two units while the first is small, then one.
 pub fn span(from: Timestamp, to: Timestamp) -> String {
     let seconds = to.as_second().saturating_sub(from.as_second());
-    if seconds < 0 {
-        return "passed".to_owned();
-    }
+    u64::try_from(seconds).map_or_else(|_| "passed".to_owned(), seconds_text)
+}
+
+/// Seconds as kubectl writes an age.
+pub fn seconds_text(seconds: u64) -> String {
     let (minutes, hours, days, years) = (seconds / 60, seconds / 3600, seconds / 86_400, seconds / (365 * 86_400));
-    let two = |big: i64, big_unit: &str, small: i64, small_unit: &str| match small {
+    let two = |big: u64, big_unit: &str, small: u64, small_unit: &str| match small {
         0 => format!("{big}{big_unit}"),
         small => format!("{big}{big_unit}{small}{small_unit}"),
     };

@@ -2,6 +2,7 @@
 
 mod phase;
 mod states;
+mod usage;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -155,6 +156,7 @@ pub fn plan_status(
             .or(before.pki),
         // Of the rest, who asks for it writes it.
         activity: rest::plan_used(before.activity, outcome.used),
+        usage: usage::plan_usage(before.usage, outcome, config, now),
         nodes: outcome.nodes.or(before.nodes),
         workers: outcome
             .workers

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use yoke_api::join_token::program::{are_digests, is_ssh_host};
+use yoke_api::usage::Money;
 use yoke_api::{Cidr, KubernetesVersion};
 
 use super::{Config, ConfigError};
@@ -56,6 +57,10 @@ impl Config {
         })?;
         for (index, domain) in self.cluster_domains.iter().enumerate() {
             check_domain(&format!("clusterDomains[{index}]"), domain)?;
+        }
+        if let Some(price) = &self.price_per_hour {
+            let money = price.parse::<Money>();
+            money.map_err(|error| wrong("pricePerHour", error.to_string()))?;
         }
         check(self.run_as_user > 0, "runAsUser", || "must not be root".into())
     }

@@ -53,6 +53,11 @@ fn refusals_name_the_field() {
         ("runAsUser: 65532", "oidc: {cidrs: []}\nrunAsUser: 65532", "oidc.cidrs"),
         (
             "runAsUser: 65532",
+            "pricePerHour: 2 cents\nrunAsUser: 65532",
+            "pricePerHour",
+        ),
+        (
+            "runAsUser: 65532",
             "oidc: {cidrs: [0.0.0.0/0, 203.0.113.0/25], except: [203.0.113.0/24]}\nrunAsUser: 65532",
             "oidc.except[0]",
         ),

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 use yoke_api::cluster::{DesiredState, Phase};
+use yoke_api::usage::UsageStatus;
 use yoke_api::{Cluster, ConditionType};
 use yoke_view::render::find;
 
@@ -26,8 +27,17 @@ pub(super) struct Row {
     pub(super) nodes: Option<i32>,
     pub(super) storage: String,
     pub(super) created: Option<Timestamp>,
+    pub(super) usage: Option<UsageStatus>,
     pub(super) message: String,
     pub(super) has_kubeconfig: bool,
+}
+
+impl Row {
+    /// What its hours awake cost, if the host's owner says what one does.
+    pub(super) fn cost(&self, now: Timestamp) -> Option<String> {
+        let cost = self.usage.as_ref()?.cost(now)?;
+        Some(cost.to_string())
+    }
 }
 
 /// The list, by name.
@@ -171,6 +181,7 @@ fn to_row(cluster: &Cluster) -> Row {
         nodes: status.and_then(|status| status.nodes),
         storage: clip(&cluster.spec.storage.quota.0),
         created: cluster.creation_timestamp().map(|time| time.0),
+        usage: status.and_then(|status| status.usage.clone()),
         message: ready.map(|ready| clip(&ready.message)).unwrap_or_default(),
         has_kubeconfig: status.is_some_and(|status| status.kubeconfig_ref.is_some()),
     }

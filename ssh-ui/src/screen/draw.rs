@@ -9,7 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Row as Cells, Table, TableState, Wrap};
 use yoke_api::cluster::{DesiredState, Phase};
-use yoke_view::render::{phase_text, span};
+use yoke_view::render::{phase_text, seconds_text, span};
 
 use super::clusters::Row;
 use super::events;
@@ -23,11 +23,12 @@ const ROOM_FOR_EVENTS: u16 = 16;
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 const NONE: &str = "-";
+const COST: &str = "COST";
 
 /// A column of the list: its head, the width of a screen that has room for it, and what it shows.
 type Column = (&'static str, u16, fn(&str, &Row, Timestamp) -> Span<'static>);
 
-const COLUMNS: [Column; 6] = [
+const COLUMNS: [Column; 7] = [
     ("NAME", 0, |name, _, _| Span::raw(name.to_owned())),
     ("PHASE", 0, |_, row, _| phase(row)),
     ("VERSION", 50, |_, row, _| text(row.version.clone())),
@@ -35,6 +36,7 @@ const COLUMNS: [Column; 6] = [
     ("AGE", 36, |_, row, now| {
         text(row.created.map(|created| span(created, now)))
     }),
+    (COST, 92, |_, row, now| text(row.cost(now))),
     ("ENDPOINT", 64, |_, row, _| text(row.url.clone())),
 ];
 
@@ -115,10 +117,14 @@ fn draw_table(screen: &Screen, frame: &mut Frame<'_>, area: Rect, now: Timestamp
         frame.render_widget(Paragraph::new(advice).wrap(Wrap { trim: false }), area);
         return;
     }
-    let has_nodes = screen.clusters.rows().any(|(_, row)| row.nodes.is_some());
+    let has = |head| match head {
+        "NODES" => screen.clusters.rows().any(|(_, row)| row.nodes.is_some()),
+        COST => screen.clusters.rows().any(|(_, row)| row.cost(now).is_some()),
+        _ => true,
+    };
     let columns: Vec<_> = COLUMNS
         .into_iter()
-        .filter(|(head, room, _)| area.width >= *room && (*head != "NODES" || has_nodes))
+        .filter(|(head, room, _)| area.width >= *room && has(head))
         .collect();
     let cells: Vec<Vec<_>> = screen
         .clusters
@@ -169,6 +175,12 @@ fn draw_status(screen: &Screen, name: &str, frame: &mut Frame<'_>, area: Rect, n
         fact("Age", text(row.created.map(|created| span(created, now)))),
         fact("Kubeconfig", Span::raw(kubeconfig)),
     ];
+    if let Some(usage) = &row.usage {
+        facts.push(fact("Awake", Span::raw(seconds_text(usage.awake(now)))));
+    }
+    if let Some(cost) = row.cost(now) {
+        facts.push(fact("Cost", Span::raw(cost)));
+    }
     if let Some(nodes) = row.nodes {
         facts.insert(3, fact("Nodes", Span::raw(nodes.to_string())));
     }

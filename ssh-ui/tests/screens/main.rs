@@ -156,7 +156,8 @@ fn clusters() -> Vec<Cluster> {
             "demo",
             "2026-02-20T12:00:00Z",
             json!({"version": "v1.35.4", "phase": "Running", "endpoint": endpoint("demo-8c1f02aa"),
-                "kubeconfigRef": {"name": "demo-kubeconfig"}, "conditions": ready(true, "The API answers.")}),
+                "kubeconfigRef": {"name": "demo-kubeconfig"},
+                "usage": {"awakeSeconds": 0, "awakeSince": "2026-02-20T12:00:08Z", "pricePerHour": "0.02 EUR"}, "conditions": ready(true, "The API answers.")}),
         ),
         cluster(
             "nightly",
@@ -167,7 +168,8 @@ fn clusters() -> Vec<Cluster> {
             "staging",
             "2026-02-27T12:00:00Z",
             json!({"version": "v1.35.4", "phase": "Asleep", "endpoint": endpoint("staging-17d0e3b4"),
-                "kubeconfigRef": {"name": "staging-kubeconfig"}, "conditions": ready(true, "It sleeps, as asked for.")}),
+                "kubeconfigRef": {"name": "staging-kubeconfig"},
+                "usage": {"awakeSeconds": 30_000, "pricePerHour": "0.02 EUR"}, "conditions": ready(true, "It sleeps, as asked for.")}),
         ),
     ]
 }

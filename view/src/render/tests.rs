@@ -16,7 +16,7 @@ fn cluster(status: &str) -> Cluster {
 
 const RUNNING: &str = "{version: v1.35.4, phase: Running, nodes: 0, endpoint: {url: 'https://d:8443', serverName: d, address: \
      'https://a:8443', audience: x, issuer: x}, kubeconfigRef: {name: demo-kubeconfig}, pki: {current: {generation: 1, notAfter: \
-     '2027-03-01T00:00:00Z'}}, conditions: [{type: Ready, status: 'True', reason: AsExpected, message: The API answers., \
+     '2027-03-01T00:00:00Z'}}, usage: {awakeSeconds: 3600, awakeSince: '2026-02-28T23:30:00Z', pricePerHour: 0.10 EUR}, conditions: [{type: Ready, status: 'True', reason: AsExpected, message: The API answers., \
      lastTransitionTime: '2026-02-28T23:59:00Z'}]}";
 
 #[test]
@@ -39,8 +39,8 @@ fn rows_have_the_columns_asked_for() {
                 wide: true
             }
         ),
-        "NAMESPACE   NAME   VERSION   PHASE    READY    ENDPOINT   NODES    AGE   KUBECONFIG   CA-EXPIRES   MESSAGE\n\
-         t           demo   <none>    <none>   <none>   <none>     <none>   90s   <none>       <none>       <none>\n"
+        "NAMESPACE   NAME   VERSION   PHASE    READY    ENDPOINT   NODES    AGE   KUBECONFIG   CA-EXPIRES   COST     MESSAGE\n\
+         t           demo   <none>    <none>   <none>   <none>     <none>   90s   <none>       <none>       <none>   <none>\n"
     );
     let wide = table(
         RUNNING,
@@ -50,7 +50,7 @@ fn rows_have_the_columns_asked_for() {
         },
     );
     assert!(
-        wide.ends_with("demo-kubeconfig   365d         The API answers.\n"),
+        wide.ends_with("demo-kubeconfig   365d         0.15 EUR   The API answers.\n"),
         "{wide}"
     );
 }

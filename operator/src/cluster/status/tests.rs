@@ -19,6 +19,47 @@ fn ready(status: &ClusterStatus) -> (&str, &str) {
 }
 
 #[test]
+fn hours_awake_are_counted_when_they_end() {
+    let seconds = |status: &ClusterStatus| {
+        status
+            .usage
+            .as_ref()
+            .map(|usage| (usage.awake_seconds, usage.awake_since.is_some()))
+    };
+    let refused = Outcome {
+        accepted: Err(Refusal {
+            reason: Reason::UnknownVersion,
+            message: "x".into(),
+        }),
+        ..outcome()
+    };
+    let asleep = Outcome {
+        rest: Rest::Owner,
+        ..outcome()
+    };
+    let kept = Outcome {
+        kept: true,
+        ..refused.clone()
+    };
+    assert_eq!(seconds(&plan(None, &refused, 5)), None);
+    assert_eq!(seconds(&plan(None, &asleep, 5)), None);
+    let mut status = None;
+    for (outcome, now, expected) in [
+        (&outcome(), 10, (0, true)),
+        (&outcome(), 100, (0, true)),
+        (&kept, 110, (0, true)),
+        (&asleep, 130, (120, false)),
+        (&asleep, 230, (120, false)),
+        (&outcome(), 300, (120, true)),
+        (&refused, 330, (150, false)),
+    ] {
+        let planned = plan(status, outcome, now);
+        assert_eq!(seconds(&planned), Some(expected), "at {now}");
+        status = Some(planned);
+    }
+}
+
+#[test]
 fn ready_and_phase_follow_what_was_found() {
     let refused = Refusal {
         reason: Reason::UnknownVersion,
