@@ -6,6 +6,9 @@
 //!                                                                └─▶ Status 503, Retry-After: 1; the connection ends
 //! ```
 //!
+//! Who may wake it is answered when it is awake, to come again at once, or after [`HOLD`]: client-go sleeps for a whole second
+//! between two tries, in which a cluster may have woken.
+//!
 //! A client that comes back is led by Envoy to wherever the cluster is then. Each connection ends with its first answers: one
 //! that stayed open would stay here.
 //!
@@ -64,6 +67,10 @@ const STREAMS: u32 = 8;
 /// What of one stream may lie here unread, and of a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
+/// How long somebody waits who may wake a cluster: long enough that most wakes end meanwhile, and far below any client's patience.
+const HOLD: Duration = Duration::from_secs(3);
+/// Envoy hears that a cluster is awake by another stream: so long it has for that.
+const FLIP: Duration = Duration::from_millis(100);
 /// What is read of a body before the answer, of who is known.
 const BODY_BYTES: usize = 64 * 1024;
 const BODY_LIMIT: Duration = Duration::from_secs(1);
@@ -279,21 +286,71 @@ impl Caller {
             authorization: header(header::AUTHORIZATION),
             authority: authority.or_else(|| header(header::HOST)).unwrap_or_default(),
         };
-        let snapshot = self.context.snapshots.borrow().clone();
-        let (answer, is_known) = match plan_answer(snapshot.as_deref(), call, Timestamp::now()) {
+        let (mut answer, is_known) = self.decide(call);
+        if is_known {
+            self.seat.keep();
+            let reading = timeout(BODY_LIMIT, read_some(body));
+            match answer {
+                Answer::Waking(_) => {
+                    let (_, is_awake) = tokio::join!(reading, self.wait_awake());
+                    answer = match self.plan(call) {
+                        _ if is_awake => Answer::Awake,
+                        Decision::Answer(answer) => answer,
+                        Decision::Wait(seconds) => Answer::Waking(seconds),
+                        // The operator was told. Who comes again says so again.
+                        Decision::Wake(_) => Answer::Waking(0),
+                    };
+                }
+                _ => drop(reading.await),
+            }
+        }
+        self.context.metrics.count_sleeper(answer.as_str());
+        self.reach(Stage::Answered);
+        to_response(&answer.to_status())
+    }
+
+    /// The answer as things are now, and whether the cluster knows who is told.
+    fn decide(&self, call: Call<'_>) -> (Answer, bool) {
+        match self.plan(call) {
             Decision::Wake(entry) => (self.wake(&entry), true),
+            Decision::Wait(seconds) => (Answer::Waking(seconds), true),
             Decision::Answer(answer) => {
                 let is_known = answer.is_to_known();
                 (answer, is_known)
             }
-        };
-        self.context.metrics.count_sleeper(answer.as_str());
-        if is_known {
-            self.seat.keep();
-            let _ = timeout(BODY_LIMIT, read_some(body)).await;
         }
-        self.reach(Stage::Answered);
-        to_response(&answer.to_status())
+    }
+
+    fn plan(&self, call: Call<'_>) -> Decision {
+        let snapshot = self.context.snapshots.borrow().clone();
+        plan_answer(snapshot.as_deref(), call, Timestamp::now())
+    }
+
+    /// Waits for the cluster for a while, or until the connection ends by another answer; whether it is awake, and Envoy leads there.
+    async fn wait_awake(&self) -> bool {
+        let name = resource_name(&self.name);
+        let mut snapshots = self.context.snapshots.clone();
+        let settled = snapshots.wait_for(|all| {
+            let entry = all.as_ref().and_then(|all| all.get(&name));
+            let told = entry.and_then(|entry| Some(&entry.route.asleep.as_ref()?.told));
+            !matches!(
+                told,
+                Some(Asleep::OnConnect { .. } | Asleep::Waking { problem: None, .. })
+            )
+        });
+        let is_awake = tokio::select! {
+            // The process ends.
+            settled = settled => settled.is_ok_and(|all| {
+                let entry = all.as_ref().and_then(|all| all.get(&name));
+                entry.is_some_and(|entry| entry.route.asleep.is_none())
+            }),
+            () = sleep(HOLD) => false,
+            () = self.reached(Stage::Answered) => false,
+        };
+        if is_awake {
+            sleep(FLIP).await;
+        }
+        is_awake
     }
 
     fn wake(&self, entry: &Entry) -> Answer {

@@ -12,6 +12,9 @@ use crate::gate::request::{LATER, SOON, bearer_token, is_foreign};
 use crate::model::{Route, Sleep};
 use crate::snapshot::{Entry, Snapshot, resource_name};
 
+/// When to come again who need not wait any more.
+const NOW: i32 = 0;
+
 /// What is looked at of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
@@ -28,8 +31,10 @@ pub struct Call<'a> {
 /// What to do.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Wake the cluster; the answer is [`Answer::Waking`] of no seconds.
+    /// Wake the cluster, and answer when it is awake, or after a while [`Answer::Waking`] of no seconds.
     Wake(Arc<Entry>),
+    /// It is being woken; the same, of so many seconds.
+    Wait(i32),
     /// Only answer.
     Answer(Answer),
 }
@@ -39,6 +44,8 @@ pub enum Decision {
 pub enum Answer {
     /// Nobody has read the host yet, or the cluster is awake: by another connection it is reached.
     Elsewhere,
+    /// It was being woken a moment ago, and is awake now.
+    Awake,
     /// It is being woken, for so many seconds by now.
     Waking(i32),
     /// It is being woken, and that does not come to an end: to repeat the request does not help.
@@ -60,6 +67,7 @@ impl Answer {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Elsewhere => "elsewhere",
+            Self::Awake => "awake",
             Self::Waking(_) => "waking",
             Self::Stuck(_) => "stuck",
             Self::Busy => "busy",
@@ -82,6 +90,12 @@ impl Answer {
     pub fn to_status(&self) -> Status {
         let (code, reason, message, retry) = match self {
             Self::Elsewhere => (503, "ServiceUnavailable", "connect again", Some(SOON)),
+            Self::Awake => (
+                503,
+                "ServiceUnavailable",
+                "the cluster was asleep, and is awake now",
+                Some(NOW),
+            ),
             Self::Waking(seconds) => (
                 503,
                 "ServiceUnavailable",
@@ -145,13 +159,16 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
     };
     let who = || identify_caller(&entry.route, client_ca, call, now);
     match told {
-        Asleep::Waking { since, problem } => Decision::Answer(match problem {
-            Some(problem) if who().is_ok() => Answer::Stuck(build_advice(problem)),
+        Asleep::Waking { since, problem } => {
             // The operator's clock may be another one.
-            _ => Answer::Waking(
-                i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30)),
-            ),
-        }),
+            let seconds =
+                i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30));
+            match (problem, who()) {
+                (Some(problem), Ok(_)) => Decision::Answer(Answer::Stuck(build_advice(problem))),
+                (None, Ok(identity)) if identity.is_user() => Decision::Wait(seconds),
+                _ => Decision::Answer(Answer::Waking(seconds)),
+            }
+        }
         Asleep::Held { why } => Decision::Answer(match who() {
             Ok(_) => Answer::Held(why.clone()),
             Err(stranger) => Answer::Stranger(stranger),

