@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
 use yoke_api::names::is_domain;
 
+use crate::limits::{Limits, parse_cpus, parse_memory};
+
 /// The worker's folder, unless another one is named.
 pub(crate) const ROOT: &str = "/var/lib/yoke-worker";
 /// Where a package puts the programs.
@@ -136,9 +138,24 @@ pub(crate) struct WorkerOptions {
     /// How long Pods may take to go when it ends
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub(crate) drain_timeout: Duration,
+    /// Processors that the worker and its Pods may take together, such as 2 or 1.5; all of them if not given
+    #[arg(long, value_name = "NUMBER", value_parser = parse_cpus)]
+    pub(crate) cpus: Option<u32>,
+    /// Memory that the worker and its Pods may take together, such as 4Gi; all of it if not given
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub(crate) memory: Option<u64>,
     /// Do not look first at what the machine lacks
     #[arg(long)]
     pub(crate) no_preflight: bool,
+}
+
+impl WorkerOptions {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            cpus: self.cpus,
+            memory: self.memory,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

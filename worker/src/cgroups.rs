@@ -13,12 +13,18 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::Error;
 use crate::files::FileError;
 use crate::id::GROUPS;
+use crate::limits::Limits;
 
 const NODE: &str = "node";
 const PODS: &str = "pods";
 /// Of what is in a container beside the worker.
 const INIT: &str = "init";
 
+/// Of processor time, in microseconds: what the kernel begins with.
+const PERIOD: u64 = 100_000;
+/// Files with bounds, of version 2 and of version 1.
+const QUOTA: (&str, &str) = ("cpu.max", "cpu.cfs_quota_us");
+const MEMORY: (&str, &str) = ("memory.max", "memory.limit_in_bytes");
 /// What is killed, or emptied, takes a moment to be gone.
 const ROUNDS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -88,6 +94,38 @@ impl Cgroups {
             }
         }
         Ok(())
+    }
+
+    /// Bounds what the worker and its Pods take together, and the latter a little lower, so that these end before the worker. What
+    /// was bounded before, and is not to be any more, goes.
+    pub(crate) fn bound(&self, limits: &Limits) -> Result<(), FileError> {
+        let quota = limits.cpus.map(|cpus| u64::from(cpus) * PERIOD / 1000);
+        self.bound_group("", QUOTA, quota)?;
+        self.bound_group("", MEMORY, limits.memory)?;
+        self.bound_group(PODS, MEMORY, limits.of_pods())
+    }
+
+    /// Writes a bound of a group where its controller is: into the file of version 2, or 1.
+    fn bound_group(&self, part: &str, files: (&str, &str), bound: Option<u64>) -> Result<(), FileError> {
+        let mut missing = None;
+        for hierarchy in self.writable() {
+            let (name, none) = if hierarchy.v2 {
+                (files.0, "max")
+            } else {
+                (files.1, "-1")
+            };
+            let value = bound.map_or_else(|| none.to_owned(), |bound| bound.to_string());
+            let file = hierarchy.mount.join(&self.name).join(part).join(name);
+            match write_existing(&file, &value) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => missing = Some((file, error)),
+                Err(error) if bound.is_some() => return Err(FileError::new("bound", &file, error)),
+                _ => return Ok(()),
+            }
+        }
+        match missing {
+            Some((file, error)) if bound.is_some() => Err(FileError::new("bound", &file, error)),
+            _ => Ok(()),
+        }
     }
 
     /// Kills every process in the groups but this one.
@@ -240,6 +278,7 @@ fn kill_member(group: &Path, pid: Pid) {
 fn write_existing(file: &Path, text: &str) -> io::Result<()> {
     fs::OpenOptions::new()
         .write(true)
+        .truncate(true)
         .open(file)?
         .write_all(text.as_bytes())
 }
@@ -387,6 +426,57 @@ mod tests {
         ] {
             fs::create_dir(dir.path().join(name)).unwrap();
             assert_eq!(cgroups.has_others(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_bound_is_written_where_its_controller_is() {
+        let limits = Limits {
+            cpus: Some(1500),
+            memory: Some(1 << 30),
+        };
+        for (v2, none, folders, expected) in [
+            (
+                true,
+                "max",
+                &[""][..],
+                [
+                    ("w/cpu.max", "150000"),
+                    ("w/memory.max", "1073741824"),
+                    ("w/pods/memory.max", "805306368"),
+                ],
+            ),
+            (
+                false,
+                "-1",
+                &["cpu", "memory"],
+                [
+                    ("cpu/w/cpu.cfs_quota_us", "150000"),
+                    ("memory/w/memory.limit_in_bytes", "1073741824"),
+                    ("memory/w/pods/memory.limit_in_bytes", "805306368"),
+                ],
+            ),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mounts = folders.iter().map(|folder| dir.path().join(folder));
+            let cgroups = Cgroups {
+                hierarchies: mounts.map(|mount| Hierarchy { mount, v2 }).collect(),
+                name: "w".into(),
+            };
+            assert!(cgroups.bound(&limits).is_err(), "without a controller");
+            cgroups.bound(&Limits::default()).unwrap();
+            for (file, _) in expected {
+                let file = dir.path().join(file);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, "").unwrap();
+            }
+            for (limits, bounded) in [(limits, true), (Limits::default(), false)] {
+                cgroups.bound(&limits).unwrap();
+                for (file, bound) in expected {
+                    let value = fs::read_to_string(dir.path().join(file)).unwrap();
+                    assert_eq!(value, if bounded { bound } else { none }, "{file}");
+                }
+            }
         }
     }
 

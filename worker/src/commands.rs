@@ -124,6 +124,9 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
 
 /// Says what the machine lacks, if it lacks anything.
 pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, for_good: bool) -> Result<(), Error> {
+    if let Some(excess) = options.limits().find_excess(machine::read_capacity()?) {
+        return Err(Error::Excess(excess));
+    }
     if options.no_preflight {
         return Ok(());
     }

@@ -7,6 +7,7 @@ use yoke_pki::kubeconfig::{Authority, Credential, Kubeconfig, KubeconfigError};
 
 use crate::id::Id;
 use crate::layout::Layout;
+use crate::limits::Capacity;
 use crate::state::Worker;
 
 /// The image that holds a Pod's namespaces: as of Kubernetes 1.34 and later.
@@ -24,6 +25,8 @@ pub(crate) struct Machine {
     pub(crate) cgroup_v1: bool,
     /// Whether processes may be set to be killed later than others (`CAP_SYS_RESOURCE`).
     pub(crate) may_raise_oom_score: bool,
+    /// What there is for everybody.
+    pub(crate) capacity: Capacity,
     /// The machine's own resolver configuration, of which none leads to a stub on loopback.
     pub(crate) resolv_conf: &'static str,
 }
@@ -145,6 +148,12 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
     });
     if !worker.taints.is_empty() {
         config["registerWithTaints"] = json!(worker.taints);
+    }
+    let (others, own) = worker.limits.to_reserved(machine.capacity);
+    for (field, reserved) in [("systemReserved", others), ("kubeReserved", own)] {
+        if !reserved.is_empty() {
+            config[field] = json!(reserved);
+        }
     }
     if machine.cgroup_v1 {
         config["failCgroupV1"] = false.into();

@@ -50,6 +50,9 @@ pub enum Error {
         /// Its API.
         server: String,
     },
+    /// There is not as much as the worker is to have.
+    #[error("{0}")]
+    Excess(String),
     /// Its content is somebody else's.
     #[error("{} is not empty, and no worker's", .0.display())]
     Foreign(PathBuf),
@@ -186,6 +189,7 @@ impl Error {
             Self::Foreign(_) => {
                 Some("choose a folder with --root that is the worker's alone: it is removed in the end")
             }
+            Self::Excess(_) => Some("ask for less with --cpus and --memory, or leave them out: then it may take all"),
             Self::Populated(_) => Some(
                 "perhaps a worker's whose folder was removed by hand: end its processes, or choose another folder with --root",
             ),

@@ -29,6 +29,7 @@ mod hosts;
 mod id;
 mod join;
 mod layout;
+mod limits;
 mod live;
 mod machine;
 mod network;

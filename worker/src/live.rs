@@ -217,12 +217,13 @@ async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Er
     machine::load_bridge_filter().await;
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.enter()?;
+    cgroups.bound(&worker.limits)?;
     // A box has its own.
     if !worker.ephemeral {
         hosts::settle(worker)?;
     }
     sysctls::remember(layout)?;
-    write_config(layout, worker, &observe_machine(&cgroups))?;
+    write_config(layout, worker, &observe_machine(&cgroups)?)?;
     Ok(Keeper::start(service(
         layout,
         "containerd",
@@ -230,13 +231,14 @@ async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Er
     )))
 }
 
-fn observe_machine(cgroups: &Cgroups) -> Machine {
-    Machine {
+fn observe_machine(cgroups: &Cgroups) -> Result<Machine, Error> {
+    Ok(Machine {
         pods_cgroup: cgroups.pods_root(),
         cgroup_v1: cgroups.is_v1(),
         may_raise_oom_score: has_sys_resource(),
+        capacity: machine::read_capacity()?,
         resolv_conf: resolv_conf(),
-    }
+    })
 }
 
 fn write_config(layout: &Layout, worker: &Worker, machine: &Machine) -> Result<(), Error> {

@@ -12,6 +12,8 @@ use tokio::process::Command;
 
 use crate::arguments::MachineOptions;
 use crate::feed::call;
+use crate::files::FileError;
+use crate::limits::Capacity;
 use crate::output::say;
 use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
 use crate::systemd;
@@ -196,6 +198,29 @@ fn parse_memory(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// What there is for everybody, as the kubelet finds it.
+pub(crate) fn read_capacity() -> Result<Capacity, FileError> {
+    let read = |file: &str| {
+        let failed = |error| FileError::new("read", Path::new(file), error);
+        std::fs::read_to_string(file).map_err(failed)
+    };
+    Ok(Capacity {
+        cpus: count_processors(&read("/sys/devices/system/cpu/online")?).saturating_mul(1000),
+        memory: parse_memory(&read("/proc/meminfo")?).unwrap_or_default(),
+    })
+}
+
+/// How many a list such as `0-3,8` names.
+fn count_processors(list: &str) -> u32 {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        last.checked_sub(first)?.checked_add(1)
+    };
+    let counts = list.trim().split(',').filter_map(count);
+    counts.fold(0, u32::saturating_add)
+}
+
 async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
     let Some(path) = find_program(program) else {
         return Filter::Missing;
@@ -289,6 +314,15 @@ hugetlb\t4\t1\t0
         assert_eq!(parse_swaps("Filename Type Size\n"), [""; 0]);
         assert_eq!(parse_memory("MemTotal:       2048 kB\nMemFree: 1 kB\n"), Some(2 << 20));
         assert_eq!(parse_memory("MemTotal: x kB\n"), None);
+    }
+
+    #[test]
+    fn processors_are_counted() {
+        for (list, count) in [("0-1\n", 2), ("0\n", 1), ("0-3,8,10-11\n", 7), ("", 0), ("3-0", 0)] {
+            assert_eq!(count_processors(list), count, "{list:?}");
+        }
+        let own = read_capacity().unwrap();
+        assert!(own.cpus >= 1000 && own.memory > 1 << 28, "{own:?}");
     }
 
     #[test]

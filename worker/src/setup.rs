@@ -76,6 +76,7 @@ pub(crate) fn build_worker(
         wireguard_port: options.machine.wireguard_port,
         node_labels: line.node_labels.clone(),
         taints: line.taints.clone(),
+        limits: options.limits(),
         id,
         node_uid: None,
         place: Some(place),

@@ -21,6 +21,7 @@ use crate::arguments::{BUNDLE, LONGEST, WIREGUARD_PORT};
 use crate::files::{self, FileError};
 use crate::id::Id;
 use crate::layout::Layout;
+use crate::limits::Limits;
 use crate::place::Place;
 use crate::preflight::is_node_name;
 
@@ -55,6 +56,9 @@ pub(crate) struct Worker {
     /// Taints with which it does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) taints: Vec<Taint>,
+    /// What it may take of the machine.
+    #[serde(default, skip_serializing_if = "Limits::are_none")]
+    pub(crate) limits: Limits,
     /// What its parts on the machine are called by.
     pub(crate) id: Id,
     /// UID of its Node, once it has one: another machine may be given its name later.
@@ -99,6 +103,7 @@ impl Worker {
             ("bundle", worker.bundle.is_absolute()),
             ("labels", check_labels(&worker.node_labels).is_ok()),
             ("taints", check_taints(&worker.taints).is_ok()),
+            ("limits", worker.limits.are_usable()),
         ] {
             if !good {
                 return Err(serde_json::Error::custom(format!("it has no usable {part}")));
@@ -190,6 +195,7 @@ impl Worker {
             wireguard_port: WIREGUARD_PORT,
             node_labels: BTreeMap::new(),
             taints: Vec::new(),
+            limits: Limits::default(),
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
             place: None,
@@ -215,6 +221,10 @@ mod tests {
             node_uid: Some("c0f3cb44-0d5e-4f2f-8f6c-6a1f3a1d2b3c".into()),
             node_labels: BTreeMap::from([("a".into(), "b".into())]),
             taints: vec!["c=d:NoExecute".parse().unwrap()],
+            limits: Limits {
+                cpus: Some(1500),
+                memory: Some(1 << 30),
+            },
             place: Some(Place::here().unwrap()),
             ..Worker::example()
         };
@@ -232,6 +242,7 @@ mod tests {
             ("nodeUid", "a b".into()),
             ("wireguardPort", 0.into()),
             ("bundle", "usr/lib".into()),
+            ("limits", serde_json::json!({"memory": 1})),
             ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
             ("nodeLabels", serde_json::json!({"a": "b,c=d"})),
             ("taints", serde_json::json!([{"key": "a b", "effect": "NoSchedule"}])),

@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::limits::Limits;
 
 fn layout() -> Layout {
     Layout::new(Path::new("/w")).unwrap()
@@ -15,6 +16,10 @@ fn machine() -> Machine {
         pods_cgroup: "/yoke-worker-00c0ffee/pods".into(),
         cgroup_v1: false,
         may_raise_oom_score: true,
+        capacity: Capacity {
+            cpus: 4000,
+            memory: 8 << 30,
+        },
         resolv_conf: "/etc/resolv.conf",
     }
 }
@@ -46,6 +51,23 @@ fn version_1_of_control_groups_is_told_to_the_kubelet() {
     };
     let config: Value = serde_json::from_str(&build_kubelet(&layout(), &Worker::example(), &machine)).unwrap();
     assert_eq!(config["failCgroupV1"], false);
+}
+
+#[test]
+fn a_kubelet_gives_pods_no_more_than_the_worker_may_take() {
+    let read =
+        |worker: &Worker| -> Value { serde_json::from_str(&build_kubelet(&layout(), worker, &machine())).unwrap() };
+    let all = read(&Worker::example());
+    assert_eq!((all.get("systemReserved"), all.get("kubeReserved")), (None, None));
+    let part = read(&Worker {
+        limits: Limits {
+            cpus: Some(1500),
+            memory: Some(2 << 30),
+        },
+        ..Worker::example()
+    });
+    assert_eq!(part["systemReserved"], json!({"cpu": "2500m", "memory": "6442450944"}));
+    assert_eq!(part["kubeReserved"], json!({"memory": "268435456"}));
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod bundle;
 mod cluster;
 mod command;
 mod container;
+mod limits;
 mod machine;
 mod network;
 mod node;

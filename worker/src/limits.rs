@@ -1,0 +1,204 @@
+//! What a worker may take of its machine. Pure.
+//!
+//! ```text
+//!  --cpus, --memory ─▶ Limits ─┬─ bounds of the control groups (cgroups.rs)
+//!                    capacity ─┴─ what the kubelet leaves to others, so that the Node says what Pods can have (config.rs)
+//! ```
+//!
+//! The kubelet knows the machine and no bounds above its own: its Node's capacity is the machine's, and what can be had of that
+//! is what the scheduler goes by.
+
+use serde::{Deserialize, Serialize};
+
+const MIB: u64 = 1 << 20;
+/// What containerd and the kubelet take. Pods are bounded below it, and so end before these.
+const PROGRAMS: u64 = 256 * MIB;
+/// Less than this leaves nothing for Pods: the kubelet keeps 100 MiB free, too.
+const MEMORY_MIN: u64 = 512 * MIB;
+/// Thousandths of a processor, with which the worker's own programs keep up.
+const CPUS_MIN: u32 = 250;
+const CPUS_MAX: u32 = 1 << 20;
+const UNITS: &[(&str, u64)] = &[
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+];
+
+/// What a worker may take; all of what is not named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Limits {
+    /// Thousandths of a processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cpus: Option<u32>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<u64>,
+}
+
+/// What a machine has: thousandths of processors, and bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    pub(crate) cpus: u32,
+    pub(crate) memory: u64,
+}
+
+impl Limits {
+    /// Whether they are none, as for workers of before there were any.
+    pub(crate) fn are_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a worker can live with them.
+    pub(crate) fn are_usable(&self) -> bool {
+        self.cpus.is_none_or(|cpus| (CPUS_MIN..=CPUS_MAX).contains(&cpus))
+            && self.memory.is_none_or(|memory| memory >= MEMORY_MIN)
+    }
+
+    /// What is asked for, and the machine does not have.
+    pub(crate) fn find_excess(&self, has: Capacity) -> Option<String> {
+        if let Some(cpus) = self.cpus.filter(|cpus| *cpus > has.cpus) {
+            let (cpus, has) = (f64::from(cpus) / 1000.0, f64::from(has.cpus) / 1000.0);
+            return Some(format!("{cpus} processors are asked for, and this machine has {has}"));
+        }
+        let memory = self.memory.filter(|memory| *memory > has.memory)?;
+        let (memory, has) = (memory / MIB, has.memory / MIB);
+        Some(format!(
+            "{memory} MiB of memory are asked for, and this machine has {has}"
+        ))
+    }
+
+    /// What Pods may take, in bytes.
+    pub(crate) fn of_pods(&self) -> Option<u64> {
+        Some(self.memory?.saturating_sub(PROGRAMS))
+    }
+
+    /// What the kubelet leaves to others, by resource as Kubernetes calls it: `systemReserved`, and `kubeReserved` for the worker's
+    /// own programs.
+    pub(crate) fn to_reserved(self, has: Capacity) -> (Reserved, Reserved) {
+        let rest = |has: u64, limit: u64| has.saturating_sub(limit);
+        let cpus = self.cpus.map(|cpus| format!("{}m", rest(has.cpus.into(), cpus.into())));
+        let memory = self.memory.map(|memory| rest(has.memory, memory).to_string());
+        let others = [("cpu", cpus), ("memory", memory)];
+        let own = self.memory.map(|_| ("memory", PROGRAMS.to_string()));
+        let named = others.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        (named.collect(), own.into_iter().collect())
+    }
+}
+
+/// Quantities by resource.
+pub(crate) type Reserved = std::collections::BTreeMap<&'static str, String>;
+
+/// Processors as people write them: `2`, or `1.5`.
+pub(crate) fn parse_cpus(text: &str) -> Result<u32, String> {
+    let parse = || {
+        let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+        let digits = |text: &str| !text.is_empty() && text.len() <= 7 && text.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(whole) || !digits(part) || part.len() > 3 {
+            return None;
+        }
+        let part: u32 = format!("{part:0<3}").parse().ok()?;
+        whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(part)
+    };
+    let limits = |cpus| Limits { cpus, memory: None };
+    parse()
+        .filter(|cpus| limits(Some(*cpus)).are_usable())
+        .ok_or_else(|| "expected a number of processors such as 2 or 1.5, at least 0.25".to_owned())
+}
+
+/// Memory as Kubernetes writes it: `2Gi`, or `2000M`.
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
+    let parse = || {
+        let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = &text[number.len()..];
+        let unit = match UNITS.iter().find(|(name, _)| *name == unit) {
+            Some((_, unit)) => *unit,
+            None if unit.is_empty() => 1,
+            None => return None,
+        };
+        let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+        number.parse::<u64>().ok().filter(|_| digits)?.checked_mul(unit)
+    };
+    let limits = |memory| Limits { cpus: None, memory };
+    parse()
+        .filter(|memory| limits(Some(*memory)).are_usable())
+        .ok_or_else(|| "expected a size such as 2Gi or 2000M, at least 512Mi".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const HAS: Capacity = Capacity {
+        cpus: 4000,
+        memory: 8 * GIB,
+    };
+
+    #[test]
+    fn people_write_numbers() {
+        for (text, cpus) in [
+            ("2", Some(2000)),
+            ("1.5", Some(1500)),
+            ("0.25", Some(250)),
+            ("0.125", None),
+            ("0", None),
+            ("", None),
+            (".5", None),
+            ("1.", None),
+            ("1.2345", None),
+            ("-1", None),
+            ("1e3", None),
+            ("99999999", None),
+        ] {
+            assert_eq!(parse_cpus(text).ok(), cpus, "{text:?}");
+        }
+        for (text, memory) in [
+            ("2Gi", Some(2 * GIB)),
+            ("2000M", Some(2_000_000_000)),
+            ("536870912", Some(GIB / 2)),
+            ("511Mi", None),
+            ("2g", None),
+            ("2000m", None),
+            ("Gi", None),
+            ("+2Gi", None),
+            ("99999999999Ti", None),
+            ("2 Gi", None),
+        ] {
+            assert_eq!(parse_memory(text).ok(), memory, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_what_can_be_had() {
+        let none = Limits::default();
+        assert_eq!(none.to_reserved(HAS), Default::default());
+        let limits = Limits {
+            cpus: Some(1500),
+            memory: Some(2 * GIB),
+        };
+        let (others, own) = limits.to_reserved(HAS);
+        assert_eq!(others["cpu"], "2500m");
+        assert_eq!(others["memory"], (6 * GIB).to_string());
+        assert_eq!(own, [("memory", (256 * MIB).to_string())].into());
+        assert_eq!(limits.of_pods(), Some(2 * GIB - 256 * MIB));
+    }
+
+    #[test]
+    fn nobody_has_more_than_the_machine() {
+        for (rule, cpus, memory, part) in [
+            ("all", Some(4000), Some(8 * GIB), None),
+            ("nothing", None, None, None),
+            ("processors", Some(4500), None, Some("4.5 processors")),
+            ("memory", Some(1000), Some(9 * GIB), Some("9216 MiB of memory")),
+        ] {
+            let excess = Limits { cpus, memory }.find_excess(HAS);
+            assert_eq!(excess.is_some(), part.is_some(), "{rule}: {excess:?}");
+            assert!(excess.unwrap_or_default().contains(part.unwrap_or_default()), "{rule}");
+        }
+    }
+}
