@@ -25,7 +25,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         let (mut worker, _lock) = open(&layout)?;
         worker.place = Some(Place::here()?);
         worker.write(&layout)?;
-        return live::live(&layout, &worker, signals.next()).await;
+        return live::stay(&layout, &worker, &mut signals).await;
     };
     let name = setup::choose_name(&options.worker)?;
     check(&options.worker, line, false).await?;
@@ -34,7 +34,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;
-        return live::live(&layout, &worker, signals.next()).await;
+        return live::stay(&layout, &worker, &mut signals).await;
     }
     let ended = match &made {
         Ok(()) => boxed::run(&layout, &worker, options.ttl, &lock, &mut signals).await,

@@ -68,6 +68,9 @@ pub enum Error {
     /// Its Node was deleted, or reaped.
     #[error("Node {0} was removed from the cluster")]
     Removed(String),
+    /// Its Node was removed while nothing was heard of the machine.
+    #[error("Node {0} was removed while this machine was silent")]
+    Forgotten(String),
     /// There is no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),

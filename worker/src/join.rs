@@ -20,7 +20,7 @@ use crate::output::say;
 use crate::place::Place;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, clean, commands, node, refusal, root, setup, systemd};
+use crate::{Error, certificate, clean, commands, node, refusal, root, setup, systemd};
 
 /// From the start of the unit to a Node that is ready.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -32,7 +32,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
     let mut signals = Signals::listen()?;
     let layout = root::open(&options.worker.machine.root)?;
     let found = Worker::read(&layout)?.filter(|worker| !worker.ephemeral);
-    let has_joined = layout.kubeconfig().exists();
+    let has_joined = certificate::has_joined(&layout);
     let worker = match (found, line) {
         (None, None) => return Err(Error::NoWorker(layout.root().to_owned())),
         (Some(worker), Some(line)) if has_joined && worker.server != line.server => {
@@ -40,7 +40,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
         }
         (Some(worker), None) => take_up(&layout, worker).await?,
         (Some(worker), Some(_)) if has_joined => take_up(&layout, worker).await?,
-        // One that was never let in may try again, with another token.
+        // One that was never let in may try again, with another token, and so may one whose certificate has ended.
         (found, Some(line)) => {
             if let Some(worker) = found {
                 systemd::stop(&Unit::new(&layout, &worker.id)).await?;

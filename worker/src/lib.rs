@@ -14,6 +14,7 @@
 mod arguments;
 mod boxed;
 mod bundle;
+mod certificate;
 mod cgroups;
 mod children;
 mod clean;

@@ -16,6 +16,7 @@ use kube::Client;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
 
+use crate::boxed::Signals;
 use crate::cgroups::Cgroups;
 use crate::children::{Keeper, STOP_LIMIT, Service};
 use crate::clock::to_line;
@@ -45,6 +46,18 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
     .saturating_add(cni::ALL_LIMIT)
     .saturating_add(cgroups::KILL_LIMIT)
     .saturating_add(drain::REMOVE_LIMIT);
+
+/// Runs a worker that stays until a signal comes: anew, with another Node, when it has been silent for so long that it was removed.
+pub(crate) async fn stay(layout: &Layout, worker: &Worker, signals: &mut Signals) -> Result<(), Error> {
+    let mut worker = worker.clone();
+    loop {
+        match live(layout, &worker, signals.next()).await {
+            Err(error @ Error::Forgotten(_)) => say(&format!("{}; it registers again", to_line(&error))),
+            ended => return ended,
+        }
+        worker = Worker::read(layout)?.ok_or_else(|| Error::NoWorker(layout.root().to_owned()))?;
+    }
+}
 
 /// Runs the worker until `end` comes.
 pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Output = ()>) -> Result<(), Error> {
@@ -90,7 +103,9 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
-    systemd::tell_stopping();
+    if !matches!(result, Err(Error::Forgotten(_))) {
+        systemd::tell_stopping();
+    }
     if worker.ephemeral {
         finish(layout, &worker, Some(kubelet), containerd).await;
     } else {
@@ -191,16 +206,33 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
     let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout, worker).await) else {
         return Ok(());
     };
+    let former = worker.node_uid.clone();
     match node::look(&client, &worker.name).await {
-        Ok(Some(found)) => node::keep_uid(layout, worker, &found),
+        Ok(Some(found)) => node::keep_uid(layout, worker, &found)?,
         // The kubelet makes another one.
-        Ok(None) => {
-            worker.node_uid = None;
-            Ok(())
-        }
+        Ok(None) => worker.node_uid = None,
         // Pods run whether the API answers or not; once it does, the Node is looked at again.
-        Err(_) => Ok(()),
+        Err(_) => {}
     }
+    end_pods_of(layout, worker, former).await
+}
+
+/// Another Node has other addresses for its Pods. Whoever removed the former one counts on those that it had having ended.
+async fn end_pods_of(layout: &Layout, worker: &Worker, former: Option<String>) -> Result<(), Error> {
+    if former.is_some() && former != worker.node_uid {
+        end_pods(layout, worker).await?;
+    }
+    Ok(())
+}
+
+/// Ends Pods, and the network that they were on.
+pub(crate) async fn end_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+    for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
+        say(&format!("cannot take a Pod off the network: {fault}"));
+    }
+    Cgroups::discover(&worker.id.cgroup())?.kill_pods().await;
+    network::remove_table(&worker.id).await;
+    Ok(())
 }
 
 async fn wait_healthy() {
@@ -333,7 +365,9 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
 
 /// Waits for the Node's addresses and makes the network that gives them. The bootstrap token has done its work then.
 async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<Network, Error> {
+    let former = worker.node_uid.clone();
     let pods = node::wait_joined(layout, worker).await?;
+    end_pods_of(layout, worker, former).await?;
     let network = Network::start(layout, worker, pods).await?;
     let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
     files::write(&layout.network_config(), &cni, files::PUBLIC)?;

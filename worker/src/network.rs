@@ -107,6 +107,12 @@ pub(crate) async fn has_table(id: &Id) -> bool {
     call("nft", &["list", "table", "inet", &id.network()], "").await.is_ok()
 }
 
+/// Removes it: no Pod is connected before there is one again.
+pub(crate) async fn remove_table(id: &Id) {
+    // There is none after a boot.
+    let _ = call("nft", &["delete", "table", "inet", &id.network()], "").await;
+}
+
 struct Upkeep {
     layout: Layout,
     worker: Worker,

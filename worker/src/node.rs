@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use rustix::time::{ClockId, clock_gettime};
 use yoke_api::Cidr;
 
 use crate::clock::to_line;
@@ -19,6 +20,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks whether the Node is still there.
 const WATCH: Duration = Duration::from_secs(10);
 pub(crate) const REQUEST: Duration = Duration::from_secs(10);
+/// Nobody removes a Node for its silence that was heard of more lately.
+const SILENCE_MIN: Duration = Duration::from_secs(45);
 /// Of what a Node says.
 const SAID_MAX: usize = 300;
 /// How often it is said that there is still nothing.
@@ -119,16 +122,22 @@ pub(crate) async fn find_missing(layout: &Layout, worker: &Worker) -> Option<Str
     }
 }
 
-/// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral stays when it was
-/// removed, for its kubelet makes another when it is started again.
+/// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral begins anew when it
+/// was removed while nothing was heard of this machine, as for its silence. Else somebody wanted it gone: the worker stays as it is,
+/// and its kubelet makes another when it is started again.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
-    let mut was_there = true;
+    let (mut was_there, mut heard) = (true, since_boot());
     loop {
         tokio::time::sleep(WATCH).await;
         // Pods run whether the API answers or not.
         let Some(found) = read(layout, worker).await else {
             continue;
         };
+        let silence = since_boot().saturating_sub(heard);
+        heard = since_boot();
+        if was_there && found.is_none() && !worker.ephemeral && silence >= SILENCE_MIN {
+            return Error::Forgotten(worker.name.clone());
+        }
         if was_there && found.is_none() && !worker.ephemeral {
             say(&format!(
                 "Node {} is gone: started again, this worker makes another",
@@ -140,6 +149,12 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
             return error;
         }
     }
+}
+
+/// The time in which the machine was asleep counts.
+fn since_boot() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// What a worker makes of what there is by the name of its Node.

@@ -15,10 +15,10 @@ use rustls_pki_types::CertificateSigningRequestDer;
 use rustls_pki_types::pem::PemObject as _;
 use tokio::time::{Instant, sleep};
 
-use crate::Error;
 use crate::layout::Layout;
 use crate::node::{connect_by, limited};
 use crate::state::Worker;
+use crate::{Error, certificate};
 
 const PAUSE: Duration = Duration::from_secs(2);
 /// An API server may not have heard of a token that was made just now, and the newest request may be an earlier worker's.
@@ -33,7 +33,7 @@ const SAID_MAX: usize = 300;
 pub(crate) async fn wait(layout: &Layout, worker: &Worker) -> Error {
     let mut since = None;
     // Who has a certificate was let in, whatever becomes of the token. The kubelet writes its kubeconfig before it has one.
-    while !layout.client_certificate().exists() {
+    while !certificate::is_there(layout) {
         // With the bootstrap token.
         if let Some(client) = connect_by(&layout.bootstrap_kubeconfig(), worker).await
             && let Some(why) = look(&client, &worker.name, &mut since).await

@@ -18,7 +18,7 @@ use crate::machine::{PATH, host_name};
 use crate::place::Place;
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
-use crate::{Error, bundle, clean, config, files, live, root, upgrade};
+use crate::{Error, bundle, certificate, clean, config, files, live, root, upgrade};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
@@ -118,9 +118,13 @@ pub(crate) async fn make_room(layout: &Layout) -> Result<(Id, Lock), Error> {
             let lock = take(layout)?;
             Ok((choose_id(layout)?, lock))
         }
-        // One that was never let in may try again, with another token.
-        Some(worker) if layout.kubeconfig().exists() => Err(taken(layout, worker)),
-        Some(worker) => Ok((worker.id, lock)),
+        // One that was never let in may try again, with another token, and so may one whose certificate has ended.
+        Some(worker) if certificate::has_joined(layout) => Err(taken(layout, worker)),
+        Some(worker) => {
+            // It becomes another Node.
+            live::end_pods(layout, &worker).await?;
+            Ok((worker.id, lock))
+        }
         None => Ok((choose_id(layout)?, lock)),
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Machine {
     dir: PathBuf,
     /// The Node's, and its Pod's.
     pub(crate) name: &'static str,
-    pods: &'static str,
+    pub(crate) pods: &'static str,
     /// What parts of the worker are called by, once there is one.
     id: OnceLock<String>,
 }

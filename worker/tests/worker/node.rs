@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::DeleteParams;
 use kube::{Api, Client};
+use rcgen::DnType;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -15,6 +17,8 @@ use crate::signer::{Authority, sign_all};
 
 pub(crate) const NAME: &str = "box-1";
 const PODS: &str = "10.232.7.0/24";
+/// Longer than a machine is silent that has missed nothing.
+const SILENCE: Duration = Duration::from_secs(50);
 
 /// A machine, a cluster that it may join, and what signs for that.
 pub(crate) struct Story {
@@ -71,6 +75,26 @@ impl Story {
         }
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         assert_eq!(self.machine.read("sysctls.json").unwrap()["boot"], boot.trim());
+    }
+
+    /// As the reaper does, and Kubernetes after it.
+    pub(crate) async fn remove_node(&self) {
+        self.nodes.delete(NAME, &Default::default()).await.unwrap();
+        let pods = Api::<Pod>::default_namespaced(self.client.clone());
+        pods.delete(NAME, &DeleteParams::default().grace_period(0))
+            .await
+            .unwrap();
+    }
+
+    /// As if the machine had been off for too long.
+    pub(crate) fn end_certificate(&self) {
+        let user = format!("system:node:{NAME}");
+        let subject = [
+            (DnType::OrganizationName, "system:nodes"),
+            (DnType::CommonName, user.as_str()),
+        ];
+        let file = self.machine.root().join("pki/kubelet-client-current.pem");
+        std::fs::write(file, self.authorities.0.issue_ended(&subject)).unwrap();
     }
 
     async fn has_node(&self) -> bool {
@@ -169,6 +193,37 @@ async fn a_worker_ends_when_its_node_is_removed() {
     // Nobody collects Pods here.
     assert!(story.has_pod().await, "{said}");
     story.assert_left(&said).await;
+}
+
+/// As of a laptop that was closed.
+#[tokio::test]
+async fn a_worker_that_was_silent_registers_again() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let mut story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run(&[]);
+    story.let_in(&worker).await;
+    let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
+    worker.signal(Signal::STOP);
+    story.remove_node().await;
+    // Whoever hears of it within this time was not silent.
+    tokio::time::sleep(SILENCE).await;
+    worker.signal(Signal::CONT);
+    story.machine.pods = "10.232.8.0/24";
+    story.let_in(&worker).await;
+    assert!(
+        worker
+            .said()
+            .contains("removed while this machine was silent; it registers again"),
+        "{}",
+        worker.said()
+    );
+    let node = story.nodes.get(NAME).await.unwrap();
+    assert_ne!(node.metadata.uid, first);
+    assert_eq!(story.ask_pod().trim(), NAME);
+    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    let mut leave = story.machine.start("leave", &["leave"]);
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    story.assert_gone(&leave.said()).await;
 }
 
 #[tokio::test]

@@ -48,6 +48,19 @@ impl Authority {
         )
     }
 
+    /// A client's certificate that has ended, and its key.
+    pub(crate) fn issue_ended(&self, subject: &[(DnType, &str)]) -> String {
+        let key = KeyPair::generate().unwrap();
+        let mut parameters = CertificateParams::default();
+        for (kind, value) in subject {
+            parameters.distinguished_name.push(kind.clone(), *value);
+        }
+        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        parameters.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        parameters.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        parameters.signed_by(&key, &self.issuer).unwrap().pem() + &key.serialize_pem()
+    }
+
     fn sign(&self, request: &str, usage: ExtendedKeyUsagePurpose) -> String {
         let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
         request.params.extended_key_usages = vec![usage];

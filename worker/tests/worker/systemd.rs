@@ -154,6 +154,29 @@ async fn a_worker_is_let_in_after_its_machine_was_started_again() {
 }
 
 #[tokio::test]
+async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
+    let mut join = story.machine.join_for_good();
+    story.let_in(&join).await;
+    assert_eq!(join.ended().await, Some(0), "{}", join.said());
+    story.systemctl(&["stop", &story.unit()]);
+    story.end_certificate();
+    story.remove_node().await;
+    story.machine.pods = "10.232.8.0/24";
+    let mut again = story.machine.join_for_good();
+    story.let_in(&again).await;
+    assert_eq!(
+        again.ended().await,
+        Some(0),
+        "{}\n{}",
+        again.said(),
+        story.machine.journal()
+    );
+    story.until_pod_answers().await;
+}
+
+#[tokio::test]
 async fn a_worker_that_cannot_begin_leaves_nothing() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
     let story = Story::begin_with(dir.path(), Init::Systemd).await;

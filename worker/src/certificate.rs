@@ -1,0 +1,58 @@
+//! Whether the kubelet can still ask with the certificate that it was given.
+
+use jiff::Timestamp;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+use yoke_pki::inspect::ParsedCertificate;
+
+use crate::layout::Layout;
+
+/// Whether the worker was let in, and need not be again. The kubelet writes its kubeconfig before it has a certificate.
+pub(crate) fn has_joined(layout: &Layout) -> bool {
+    layout.kubeconfig().exists() && !is_over(layout)
+}
+
+/// Whether there is a certificate to ask with.
+pub(crate) fn is_there(layout: &Layout) -> bool {
+    layout.client_certificate().exists() && !is_over(layout)
+}
+
+/// Whether there was one, and it has ended: the machine was off for too long to renew it.
+fn is_over(layout: &Layout) -> bool {
+    let read = || {
+        // Its key is in the same file.
+        let text = std::fs::read(layout.client_certificate()).ok()?;
+        let own = CertificateDer::from_pem_slice(&text).ok()?;
+        ParsedCertificate::from_der(own.to_vec()).ok()
+    };
+    read().is_some_and(|own| own.not_after < Timestamp::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+    use crate::files;
+
+    #[test]
+    fn a_worker_whose_certificate_has_ended_may_join_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        assert!(!has_joined(&layout) && !is_there(&layout));
+        for file in [layout.kubeconfig(), layout.client_certificate()] {
+            files::make_folder(file.parent().unwrap()).unwrap();
+        }
+        files::write(&layout.kubeconfig(), "", files::SECRET).unwrap();
+        assert!(has_joined(&layout) && !is_there(&layout), "it waits to be let in");
+        for (year, good) in [(2020, false), (4000, true)] {
+            let key = KeyPair::generate().unwrap();
+            let mut parameters = CertificateParams::default();
+            parameters.not_before = rcgen::date_time_ymd(2019, 1, 1);
+            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let text = key.serialize_pem() + &parameters.self_signed(&key).unwrap().pem();
+            files::write(&layout.client_certificate(), text, files::SECRET).unwrap();
+            assert_eq!((has_joined(&layout), is_there(&layout)), (good, good), "{year}");
+        }
+    }
+}
