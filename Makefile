@@ -164,6 +164,11 @@ bench-ingress: tools ## Measure the ingress with 10,000 clusters (ARGS="--cluste
 	$(call timed,ingress,$(CARGO) build --release --package yoke-ingress-xds --package yoke-ingress-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-ingress-bench $(ARGS))
 
+.PHONY: bench-density
+bench-density: yoke-dev ## Measure a thousand clusters on this machine (ARGS="--clusters 50 --awake 3" for a look)
+	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)
+	$(call timed,measurements,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench-density -- $(ARGS))
+
 .PHONY: bench
 bench: yoke-dev ## Measure, on a stack built for speed
 	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)

@@ -87,6 +87,7 @@ pub fn write_config(layout: &Layout, network: &Network, cgroups: &Cgroups) -> Re
             config::build_kubelet(layout, network, &cgroups.pods_root()),
         ),
         (config::KUBE_PROXY, config::build_kube_proxy(layout, network)),
+        (config::AUDIT_POLICY, config::build_audit_policy()),
         (
             config::RESOLV_CONF,
             "# A node of the development stack resolves nothing outside the cluster.\n".to_owned(),

@@ -33,6 +33,36 @@ pub fn anonymous_memory(pid: u32) -> Result<u64> {
     Ok(kibibytes * 1024)
 }
 
+/// Processor time that all of the machine has used, but for what nobody used.
+pub fn machine_time() -> Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat").context("reading the times of the machine")?;
+    let line = stat.lines().next().context("an empty stat")?;
+    let ticks = line.split_whitespace().skip(1).map(str::parse::<u64>);
+    let ticks = ticks.collect::<Result<Vec<_>, _>>().context("a time is not a number")?;
+    // proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user.
+    let used = ticks
+        .iter()
+        .take(8)
+        .enumerate()
+        .filter(|(at, _)| ![3, 4, 7].contains(at));
+    let used: u64 = used.map(|(_, ticks)| ticks).sum();
+    Ok(Duration::from_millis(used * 1000 / TICKS))
+}
+
+/// Memory of the machine that is not available, in bytes.
+pub fn taken_memory() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("reading the memory of the machine")?;
+    let kibibytes = |name: &str| -> Result<u64> {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .context("no such line")?;
+        let number = line.trim_start_matches(':').trim().trim_end_matches(" kB");
+        number.parse().context("memory is not a number")
+    };
+    Ok(kibibytes("MemTotal")?.saturating_sub(kibibytes("MemAvailable")?) * 1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +72,7 @@ mod tests {
         let pid = std::process::id();
         assert!(anonymous_memory(pid).unwrap() > 0);
         cpu_time(pid).unwrap();
+        assert!(taken_memory().unwrap() > anonymous_memory(pid).unwrap());
+        assert!(machine_time().unwrap() > cpu_time(pid).unwrap());
     }
 }

@@ -6,12 +6,14 @@ use serde_json::json;
 
 use crate::layout::Layout;
 use crate::network::Network;
+use crate::yoke::NAMESPACE;
 
 pub(super) const CONTAINERD: &str = "containerd.toml";
 pub(super) const CNI: &str = "cni/10-yoke.conflist";
 pub(super) const KUBELET: &str = "kubelet.json";
 pub(super) const KUBE_PROXY: &str = "kube-proxy.json";
 pub(super) const RESOLV_CONF: &str = "resolv.conf";
+pub(super) const AUDIT_POLICY: &str = "audit-policy.json";
 
 /// The image that holds a pod's namespaces.
 pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10";
@@ -123,6 +125,24 @@ pub(super) fn build_kubelet(layout: &Layout, network: &Network, cgroup_root: &st
         "featureGates": {"KubeletCrashLoopBackOffMax": true},
     });
     format!("{config:#}\n")
+}
+
+/// What the API server writes down: each write that the operator asks for, and nothing else.
+pub(super) fn build_audit_policy() -> String {
+    let policy = json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {
+                "level": "Metadata",
+                "users": [format!("system:serviceaccount:{NAMESPACE}:yoke-operator")],
+                "verbs": ["create", "update", "patch", "delete", "deletecollection"],
+            },
+            {"level": "None"},
+        ],
+    });
+    format!("{policy:#}\n")
 }
 
 /// The sysctls of connection tracking belong to the root namespace, so kube-proxy leaves them alone.

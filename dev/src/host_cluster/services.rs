@@ -17,6 +17,8 @@ use crate::supervisor::{Probe, Service};
 const STORE_CLIENT: &str = "127.0.0.1:2379";
 const STORE_METRICS: &str = "127.0.0.1:2381";
 const HOST_STREAM: &str = "KINE_host";
+/// A thousand Clusters are made with less.
+const AUDIT_MEGABYTES: u32 = 256;
 
 /// Builds the services of one clone.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +88,7 @@ impl Services<'_> {
     pub fn api_server(&self) -> Result<Service> {
         let pki = self.layout.pki();
         let file = |name: &str| pki.join(name).display().to_string();
+        let audit = self.layout.config().join(config::AUDIT_POLICY);
         let args = vec![
             format!("--etcd-servers=http://{STORE_CLIENT}"),
             format!("--secure-port={API_PORT}"),
@@ -113,15 +116,20 @@ impl Services<'_> {
             "--enable-admission-plugins=NodeRestriction".to_owned(),
             "--allow-privileged=true".to_owned(),
             "--shutdown-delay-duration=0s".to_owned(),
+            format!("--audit-policy-file={}", audit.display()),
+            format!("--audit-log-path={}", self.layout.log().join("audit.log").display()),
+            format!("--audit-log-maxsize={AUDIT_MEGABYTES}"),
+            "--audit-log-maxbackup=1".to_owned(),
         ];
         let reads = ["apiserver.crt", "ca.crt", "sa.pub", "front-proxy-ca.crt"].map(|name| pki.join(name));
+        let reads = reads.into_iter().chain([audit]).collect::<Vec<_>>();
         let probe = self.kubectl(&["get", "--raw", "/readyz"]);
         self.service(
             "kube-apiserver",
             "kube-apiserver",
             args,
             probe,
-            &reads.each_ref().map(PathBuf::as_path),
+            &reads.iter().map(PathBuf::as_path).collect::<Vec<_>>(),
         )
     }
 

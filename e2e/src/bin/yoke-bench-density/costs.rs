@@ -1,0 +1,203 @@
+//! What the host's processes use at rest.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use yoke_e2e::{Stack, Victim, process};
+
+/// What is looked at: a name for the table, and where it runs.
+fn processes() -> [(&'static str, Victim); 9] {
+    let system = |selector, container| Victim::Container("yoke-system".to_owned(), selector, container);
+    [
+        ("host kube-apiserver", Victim::Supervised("kube-apiserver")),
+        ("host kine-nats", Victim::Supervised("kine-nats")),
+        (
+            "host kube-controller-manager",
+            Victim::Supervised("kube-controller-manager"),
+        ),
+        ("nats-server", Victim::Supervised("nats-server")),
+        (
+            "cert-manager",
+            Victim::Container(
+                "cert-manager".to_owned(),
+                "app.kubernetes.io/name=cert-manager",
+                "cert-manager",
+            ),
+        ),
+        ("yoke-operator", operator()),
+        (
+            "yoke-ingress-xds",
+            system("app.kubernetes.io/name=yoke-ingress-xds", "ingress-xds"),
+        ),
+        ("yoke-ssh-ui", system("app.kubernetes.io/name=yoke-ssh-ui", "ssh-ui")),
+        ("Envoy", system("app.kubernetes.io/name=envoy", "envoy")),
+    ]
+}
+
+/// The operator's process.
+pub(crate) fn operator() -> Victim {
+    Victim::Container(
+        "yoke-system".to_owned(),
+        "app.kubernetes.io/name=yoke-operator",
+        "operator",
+    )
+}
+
+/// How long each look is by which it is told that the machine has come to rest, and how many there are at most.
+const LOOK: Duration = Duration::from_secs(10);
+const LOOKS: u32 = 60;
+
+/// What one of them has used up to now.
+#[derive(Clone, Debug)]
+struct Used {
+    name: &'static str,
+    time: Duration,
+    memory: u64,
+}
+
+/// What all of them have used up to now, and what else there is.
+#[derive(Clone, Debug)]
+pub(crate) struct Costs {
+    at: Instant,
+    all: Vec<Used>,
+    /// Time of cores, of whatever runs on the machine.
+    machine: Duration,
+    /// Memory of the machine that is taken.
+    taken: u64,
+    /// Bytes on the disk of NATS.
+    disk: u64,
+}
+
+/// The costs between two moments.
+pub(crate) struct Span(pub(crate) Costs, pub(crate) Costs);
+
+impl Costs {
+    /// What was used up to now.
+    pub(crate) async fn read(stack: &Stack) -> Result<Self> {
+        let mut all = Vec::new();
+        for (name, victim) in processes() {
+            let pid = victim.pid(stack).await.with_context(|| format!("looking for {name}"))?;
+            all.push(Used {
+                name,
+                time: process::cpu_time(pid)?,
+                memory: process::anonymous_memory(pid)?,
+            });
+        }
+        Ok(Self {
+            at: Instant::now(),
+            all,
+            machine: process::machine_time()?,
+            taken: process::taken_memory()?,
+            disk: disk_of(&stack.dir.join("nats/data")).context("looking at the disk of NATS")?,
+        })
+    }
+
+    fn sum(&self) -> Duration {
+        self.all.iter().map(|used| used.time).sum()
+    }
+}
+
+impl Span {
+    /// The next so many seconds.
+    pub(crate) async fn measure(stack: &Stack, length: Duration) -> Result<Self> {
+        let before = Costs::read(stack).await?;
+        tokio::time::sleep(length).await;
+        Ok(Self(before, Costs::read(stack).await?))
+    }
+
+    /// Waits until the processes have done what there was to do: they use no less than a moment before.
+    pub(crate) async fn wait_for_rest(stack: &Stack) -> Result<()> {
+        let mut before = Costs::read(stack).await?;
+        let mut last = f64::INFINITY;
+        for _ in 0..LOOKS {
+            tokio::time::sleep(LOOK).await;
+            let now = Costs::read(stack).await?;
+            let used = now.sum().saturating_sub(before.sum()).as_secs_f64() / (now.at - before.at).as_secs_f64();
+            if used > last * 0.9 {
+                return Ok(());
+            }
+            (before, last) = (now, used);
+        }
+        bail!("the machine has not come to rest")
+    }
+
+    /// Time of a core that each used, in the order of [`processes`], and then all of the machine.
+    fn used(&self) -> Vec<Duration> {
+        let each = self.0.all.iter().zip(&self.1.all);
+        let each = each.map(|(before, after)| after.time.saturating_sub(before.time));
+        each.chain([self.1.machine.saturating_sub(self.0.machine)]).collect()
+    }
+
+    /// The same a second, in milliseconds.
+    fn rates(&self) -> Vec<f64> {
+        let seconds = (self.1.at - self.0.at).as_secs_f64();
+        self.used()
+            .iter()
+            .map(|used| used.as_secs_f64() * 1000.0 / seconds)
+            .collect()
+    }
+
+    /// Memory at the end, in the same order.
+    fn memory(&self) -> Vec<u64> {
+        self.1
+            .all
+            .iter()
+            .map(|used| used.memory)
+            .chain([self.1.taken])
+            .collect()
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0
+            .all
+            .iter()
+            .map(|used| used.name)
+            .chain(["the machine, with all that runs"])
+    }
+}
+
+/// Bytes that the files of a folder take on the disk.
+fn disk_of(folder: &Path) -> std::io::Result<u64> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let found = match entry.metadata() {
+            Ok(meta) if meta.is_dir() => disk_of(&entry.path()),
+            Ok(meta) => Ok(meta.blocks() * 512),
+            Err(error) => Err(error),
+        };
+        // A file may go meanwhile.
+        bytes += found.unwrap_or(0);
+    }
+    Ok(bytes)
+}
+
+/// Prints what was used at rest without Clusters and with them, and while they were made.
+pub(crate) fn print(without: &Span, making: &Span, with: &Span, clusters: usize) {
+    let each = clusters.max(1) as u64;
+    println!(
+        "\n### What {clusters} Clusters cost\n\n| process | CPU at rest without them | with them | CPU to make each | memory without them | with them | each adds |\n|---|---|---|---|---|---|---|"
+    );
+    let rates = without.rates().into_iter().zip(with.rates());
+    let memory = without.memory().into_iter().zip(with.memory());
+    for (((name, rates), made), memory) in without.names().zip(rates).zip(making.used()).zip(memory) {
+        println!(
+            "| {name} | {:.1} ms/s | {:.1} ms/s | {:.0} ms | {} MiB | {} MiB | {} KiB |",
+            rates.0,
+            rates.1,
+            made.as_secs_f64() * 1000.0 / each as f64,
+            memory.0 >> 20,
+            memory.1 >> 20,
+            (memory.1.saturating_sub(memory.0) / each) >> 10
+        );
+    }
+    let (before, after) = (without.1.disk, with.1.disk);
+    println!(
+        "\nNATS has {} MiB on the disk, and had {}: {} KiB for each Cluster.",
+        after >> 20,
+        before >> 20,
+        (after.saturating_sub(before) / each) >> 10
+    );
+}

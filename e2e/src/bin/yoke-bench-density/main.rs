@@ -1,0 +1,100 @@
+//! `make bench-density`: many Clusters on one machine, most of them asleep, on the running stack.
+//!
+//! ```text
+//! run ─▶ fleet: Tenants and Clusters, made so many a second ─▶ when each was settled
+//!     ├▶ costs: processor time and memory of the host's processes, at rest, before and after
+//!     ├▶ wake:  a stock kubectl asks Clusters that sleep, and all that are awake
+//!     └▶ restart: the operator is killed; its writes after that, by the host's audit log
+//! ```
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the tables are the result")]
+
+mod costs;
+mod fleet;
+mod restart;
+mod table;
+mod wake;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Parser as _;
+use yoke_e2e::Stack;
+
+use crate::costs::Span;
+use crate::fleet::Fleet;
+
+/// Measures what many Clusters cost that are asleep, on the running stack. They are removed at the end.
+#[derive(Debug, clap::Parser)]
+#[command(max_term_width = 110)]
+struct Arguments {
+    /// Clusters.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    clusters: usize,
+    /// Those of them that are awake; the others are made asleep.
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    awake: usize,
+    /// Clusters made a second.
+    #[arg(long, value_name = "N", default_value_t = 20.0)]
+    rate: f64,
+    /// Tenants that share the Clusters.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    tenants: usize,
+    /// Clusters that sleep and are woken, twice each.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    wakes: usize,
+    /// How long each look at the costs at rest takes.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    rest: u64,
+    /// Leaves the Clusters, for a look at them; the next run removes them.
+    #[arg(long)]
+    keep: bool,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let rest = Duration::from_secs(arguments.rest);
+    let stack = Stack::connect().await?;
+    let fleet = Fleet::prepare(&stack, &arguments).await?;
+    say("what the machine costs without them");
+    let without = Span::measure(&stack, rest).await?;
+    say("making Clusters");
+    let made = fleet.make().await?;
+    made.print();
+    Span::wait_for_rest(&stack).await?;
+    say("what the machine costs with them");
+    let with = Span::measure(&stack, rest).await?;
+    let making = Span(without.1.clone(), with.0.clone());
+    costs::print(&without, &making, &with, fleet.count());
+    say("waking some");
+    wake::measure(&fleet, arguments.wakes).await?;
+    say("killing the operator");
+    restart::measure(&fleet, rest).await?;
+    if arguments.keep {
+        return Ok(());
+    }
+    say("removing them");
+    let begun = Instant::now();
+    fleet.remove().await?;
+    println!("\nAll were gone after {:.0} s.", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Says what comes next, to who watches.
+fn say(what: &str) {
+    eprintln!("-- {what}");
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn without_arguments_it_is_a_thousand_clusters() {
+        Arguments::command().debug_assert();
+        let arguments = Arguments::try_parse_from(["x"]).unwrap();
+        assert_eq!((arguments.clusters, arguments.awake), (1000, 30));
+    }
+}

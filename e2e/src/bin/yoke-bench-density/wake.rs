@@ -1,0 +1,85 @@
+//! How long it takes until Clusters answer.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use yoke_api::labels::{SLEEP, SLEEP_NOW};
+use yoke_api::{Cluster, ConditionType};
+use yoke_e2e::tenant::is_true;
+use yoke_e2e::watch_for;
+
+use crate::fleet::{Fleet, Kind, is_settled};
+use crate::table::{print_head, print_row};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const GET: [&str; 4] = ["get", "namespaces", "-o", "name"];
+
+/// Wakes some, one after the other, sends them to sleep again and wakes them once more; and asks all that are awake.
+pub(crate) async fn measure(fleet: &Fleet, wakes: usize) -> Result<()> {
+    let asleep: Vec<_> = fleet.of(Kind::Asleep).collect();
+    let every = (asleep.len() / wakes.max(1)).max(1);
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for number in asleep.into_iter().step_by(every).take(wakes) {
+        first.push(wake(fleet, number).await?);
+        put_to_sleep(fleet, number).await?;
+        second.push(wake(fleet, number).await?);
+        put_to_sleep(fleet, number).await?;
+    }
+    let mut awake = Vec::new();
+    for number in fleet.of(Kind::Awake) {
+        awake.push(ask(fleet, number).await?);
+    }
+    print_head("Until a Cluster answers", "of a Cluster that");
+    print_row("sleeps, and never ran: `kubectl get namespaces`", first);
+    print_row("sleeps: `kubectl get namespaces`", second);
+    print_row("is awake: the second list of Namespaces of a client", awake);
+    Ok(())
+}
+
+async fn wake(fleet: &Fleet, number: usize) -> Result<Duration> {
+    let kubeconfig = fleet.kubeconfig(number).await?;
+    let asked = Instant::now();
+    fleet.stack.kubectl(&kubeconfig, &GET).await?.ok()?;
+    let time = asked.elapsed();
+    until(fleet, number, |cluster| is_settled(cluster, Kind::Awake)).await?;
+    Ok(time)
+}
+
+async fn put_to_sleep(fleet: &Fleet, number: usize) -> Result<()> {
+    let (clusters, name) = fleet.place(number);
+    let annotation = serde_json::json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
+    clusters
+        .patch(&name, &PatchParams::default(), &Patch::Merge(annotation))
+        .await?;
+    // It is asleep once its pod is gone.
+    until(fleet, number, |cluster| {
+        let status = cluster.status.as_ref();
+        status.is_some_and(|status| is_true(&status.conditions, ConditionType::Asleep))
+    })
+    .await
+}
+
+async fn until(fleet: &Fleet, number: usize, holds: impl Fn(&Cluster) -> bool) -> Result<()> {
+    let (clusters, name) = fleet.place(number);
+    let what = format!("Cluster {name}");
+    watch_for(&what, LIMIT, clusters, &name, |cluster: Option<Cluster>| {
+        Ok(holds(&cluster.context("no such Cluster")?).then_some(()))
+    })
+    .await
+}
+
+/// The first request of a client has the handshakes in it.
+async fn ask(fleet: &Fleet, number: usize) -> Result<Duration> {
+    let kubeconfig = fleet.kubeconfig(number).await?;
+    let namespaces: Api<Namespace> = Api::all(yoke_e2e::stack::client(&kubeconfig).await?);
+    let mut time = Duration::MAX;
+    for _ in 0..2 {
+        let asked = Instant::now();
+        namespaces.list(&Default::default()).await?;
+        time = asked.elapsed();
+    }
+    Ok(time)
+}
