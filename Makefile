@@ -67,10 +67,10 @@ up: yoke-dev ## Build what is missing and start the development stack, with a de
 # A stack is stopped and asked by what started it: that needs no compiler, and a workspace that does not compile is no
 # reason to be left with a running stack.
 ifneq ($(wildcard .dev/bin/yoke-dev),)
-down status worker: STARTED := .dev/bin/yoke-dev
+down status worker host-node: STARTED := .dev/bin/yoke-dev
 else
-down status worker: STARTED := $(DEV)
-down status worker: yoke-dev
+down status worker host-node: STARTED := $(DEV)
+down status worker host-node: yoke-dev
 endif
 
 .PHONY: down
@@ -84,6 +84,10 @@ status: ## Show how every component is
 .PHONY: worker
 worker: ## Add a worker to the demo cluster
 	@$(STARTED) worker
+
+.PHONY: host-node
+host-node: ## Add a node to the host cluster
+	@$(STARTED) host-node
 
 # Programs that the stack and the tests of single crates need: nats-server, Envoy, helm and the others.
 .PHONY: tools

@@ -1,5 +1,6 @@
 //! The control groups of one clone: `/yoke-<id>/host` holds the supervisor and what it starts, `/yoke-<id>/pods` is the
-//! kubelet's root. Both are made in every cgroup v1 hierarchy, or in the one of version 2.
+//! kubelet's root, and a node that was added has both in `/yoke-<id>/node-2`. They are made in every cgroup v1 hierarchy, or
+//! in the one of version 2.
 //!
 //! Whatever is in them was started by this stack, whoever its parent is now: that is how `down` finds what a killed
 //! supervisor or containerd left behind, without ever looking for a name.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use rustix::mount::UnmountFlags;
 
 use crate::cgroups::Cgroups;
+use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::leftovers::{self, entries, is_dead_socket};
 use crate::network::Network;
@@ -24,15 +25,12 @@ const UNMOUNT_ROUNDS: usize = 10;
 pub async fn down(layout: &Layout) -> Result<()> {
     let begun = std::time::Instant::now();
     // The supervisor first, or it would start again what is killed below.
-    let supervised = client::ask(layout, &Request::Shutdown).await.is_ok();
-    report(
-        "processes",
-        if supervised {
-            "stopped by the supervisor"
-        } else {
-            "no supervisor answers"
-        },
-    );
+    let network = Network::read(layout)?;
+    let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
+    for node in nodes {
+        report(&node.name, shut_down(&node.layout).await);
+    }
+    report("processes", shut_down(layout).await);
     let cgroups = Cgroups::discover(&layout.stack_name())?;
     // The shims and what runs in the pods outlive containerd.
     let killed = cgroups.kill_all().await;
@@ -63,12 +61,20 @@ pub async fn down(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
+/// Has a supervisor stop all that it keeps.
+async fn shut_down(layout: &Layout) -> &'static str {
+    match client::ask(layout, &Request::Shutdown).await {
+        Ok(_) => "stopped by the supervisor",
+        Err(_) => "no supervisor answers",
+    }
+}
+
 fn report(what: &str, how: &str) {
     say(&format!("  {what}: {how}"));
 }
 
 /// Detaches every mount at or below a folder. Only what is below it: nothing else can have been mounted by this stack.
-fn unmount_below(dir: &Path) -> Result<usize> {
+pub(crate) fn unmount_below(dir: &Path) -> Result<usize> {
     let mut removed = 0;
     for _ in 0..UNMOUNT_ROUNDS {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?;

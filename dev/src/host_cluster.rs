@@ -8,15 +8,17 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 
 use crate::cgroups::Cgroups;
+use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::network::Network;
 
 mod config;
 pub(crate) use config::PAUSE_IMAGE;
 pub mod manifests;
+pub mod node;
 pub mod services;
 
-/// The name of the only node.
+/// The name of the first node, with which those of the others begin.
 pub const NODE_NAME: &str = "yoke-host";
 /// The port of the host's kube-apiserver.
 pub const API_PORT: u16 = 6443;
@@ -73,18 +75,19 @@ impl FromStr for HostStore {
     }
 }
 
-/// Writes the configuration files of containerd, CNI, the kubelet and kube-proxy.
-pub fn write_config(layout: &Layout, network: &Network, cgroups: &Cgroups) -> Result<()> {
+/// Writes the configuration files of a node's containerd, CNI, kubelet and kube-proxy.
+pub fn write_config(node: &Node, network: &Network, cgroups: &Cgroups) -> Result<()> {
+    let layout = &node.layout;
     for dir in [layout.config(), layout.config().join("cni"), layout.run(), layout.log()] {
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     }
     let runc = find_program("runc").context("runc is not installed")?;
     let files = [
         (config::CONTAINERD, config::build_containerd(layout, &runc)),
-        (config::CNI, config::build_cni(layout, network)),
+        (config::CNI, config::build_cni(node, network)),
         (
             config::KUBELET,
-            config::build_kubelet(layout, network, &cgroups.pods_root()),
+            config::build_kubelet(node, network, &cgroups.pods_root()),
         ),
         (config::KUBE_PROXY, config::build_kube_proxy(layout, network)),
         (config::AUDIT_POLICY, config::build_audit_policy()),

@@ -356,6 +356,49 @@ pub fn ctr(layout: &Layout) -> Result<Command> {
         .args(["--namespace", "k8s.io"]))
 }
 
+/// Gives another node the images that the first one has, and takes those away that it has no more. Returns how many it got.
+pub async fn mirror(first: &Layout, other: &Layout) -> Result<usize> {
+    let (wanted, found) = (list(first).await?, list(other).await?);
+    let missing: Vec<_> = wanted.difference(&found).map(|(name, _)| name).collect();
+    if !missing.is_empty() {
+        let archive = other.run().join("images.tar");
+        let exported = async {
+            ctr(first)?
+                .args(["images", "export"])
+                .arg(&archive)
+                .args(&missing)
+                .run()
+                .await?;
+            ctr(other)?.args(["images", "import"]).arg(&archive).run().await?;
+            anyhow::Ok(())
+        };
+        let done = exported.await.context("copying the images");
+        let _ = fs::remove_file(&archive);
+        done?;
+    }
+    let is_wanted = |name: &String| wanted.iter().any(|(wanted, _)| wanted == name);
+    let stale: Vec<_> = found
+        .iter()
+        .map(|(name, _)| name)
+        .filter(|name| !is_wanted(name))
+        .collect();
+    if !stale.is_empty() {
+        ctr(other)?.args(["images", "rm"]).args(&stale).run().await?;
+    }
+    Ok(missing.len())
+}
+
+/// The names of a node's images, each with its digest; without those that the kubelet's side of containerd adds by itself.
+async fn list(layout: &Layout) -> Result<BTreeSet<(String, String)>> {
+    let listing = ctr(layout)?.args(["images", "ls"]).output().await?;
+    let to_pair = |line: &str| {
+        let mut columns = line.split_whitespace();
+        Some((columns.next()?.to_owned(), columns.nth(1)?.to_owned()))
+    };
+    let named = |(name, _): &(String, String)| !name.starts_with("sha256:");
+    Ok(listing.lines().skip(1).filter_map(to_pair).filter(named).collect())
+}
+
 /// Removes the images of this workspace's binaries that were built earlier and that nothing in the host cluster names any
 /// more. Returns how many.
 pub async fn prune(layout: &Layout) -> Result<usize> {

@@ -10,12 +10,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-/// The folders of one clone.
+/// The number of the node that the stack begins with, which runs the host's control plane, too.
+pub const FIRST_NODE: u8 = 1;
+
+/// The folders of one clone, as one of its nodes has them.
 #[derive(Debug, Clone)]
 pub struct Layout {
     root: PathBuf,
     cache: PathBuf,
     id: String,
+    node: u8,
 }
 
 impl Layout {
@@ -47,12 +51,26 @@ impl Layout {
             root: root.to_owned(),
             cache: cache.to_owned(),
             id,
+            node: FIRST_NODE,
+        }
+    }
+
+    /// The same clone, as another node has it: what a machine has for itself is in a folder of the node's own.
+    pub fn of_node(&self, number: u8) -> Self {
+        Self {
+            node: number,
+            ..self.clone()
         }
     }
 
     /// Eight hexadecimal digits that name this clone on this machine.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The number of the node.
+    pub fn number(&self) -> u8 {
+        self.node
     }
 
     /// The clone.
@@ -70,6 +88,19 @@ impl Layout {
         self.root.join(".dev")
     }
 
+    /// `.dev/nodes`: a folder for each node that was added.
+    pub fn nodes(&self) -> PathBuf {
+        self.dev().join("nodes")
+    }
+
+    /// What is the node's own: `.dev` of the first one.
+    pub fn home(&self) -> PathBuf {
+        match self.node {
+            FIRST_NODE => self.dev(),
+            number => self.nodes().join(number.to_string()),
+        }
+    }
+
     /// `.dev/bin`: every binary of the stack.
     pub fn bin(&self) -> PathBuf {
         self.dev().join("bin")
@@ -85,24 +116,24 @@ impl Layout {
         self.dev().join("kubectl")
     }
 
-    /// `.dev/log`.
+    /// `log` of the node.
     pub fn log(&self) -> PathBuf {
-        self.dev().join("log")
+        self.home().join("log")
     }
 
-    /// `.dev/run`: sockets, pids, what the supervisor was told to run.
+    /// `run` of the node: sockets, pids, what the supervisor was told to run.
     pub fn run(&self) -> PathBuf {
-        self.dev().join("run")
+        self.home().join("run")
     }
 
-    /// `.dev/config`: configuration files that the stack writes for its processes.
+    /// `config` of the node: configuration files that the stack writes for its processes.
     pub fn config(&self) -> PathBuf {
-        self.dev().join("config")
+        self.home().join("config")
     }
 
-    /// `.dev/pki`: certificates and keys of the host cluster and of NATS.
+    /// `pki` of the node: its certificate and key, and of the first one all others of the host cluster.
     pub fn pki(&self) -> PathBuf {
-        self.dev().join("pki")
+        self.home().join("pki")
     }
 
     /// `.dev/nats`: NATS's keys, claims and data.
@@ -110,9 +141,14 @@ impl Layout {
         self.dev().join("nats")
     }
 
-    /// `.dev/containerd`: images, snapshots and running containers.
+    /// `containerd` of the node: images, snapshots and running containers.
     pub fn containerd(&self) -> PathBuf {
-        self.dev().join("containerd")
+        self.home().join("containerd")
+    }
+
+    /// `kubelet` of the node: volumes of its pods.
+    pub fn kubelet(&self) -> PathBuf {
+        self.home().join("kubelet")
     }
 
     /// `.dev/bundle`: what a worker is made of.
@@ -166,9 +202,18 @@ impl Layout {
         Ok(file)
     }
 
-    /// Name of the network namespace, the top cgroup and the CNI network.
+    /// Name of the first node's network namespace, with which those of all others begin, of the top cgroup and of the CNI
+    /// network.
     pub fn stack_name(&self) -> String {
         format!("yoke-{}", self.id)
+    }
+
+    /// The control group of the node. That of the first one has those of the others in it.
+    pub fn group(&self) -> String {
+        match self.node {
+            FIRST_NODE => self.stack_name(),
+            number => format!("{}/node-{number}", self.stack_name()),
+        }
     }
 }
 
@@ -186,5 +231,20 @@ mod tests {
             Layout::new(Path::new("/home/a/yoke"), Path::new("/d")).stack_name()
         );
         assert_eq!(one.stack_name().len(), "yoke-".len() + 8);
+    }
+
+    #[test]
+    fn a_node_has_its_own_folders_and_shares_what_is_the_same_on_all() {
+        let first = Layout::new(Path::new("/y"), Path::new("/c"));
+        let second = first.of_node(2);
+        assert_eq!(
+            second.containerd_socket(),
+            Path::new("/y/.dev/nodes/2/run/containerd.sock")
+        );
+        assert_eq!(second.kubelet(), Path::new("/y/.dev/nodes/2/kubelet"));
+        assert_eq!(first.of_node(FIRST_NODE).pki(), Path::new("/y/.dev/pki"));
+        assert_eq!(second.bin(), first.bin());
+        assert_eq!(second.host_kubeconfig(), first.host_kubeconfig());
+        assert_eq!(second.group(), format!("{}/node-2", first.group()));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   make up ─▶ steps ─▶ recipes (what is built) ─▶ network, credentials ─▶ supervisor ─▶ host cluster ─▶ images ─▶ Yoke
+//!   make host-node ─▶ nodes ─▶ the host cluster has one more
 //!   make worker ─▶ workers ─▶ a tenant's cluster has one more
 //! ```
 //!
@@ -13,7 +14,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 use crate::host_cluster::HostStore;
-use crate::layout::Layout;
+use crate::layout::{FIRST_NODE, Layout};
 use crate::recipes::rust::Profile;
 use crate::releases::Releases;
 use crate::steps::Step;
@@ -30,6 +31,7 @@ pub mod kubectl;
 pub mod layout;
 pub mod leftovers;
 pub mod network;
+pub mod nodes;
 pub mod recipes;
 pub mod releases;
 pub mod ssh;
@@ -86,6 +88,26 @@ enum Verb {
         /// The name of its Node.
         name: String,
     },
+    /// Add a node to the host cluster.
+    HostNode(nodes::Options),
+    /// Kill all that runs on a node that was added, its pods too.
+    KillHostNode {
+        /// Its number, from 2 on.
+        number: u8,
+    },
+    /// Cut a node that was added off from all others.
+    CutHostNode {
+        /// Its number, from 2 on.
+        number: u8,
+        /// End that.
+        #[arg(long)]
+        mend: bool,
+    },
+    /// Remove a node that was added.
+    RemoveHostNode {
+        /// Its number, from 2 on.
+        number: u8,
+    },
     /// Show how every component is; exit 1 when one does not work.
     Status,
     /// Print the pid of a supervised process.
@@ -104,6 +126,9 @@ enum Verb {
         /// Do not start another daemon when this one is killed.
         #[arg(long)]
         unguarded: bool,
+        /// The number of the node whose processes they are.
+        #[arg(long, default_value_t = FIRST_NODE)]
+        node: u8,
     },
 }
 
@@ -167,6 +192,17 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Verb::RemoveWorker { name } => workers::remove(&layout, &name).await.map(|()| ExitCode::SUCCESS),
+        Verb::HostNode(options) => {
+            let _lock = layout.lock()?;
+            let added = nodes::add(&layout, &options).await?;
+            Ok(if added { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::KillHostNode { number } => nodes::kill(&layout, number).await.map(|()| ExitCode::SUCCESS),
+        Verb::CutHostNode { number, mend } => nodes::cut(&layout, number, mend).await.map(|()| ExitCode::SUCCESS),
+        Verb::RemoveHostNode { number } => {
+            let _lock = layout.lock()?;
+            nodes::remove(&layout, number).await.map(|()| ExitCode::SUCCESS)
+        }
         Verb::Status => {
             let well = status::status(&layout).await?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -186,7 +222,14 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             supervisor::client::ask(&layout, &Request::Restart(name)).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Supervise { unguarded: false } => supervisor::daemon::guard(&layout).await.map(|()| ExitCode::SUCCESS),
-        Verb::Supervise { unguarded: true } => supervisor::daemon::run(layout).await.map(|()| ExitCode::SUCCESS),
+        Verb::Supervise { unguarded, node } => {
+            let layout = layout.of_node(node);
+            if unguarded {
+                supervisor::daemon::run(layout).await?;
+            } else {
+                supervisor::daemon::guard(&layout).await?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }

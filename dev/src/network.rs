@@ -1,13 +1,15 @@
-//! The host node's network: a namespace of its own, joined to the root namespace by one link.
+//! The host nodes' network: each has a namespace of its own. The first one is joined to the root namespace by one link, and
+//! the others to the first one.
 //!
 //! ```text
-//!   root namespace                    yoke-<id>
-//!   kubectl, tests ── yk<id>h ═══ yk<id>n ── host API, NATS, kubelet, bridge ── pods
-//!                     gateway      node IP
+//!   root namespace                    yoke-<id>                                           yoke-<id>-node-2
+//!   kubectl, tests ── yk<id>h ═══ yk<id>n ── host API, NATS, kubelet, node2 ═══ eth0 ── kubelet, bridge ── pods
+//!                     gateway      node IP   └─ bridge ── pods
 //! ```
 //!
-//! Everything of the host node listens inside, so the ports of two clones never meet; only the link's four addresses and
-//! the pods' route are seen outside, and those are derived from the clone's name. Workers of tenants are in [`lan`].
+//! Everything of the host nodes listens inside, so the ports of two clones never meet; only the links' addresses and the
+//! pods' route are seen outside, and those are derived from the clone's name. The pods' block has a part for each node, and
+//! no address of a pod is changed on the way to another. Workers of tenants are in [`lan`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,6 +20,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::command::Command;
+use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::network::plan::{NetworkPlan, Subnet};
 
@@ -28,6 +31,8 @@ pub mod plan;
 const ATTEMPTS: u32 = 64;
 /// Where `ip netns` keeps the names of namespaces.
 const NAMESPACES: &str = "/run/netns";
+/// Metric of a route that is taken where there is no other.
+const LAST: u32 = 9_999;
 /// Used where the root namespace has no default route to take the MTU from.
 const ETHERNET_MTU: u32 = 1500;
 
@@ -74,12 +79,7 @@ impl Network {
             .collect();
         let plan = (0..ATTEMPTS)
             .map(|attempt| NetworkPlan::derive(layout.id(), attempt, mtu))
-            .find(|plan| {
-                !plan
-                    .subnets()
-                    .iter()
-                    .any(|subnet| taken.iter().any(|other| subnet.overlaps(other)))
-            })
+            .find(|plan| plan.is_free(&taken))
             .context("every subnet that could be derived for this clone is routed elsewhere")?;
         let network = Self {
             plan,
@@ -103,67 +103,56 @@ impl Network {
         layout.dev().join("network.json")
     }
 
-    /// The node's address, reachable from the root namespace.
+    /// The first node's address, reachable from the root namespace.
     pub fn node_ip(&self) -> Ipv4Addr {
         self.plan.node_ip
     }
 
-    /// `program` inside the namespace.
-    pub fn enter(&self, program: &str) -> Command {
-        enter(&self.namespace, program)
-    }
-
-    /// Makes the namespace and the link, or what is missing of them.
-    pub async fn apply(&self) -> Result<()> {
-        let plan = &self.plan;
+    /// Makes a node's namespace and link, or what is missing of them.
+    pub async fn apply(&self, node: &Node) -> Result<()> {
+        let (plan, namespace) = (&node.plan, &node.namespace);
         // A name whose mount is gone (the machine was killed) is a plain file, and cannot be entered.
-        if !self.enter("true").succeeds().await {
-            let _ = ip(&["netns", "delete", &self.namespace]).await;
-            ip(&["netns", "add", &self.namespace])
+        if !node.enter("true").succeeds().await {
+            let _ = ip(&["netns", "delete", namespace]).await;
+            ip(&["netns", "add", namespace])
                 .await
                 .context("making the network namespace")?;
         }
-        let (outer, inner) = (plan.host_link.as_str(), plan.node_link.as_str());
-        if !self.enter("ip").args(["link", "show", inner]).succeeds().await {
-            let _ = ip(&["link", "delete", outer]).await;
-            let mtu = plan.mtu.to_string();
-            ip(&[
-                "link", "add", outer, "mtu", &mtu, "type", "veth", "peer", "name", inner, "mtu", &mtu,
-            ])
-            .await?;
-            ip(&["link", "set", inner, "netns", &self.namespace]).await?;
+        let (outer, inner, mtu) = (&plan.outer_link, &plan.inner_link, self.plan.mtu);
+        if !node.enter("ip").args(["link", "show", inner]).succeeds().await {
+            let _ = outside(node, &format!("link delete {outer}")).await;
+            let ends = format!("link add {outer} mtu {mtu} type veth peer name {inner} mtu {mtu} netns {namespace}");
+            outside(node, &ends).await?;
         }
-        let prefix = plan.link.prefix;
-        ip(&[
-            "address",
-            "replace",
-            &format!("{}/{prefix}", plan.gateway_ip),
-            "dev",
-            outer,
-        ])
+        mend(node).await;
+        let (address, prefix) = (plan.ip, plan.prefix);
+        outside(
+            node,
+            &format!("address replace {}/{prefix} dev {outer}", plan.gateway_ip),
+        )
         .await?;
-        ip(&["link", "set", outer, "up"]).await?;
+        outside(node, &format!("link set {outer} up")).await?;
+        // What nobody has there would be sent back to where it came from.
+        let unreachable: String = plan
+            .behind
+            .iter()
+            .map(|subnet| format!("ip route replace unreachable {subnet} metric {LAST} && "))
+            .collect();
         let inside = format!(
-            "ip link set lo up && ip address replace {node}/{prefix} dev {inner} && ip link set {inner} up && \
-             ip route replace default via {gateway} && echo 1 > /proc/sys/net/ipv4/ip_forward && \
+            "ip link set lo up && ip address replace {address}/{prefix} dev {inner} && ip link set {inner} up && \
+             ip route replace default via {gateway} && {unreachable} echo 1 > /proc/sys/net/ipv4/ip_forward && \
              {{ test ! -e {nf} || echo 1 > {nf}; }}",
-            node = plan.node_ip,
             gateway = plan.gateway_ip,
             nf = "/proc/sys/net/bridge/bridge-nf-call-iptables",
         );
-        self.enter("sh")
+        node.enter("sh")
             .args(["-c", &inside])
             .run()
             .await
             .context("configuring the node's network")?;
-        ip(&[
-            "route",
-            "replace",
-            &plan.pods.to_string(),
-            "via",
-            &plan.node_ip.to_string(),
-        ])
-        .await?;
+        for subnet in &plan.behind {
+            outside(node, &format!("route replace {subnet} via {address}")).await?;
+        }
         Ok(())
     }
 
@@ -181,8 +170,45 @@ impl Network {
     }
 }
 
+/// Cuts a node that was added off from all others, without a word to either side, as a broken switch does.
+pub async fn cut(node: &Node) -> Result<()> {
+    mend(node).await;
+    let link = &node.plan.outer_link;
+    let rules = format!(
+        "table inet cut-{link} {{
+            chain in {{ type filter hook prerouting priority -300; iifname {link} drop; }}
+            chain out {{ type filter hook postrouting priority 300; oifname {link} drop; }}
+        }}"
+    );
+    let first = node.outside.as_deref().context("the first node is never cut off")?;
+    enter(first, "nft").arg(rules).run().await.map_err(Into::into)
+}
+
+/// Ends that; nothing is there to end with a node that is not cut off.
+pub async fn mend(node: &Node) {
+    if let Some(first) = &node.outside {
+        let rules = format!("delete table inet cut-{}", node.plan.outer_link);
+        let _ = enter(first, "nft").arg(rules).run().await;
+    }
+}
+
+/// Removes the namespace of a node, and its link.
+pub async fn remove(node: &Node) -> Result<()> {
+    mend(node).await;
+    if namespaces().contains(&node.namespace) {
+        ip(&["netns", "delete", &node.namespace]).await?;
+    }
+    Ok(())
+}
+
+/// `ip` where the other end of a node's link is.
+async fn outside(node: &Node, words: &str) -> Result<()> {
+    let place = node.outside.iter().flat_map(|namespace| ["-n", namespace]);
+    ip(&place.chain(words.split(' ')).collect::<Vec<_>>()).await
+}
+
 /// `program` inside a namespace. Not `ip netns exec`, which mounts /sys anew and hides the cgroup v1 hierarchy.
-fn enter(namespace: &str, program: &str) -> Command {
+pub(crate) fn enter(namespace: &str, program: &str) -> Command {
     Command::new("nsenter")
         .arg(format!("--net={}", Path::new(NAMESPACES).join(namespace).display()))
         .arg("--")

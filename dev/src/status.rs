@@ -3,10 +3,12 @@
 use anyhow::Result;
 use serde::Deserialize;
 
+use crate::host_cluster::node::Node;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
+use crate::network::Network;
 use crate::steps::say;
-use crate::supervisor::client;
+use crate::supervisor::{ServiceStatus, client};
 use crate::workers;
 
 /// What is said of a Cluster that is asleep.
@@ -59,22 +61,8 @@ pub async fn status(layout: &Layout) -> Result<bool> {
         say("the stack is down (its supervisor does not answer): `make up` starts it");
         return Ok(false);
     };
-    let mut lines: Vec<Line> = services
-        .into_iter()
-        .map(|service| {
-            let pid = service.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-            let log = service
-                .problem
-                .as_ref()
-                .map_or_else(String::new, |_| format!(", log {}", service.log.display()));
-            let detail = format!("pid {pid}, {} restarts{log}", service.restarts);
-            Line {
-                name: service.name,
-                problem: service.problem,
-                detail,
-            }
-        })
-        .collect();
+    let mut lines: Vec<Line> = services.into_iter().map(to_line).collect();
+    lines.extend(added_nodes(layout).await?);
     lines.extend(objects(layout, "nodes", "Ready").await);
     lines.extend(objects(layout, "deployments", "Available").await);
     let clusters = objects(layout, "clusters.yoke.drzzl.io", "Ready").await;
@@ -100,6 +88,42 @@ pub async fn status(layout: &Layout) -> Result<bool> {
         say(format!("{mark}  {:width$}  {}{problem}", line.name, line.detail).trim_end());
     }
     Ok(lines.iter().all(|line| line.problem.is_none()))
+}
+
+fn to_line(service: ServiceStatus) -> Line {
+    let pid = service.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+    let log = service
+        .problem
+        .as_ref()
+        .map_or_else(String::new, |_| format!(", log {}", service.log.display()));
+    let detail = format!("pid {pid}, {} restarts{log}", service.restarts);
+    Line {
+        name: service.name,
+        problem: service.problem,
+        detail,
+    }
+}
+
+/// The processes of nodes that were added.
+async fn added_nodes(layout: &Layout) -> Result<Vec<Line>> {
+    let network = Network::read(layout)?;
+    let nodes = network.map(|network| Node::added(layout, &network)).unwrap_or_default();
+    let mut lines = Vec::new();
+    for node in nodes {
+        let Some(services) = client::status(&node.layout).await else {
+            lines.push(Line {
+                name: format!("{} supervisor", node.name),
+                problem: Some("it does not answer: `make up` starts it".to_owned()),
+                detail: String::new(),
+            });
+            continue;
+        };
+        for mut service in services {
+            service.name = format!("{} {}", node.name, service.name);
+            lines.push(to_line(service));
+        }
+    }
+    Ok(lines)
 }
 
 /// The objects of one kind, each with its condition.

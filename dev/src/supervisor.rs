@@ -6,8 +6,8 @@
 //!                                         .dev/run/services/*.json     .dev/run/pids/*.json
 //! ```
 //!
-//! The daemon runs inside the node's network namespace and in the clone's own control group, and what it starts inherits
-//! both. It writes down what it was told to keep and which processes (pid and start time) it keeps, so that the next
+//! Each node has one. The daemon runs inside the node's network namespace and in the node's own control group, and what it
+//! starts inherits both. It writes down what it was told to keep and which processes (pid and start time) it keeps, so that the next
 //! daemon takes over the processes of one that was killed. It signals only those.
 
 use std::collections::BTreeMap;

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::cgroups::Cgroups;
-use crate::credentials;
+use crate::credentials::{self, host_pki};
 use crate::environment;
+use crate::host_cluster::node::Node;
 use crate::host_cluster::services::Services;
-use crate::host_cluster::{self, HostStore, NODE_NAME, manifests};
+use crate::host_cluster::{self, HostStore, manifests};
 use crate::images::{self, Images};
 use crate::kubectl::Kubectl;
-use crate::layout::Layout;
+use crate::layout::{FIRST_NODE, Layout};
 use crate::network::Network;
+use crate::nodes;
 use crate::recipes::rust::{self, Profile};
 use crate::recipes::{self, Made, debian, go};
 use crate::releases::Releases;
@@ -57,6 +58,7 @@ pub async fn up(layout: &Layout, options: Options) -> Result<()> {
         releases,
         metrics_server,
         network: None,
+        nodes: Vec::new(),
         namespaces: None,
     };
     for step in plan {
@@ -77,6 +79,8 @@ struct Stack<'a> {
     releases: Releases,
     metrics_server: bool,
     network: Option<Network>,
+    /// The first node, and those that were added.
+    nodes: Vec<Node>,
     /// What the demo cluster answered.
     namespaces: Option<String>,
 }
@@ -101,26 +105,36 @@ impl Stack<'_> {
             }
             Step::Network => {
                 let network = Network::choose(self.layout).await?;
-                network.apply().await?;
+                let mut nodes = vec![Node::new(self.layout, &network, FIRST_NODE)];
+                nodes.extend(Node::added(self.layout, &network));
+                for node in &nodes {
+                    network.apply(node).await?;
+                }
                 environment::write(self.layout, &network)?;
-                let note = format!(
-                    "node {} pods {} in {}",
-                    network.node_ip(),
-                    network.plan.pods,
-                    self.layout.stack_name()
-                );
-                self.network = Some(network);
+                let notes = nodes
+                    .iter()
+                    .map(|node| format!("{} {} pods {}", node.name, node.plan.ip, node.plan.pods));
+                let note = notes.collect::<Vec<_>>().join(", ");
+                (self.network, self.nodes) = (Some(network), nodes);
                 Ok(note)
             }
             Step::Credentials => {
                 let made = credentials::apply(self.layout, self.network()?)?;
+                for node in self.added() {
+                    host_pki::add_node(self.layout, self.network()?, node).context("making a node's certificate")?;
+                }
                 Ok(if made { "made" } else { "kept" }.to_owned())
             }
             Step::Supervisor => self.start_supervisor().await,
             Step::Nats => self.run(self.services()?.nats()?).await,
             Step::HostStore => self.run(self.services()?.store(self.store)?).await,
             Step::HostApi => self.start_control_plane(&progress).await,
-            Step::Containerd => self.run(self.services()?.containerd()?).await,
+            Step::Containerd => {
+                for node in &self.nodes {
+                    nodes::run(node, self.services_of(node)?.containerd()?).await?;
+                }
+                Ok(String::new())
+            }
             Step::Images => self.load_images().await,
             Step::Node => self.start_node(&progress).await,
             Step::Dns => {
@@ -143,10 +157,23 @@ impl Stack<'_> {
             .context("the network is chosen by an earlier step")
     }
 
+    fn first(&self) -> Result<&Node> {
+        self.nodes.first().context("the nodes are known by an earlier step")
+    }
+
+    fn added(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().skip(1)
+    }
+
     fn services(&self) -> Result<Services<'_>> {
+        self.services_of(self.first()?)
+    }
+
+    fn services_of<'a>(&'a self, node: &'a Node) -> Result<Services<'a>> {
         Ok(Services {
             layout: self.layout,
             network: self.network()?,
+            node,
         })
     }
 
@@ -178,21 +205,16 @@ impl Stack<'_> {
     }
 
     async fn start_supervisor(&self) -> Result<String> {
-        let network = self.network()?;
-        let cgroups = Cgroups::discover(&self.layout.stack_name())?;
-        cgroups.create()?;
-        host_cluster::write_config(self.layout, network, &cgroups)?;
         let changed = rust::install_self(self.layout)?;
-        client::start_daemon(self.layout, network, changed).await?;
+        for node in &self.nodes {
+            nodes::start_supervisor(node, self.network()?, changed).await?;
+        }
         Ok(String::new())
     }
 
-    /// Keeps a service and waits until it works.
+    /// Keeps a service of the first node and waits until it works.
     async fn run(&self, service: Service) -> Result<String> {
-        let name = service.name.clone();
-        client::keep(self.layout, service).await?;
-        client::wait_healthy(self.layout, &name, PROCESS_LIMIT).await?;
-        Ok(name)
+        nodes::run(self.first()?, service).await
     }
 
     async fn start_control_plane(&self, progress: &Progress) -> Result<String> {
@@ -211,22 +233,24 @@ impl Stack<'_> {
 
     async fn load_images(&self) -> Result<String> {
         let loaded = Images::open(self.layout).load_released(&self.releases).await?;
+        self.mirror_images().await?;
         Ok(format!("{loaded} loaded"))
     }
 
     async fn start_node(&self, progress: &Progress) -> Result<String> {
         self.kubectl().apply(manifests::build_kube_router()).await?;
-        let services = self.services()?;
-        for service in [services.kubelet()?, services.kube_proxy()?, services.kube_router()?] {
-            progress.at(&service.name);
-            self.run(service).await?;
+        for node in &self.nodes {
+            nodes::start(self.layout, self.network()?, node, progress.clone()).await?;
         }
-        let node = format!("node/{NODE_NAME}");
-        let args = ["wait", "--for=condition=Ready", &node, "--timeout=2s"];
-        self.kubectl()
-            .until("the node becoming Ready", &args, PROCESS_LIMIT)
-            .await?;
         Ok(String::new())
+    }
+
+    /// Other nodes have the images that the first one has.
+    async fn mirror_images(&self) -> Result<()> {
+        for node in self.added() {
+            images::mirror(self.layout, &node.layout).await?;
+        }
+        Ok(())
     }
 
     async fn start_cert_manager(&self) -> Result<String> {
@@ -265,9 +289,11 @@ impl Stack<'_> {
     async fn install_yoke(&self, progress: &Progress) -> Result<String> {
         progress.at("images");
         let (names, loaded) = Images::open(self.layout).load_own().await?;
+        self.mirror_images().await?;
         progress.at("chart");
         yoke::install(self.layout, self.network()?, &names, &self.releases).await?;
         let pruned = images::prune(self.layout).await.context("removing former images")?;
+        self.mirror_images().await?;
         Ok(format!("{loaded} images changed, {pruned} former ones removed"))
     }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::credentials::nats;
-use crate::host_cluster::{API_PORT, KUBERNETES_VERSION};
+use crate::host_cluster::{API_PORT, KUBERNETES_VERSION, NODE_NAME};
 use crate::images;
 use crate::kubectl::{CACHE_VARIABLE, Kubectl};
 use crate::layout::Layout;
@@ -213,6 +213,8 @@ fn build_values(
 ) -> Value {
     let image = |binary: &str| names.get(binary).cloned().unwrap_or_default();
     let host = format!("{node}/32");
+    // The ingress's address is the first node's, and what is lost with another one are control planes.
+    let first = json!({"kubernetes.io/hostname": NODE_NAME});
     json!({
         "namespaces": {"create": false},
         "crds": {"enabled": false},
@@ -242,9 +244,10 @@ fn build_values(
             // Local keeps the clients' addresses, by which the gate limits.
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
             "replicas": 1,
+            "nodeSelector": first,
         },
-        "operator": {"replicas": 1, "logLevel": "info"},
-        "ingressXds": {"replicas": 1, "logLevel": "info"},
+        "operator": {"replicas": 1, "logLevel": "info", "nodeSelector": first},
+        "ingressXds": {"replicas": 1, "logLevel": "info", "nodeSelector": first},
         "pricePerHour": "0.02 EUR",
         "worker": {"digests": digests},
         "ssh": {
@@ -252,6 +255,7 @@ fn build_values(
             "port": ssh::PORT,
             "contact": "whoever ran `make up`",
             "host": format!("{node}:{}", ssh::PORT),
+            "nodeSelector": first,
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
         },
     })

@@ -95,15 +95,12 @@ pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<
                 .map(str::to_owned)
         })
         .with_context(|| format!("container {container} does not run"))?;
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     let mut command = stack.program("ctr");
-    command.args([
-        "--address",
-        stack.var("CONTAINERD_ADDRESS")?,
-        "--namespace",
-        "k8s.io",
-        "tasks",
-        "ls",
-    ]);
+    command
+        .arg("--address")
+        .arg(stack.containerd(node.context("the pod is nowhere")?)?)
+        .args(["--namespace", "k8s.io", "tasks", "ls"]);
     let tasks = run(command, Duration::from_secs(20)).await?.ok()?;
     tasks
         .lines()

@@ -70,6 +70,14 @@ impl Stack {
         command
     }
 
+    /// The socket of a host node's containerd. Nodes that were added have their number at the end of their names.
+    pub fn containerd(&self, node: &str) -> Result<PathBuf> {
+        Ok(match added_number(node) {
+            Some(number) => self.dir.join(format!("nodes/{number}/run/containerd.sock")),
+            None => self.var("CONTAINERD_ADDRESS")?.into(),
+        })
+    }
+
     /// The pid of a process that the stack's supervisor keeps.
     pub async fn supervised_pid(&self, name: &str) -> Result<u32> {
         let mut command = self.program("yoke-dev");
@@ -123,11 +131,22 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     Client::try_from(configuration(kubeconfig).await?).context("making a client")
 }
 
+/// A client with a `User-Agent` of its own.
+pub async fn client_called(kubeconfig: &Path, agent: &str) -> Result<Client> {
+    let mut config = configuration(kubeconfig).await?;
+    config.headers.push(("user-agent".parse()?, agent.parse()?));
+    Client::try_from(config).context("making a client")
+}
+
 async fn configuration(kubeconfig: &Path) -> Result<kube::Config> {
     let config = Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
     kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("using {}", kubeconfig.display()))
+}
+
+fn added_number(node: &str) -> Option<u8> {
+    node.strip_prefix("yoke-host-")?.parse().ok()
 }
 
 fn parse_env(text: &str) -> BTreeMap<String, String> {
@@ -140,6 +159,12 @@ fn parse_env(text: &str) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_node_has_no_number() {
+        assert_eq!(added_number("yoke-host"), None);
+        assert_eq!(added_number("yoke-host-2"), Some(2));
+    }
 
     #[test]
     fn shell_exports_are_read() {

@@ -61,6 +61,14 @@ impl Worker {
         self.stack.dir.join("workers").join(number)
     }
 
+    /// The control group of what it has started.
+    pub fn control_group(&self) -> Result<String> {
+        let text = std::fs::read(self.folder().join("root/worker.json")).context("reading what the worker is")?;
+        let worker: serde_json::Value = serde_json::from_slice(&text).context("reading what the worker is")?;
+        let id = worker["id"].as_str().context("the worker has no id")?;
+        Ok(format!("yoke-worker-{id}"))
+    }
+
     /// Kills all of it at once, as if its machine had lost power.
     pub async fn kill(&self) -> Result<()> {
         let pid = std::fs::read_to_string(self.folder().join("pid")).context("reading the worker's pid")?;

@@ -14,8 +14,9 @@ use rcgen::{
 use serde_json::json;
 
 use super::write_secret;
-use crate::host_cluster::{API_PORT, NODE_NAME};
-use crate::layout::Layout;
+use crate::host_cluster::API_PORT;
+use crate::host_cluster::node::Node;
+use crate::layout::{FIRST_NODE, Layout};
 use crate::network::Network;
 
 const VALID_FROM: (i32, u8, u8) = (2024, 1, 1);
@@ -78,15 +79,23 @@ impl Authority {
     /// A new self-signed authority.
     pub fn new(name: &str) -> Result<Self> {
         let key = KeyPair::generate()?;
-        let mut params = params(name)?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let params = authority_params(name)?;
         let certificate = params.self_signed(&key)?.pem();
         let pem = key.serialize_pem();
         Ok(Self {
             issuer: Issuer::new(params, key),
             certificate,
             key: pem,
+        })
+    }
+
+    /// The authority that [`Self::new`] made under this name.
+    fn open(name: &str, certificate: String, key: String) -> Result<Self> {
+        let signing = KeyPair::from_pem(&key).context("reading the key of an authority")?;
+        Ok(Self {
+            issuer: Issuer::new(authority_params(name)?, signing),
+            certificate,
+            key,
         })
     }
 
@@ -119,6 +128,13 @@ impl Authority {
     }
 }
 
+fn authority_params(name: &str) -> Result<CertificateParams> {
+    let mut params = params(name)?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(params)
+}
+
 fn params(common_name: &str) -> Result<CertificateParams> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -138,18 +154,17 @@ fn serial() -> Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// Users of the host API: file name of the kubeconfig, user, group.
-const USERS: &[(&str, &str, Option<&str>)] = &[
-    ("kube-controller-manager", "system:kube-controller-manager", None),
-    ("kube-scheduler", "system:kube-scheduler", None),
-    ("kube-proxy", "system:kube-proxy", None),
-    ("kube-router", "kube-router", None),
-    ("kubelet", "system:node:yoke-host", Some("system:nodes")),
+const AUTHORITY: &str = "yoke-dev-host";
+
+/// Users of the host API in the control plane: file name of the kubeconfig, user.
+const USERS: &[(&str, &str)] = &[
+    ("kube-controller-manager", "system:kube-controller-manager"),
+    ("kube-scheduler", "system:kube-scheduler"),
 ];
 
-/// Makes every file of the host cluster.
+/// Makes every file of the host cluster, and of its first node.
 pub fn write(layout: &Layout, network: &Network) -> Result<()> {
-    let authority = Authority::new("yoke-dev-host")?;
+    let authority = Authority::new(AUTHORITY)?;
     let front_proxy = Authority::new("yoke-dev-front-proxy")?;
     let pki = layout.pki();
     fs::write(pki.join("ca.crt"), authority.certificate()).context("writing the host's certificate authority")?;
@@ -171,14 +186,13 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
         "localhost",
     ];
     let api_addresses = [node, loopback, network.plan.api_service_ip().into()];
-    let (node_only, loopback_only) = ([node], [loopback]);
+    let loopback_only = [loopback];
     let leaves = [
         (
             "apiserver",
             &authority,
             Leaf::server("kube-apiserver", &api_names, &api_addresses),
         ),
-        ("kubelet", &authority, Leaf::server(NODE_NAME, &[NODE_NAME], &node_only)),
         (
             "component",
             &authority,
@@ -196,26 +210,78 @@ pub fn write(layout: &Layout, network: &Network) -> Result<()> {
         ),
     ];
     for (name, issuer, leaf) in leaves {
-        let issued = issuer
-            .issue(&leaf)
-            .with_context(|| format!("issuing the certificate {name}"))?;
-        fs::write(pki.join(format!("{name}.crt")), issued.certificate)
-            .with_context(|| format!("writing {name}.crt"))?;
-        write_secret(&pki.join(format!("{name}.key")), &issued.key)?;
+        write_leaf(layout, name, issuer, &leaf)?;
     }
 
-    let server = format!("https://{node}:{API_PORT}");
+    let server = to_server(network);
     let admin = authority.issue(&Leaf::client("yoke-dev-admin", Some("system:masters")))?;
     write_secret(
         &layout.host_kubeconfig(),
         &build_kubeconfig(&server, authority.certificate(), &admin),
     )?;
-    for (file, user, group) in USERS {
-        let issued = authority.issue(&Leaf::client(user, *group))?;
-        let kubeconfig = build_kubeconfig(&server, authority.certificate(), &issued);
-        write_secret(&layout.kubeconfig(file), &kubeconfig)?;
+    for (file, user) in USERS {
+        write_kubeconfig(layout, network, &authority, file, &Leaf::client(user, None))?;
+    }
+    write_node(&authority, network, &Node::new(layout, network, FIRST_NODE))
+}
+
+/// Makes the files of a node that is added, unless it has them.
+pub fn add_node(layout: &Layout, network: &Network, node: &Node) -> Result<()> {
+    let (pki, own) = (layout.pki(), node.layout.pki());
+    let complete = own.join("ca.crt");
+    let certificate = fs::read_to_string(pki.join("ca.crt")).context("reading the host's certificate authority")?;
+    if fs::read_to_string(&complete).is_ok_and(|made_by| made_by == certificate) {
+        return Ok(());
+    }
+    for dir in [&own, &node.layout.config()] {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    let key = fs::read_to_string(pki.join("ca.key")).context("reading the key of the host's certificate authority")?;
+    let authority = Authority::open(AUTHORITY, certificate, key)?;
+    write_node(&authority, network, node)?;
+    // Last: a run that is cut off before here starts over.
+    fs::write(&complete, authority.certificate()).context("writing the host's certificate authority")
+}
+
+/// A node's own certificate, and how its processes ask the host API.
+fn write_node(authority: &Authority, network: &Network, node: &Node) -> Result<()> {
+    let (name, layout) = (node.name.as_str(), &node.layout);
+    let (names, addresses) = ([name], [node.plan.ip.into()]);
+    write_leaf(layout, "kubelet", authority, &Leaf::server(name, &names, &addresses))?;
+    let user = format!("system:node:{name}");
+    for (file, client) in [
+        ("kubelet", Leaf::client(&user, Some("system:nodes"))),
+        ("kube-proxy", Leaf::client("system:kube-proxy", None)),
+        ("kube-router", Leaf::client("kube-router", None)),
+    ] {
+        write_kubeconfig(layout, network, authority, file, &client)?;
     }
     Ok(())
+}
+
+fn write_leaf(layout: &Layout, name: &str, issuer: &Authority, leaf: &Leaf<'_>) -> Result<()> {
+    let pki = layout.pki();
+    let issued = issuer
+        .issue(leaf)
+        .with_context(|| format!("issuing the certificate {name}"))?;
+    fs::write(pki.join(format!("{name}.crt")), issued.certificate).with_context(|| format!("writing {name}.crt"))?;
+    write_secret(&pki.join(format!("{name}.key")), &issued.key)
+}
+
+fn write_kubeconfig(
+    layout: &Layout,
+    network: &Network,
+    authority: &Authority,
+    file: &str,
+    client: &Leaf<'_>,
+) -> Result<()> {
+    let issued = authority.issue(client)?;
+    let kubeconfig = build_kubeconfig(&to_server(network), authority.certificate(), &issued);
+    write_secret(&layout.kubeconfig(file), &kubeconfig)
+}
+
+fn to_server(network: &Network) -> String {
+    format!("https://{}:{API_PORT}", network.node_ip())
 }
 
 /// A kubeconfig with everything in it. JSON, which is YAML.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 
+use crate::host_cluster::node::Node;
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::yoke::NAMESPACE;
@@ -62,8 +63,9 @@ temp = "{dir}/tmp"
     )
 }
 
-pub(super) fn build_cni(layout: &Layout, network: &Network) -> String {
-    let plan = &network.plan;
+/// Addresses of pods are not masked: policies on other nodes tell pods apart by them, and there is a way back to each.
+pub(super) fn build_cni(node: &Node, network: &Network) -> String {
+    let layout = &node.layout;
     let config = json!({
         "cniVersion": "1.0.0",
         "name": layout.stack_name(),
@@ -71,14 +73,15 @@ pub(super) fn build_cni(layout: &Layout, network: &Network) -> String {
             {
                 "type": "bridge",
                 "bridge": "yoke0",
-                "mtu": plan.mtu,
+                "mtu": network.plan.mtu,
                 "isGateway": true,
-                "ipMasq": true,
+                // The bridge of a stack that was made before nodes could be added had the whole block.
+                "forceAddress": true,
                 "hairpinMode": true,
                 "ipam": {
                     "type": "host-local",
                     "dataDir": layout.run().join("cni"),
-                    "ranges": [[{"subnet": plan.pods.to_string()}]],
+                    "ranges": [[{"subnet": node.plan.pods.to_string()}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             },
@@ -88,12 +91,12 @@ pub(super) fn build_cni(layout: &Layout, network: &Network) -> String {
     format!("{config:#}\n")
 }
 
-pub(super) fn build_kubelet(layout: &Layout, network: &Network, cgroup_root: &str) -> String {
-    let pki = layout.pki();
+pub(super) fn build_kubelet(node: &Node, network: &Network, cgroup_root: &str) -> String {
+    let (layout, pki) = (&node.layout, node.layout.pki());
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": network.node_ip(),
+        "address": node.plan.ip,
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true},
@@ -104,7 +107,7 @@ pub(super) fn build_kubelet(layout: &Layout, network: &Network, cgroup_root: &st
         "tlsPrivateKeyFile": pki.join("kubelet.key"),
         "containerRuntimeEndpoint": format!("unix://{}", layout.containerd_socket().display()),
         "podLogsDir": layout.log().join("pods"),
-        "volumePluginDir": layout.dev().join("kubelet/volume-plugins"),
+        "volumePluginDir": layout.kubelet().join("volume-plugins"),
         "resolvConf": layout.config().join(RESOLV_CONF),
         "clusterDNS": [network.plan.dns_service_ip()],
         "clusterDomain": "cluster.local",

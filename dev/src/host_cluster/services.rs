@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
-use super::{API_PORT, HostStore, NODE_NAME, config, find_program};
+use super::node::Node;
+use super::{API_PORT, HostStore, config, find_program};
 use crate::credentials::nats;
 use crate::layout::Layout;
 use crate::network::Network;
@@ -20,13 +21,15 @@ const HOST_STREAM: &str = "KINE_host";
 /// A thousand Clusters are made with less.
 const AUDIT_MEGABYTES: u32 = 256;
 
-/// Builds the services of one clone.
+/// Builds the services of one node.
 #[derive(Debug, Clone, Copy)]
 pub struct Services<'a> {
-    /// Where everything is.
+    /// Where what is not the node's own is.
     pub layout: &'a Layout,
-    /// The node's addresses.
+    /// The stack's addresses.
     pub network: &'a Network,
+    /// The node.
+    pub node: &'a Node,
 }
 
 impl Services<'_> {
@@ -171,10 +174,10 @@ impl Services<'_> {
 
     /// containerd. Its shims outlive it, and so do the pods.
     pub fn containerd(&self) -> Result<Service> {
-        let config = self.layout.config().join(config::CONTAINERD);
+        let config = self.node.layout.config().join(config::CONTAINERD);
         let program = find_program("containerd").context("containerd is not installed")?;
         let ctr = find_program("ctr").context("ctr is not installed")?;
-        let socket = self.layout.containerd_socket().display().to_string();
+        let socket = self.node.layout.containerd_socket().display().to_string();
         let probe = Probe::Command(vec![
             ctr.display().to_string(),
             "--address".into(),
@@ -194,30 +197,31 @@ impl Services<'_> {
 
     /// kubelet.
     pub fn kubelet(&self) -> Result<Service> {
-        let config = self.layout.config().join(config::KUBELET);
-        let kubeconfig = self.layout.kubeconfig("kubelet");
+        let layout = &self.node.layout;
+        let config = layout.config().join(config::KUBELET);
+        let kubeconfig = layout.kubeconfig("kubelet");
         let args = vec![
             format!("--config={}", config.display()),
             format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--root-dir={}", self.layout.dev().join("kubelet").display()),
-            format!("--hostname-override={NODE_NAME}"),
-            format!("--node-ip={}", self.network.node_ip()),
+            format!("--root-dir={}", layout.kubelet().display()),
+            format!("--hostname-override={}", self.node.name),
+            format!("--node-ip={}", self.node.plan.ip),
         ];
         let reads = [
             config.as_path(),
             kubeconfig.as_path(),
-            &self.layout.pki().join("kubelet.crt"),
+            &layout.pki().join("kubelet.crt"),
         ];
         self.service("kubelet", "kubelet", args, http("127.0.0.1:10248", "/healthz"), &reads)
     }
 
     /// kube-proxy.
     pub fn kube_proxy(&self) -> Result<Service> {
-        let config = self.layout.config().join(config::KUBE_PROXY);
-        let kubeconfig = self.layout.kubeconfig("kube-proxy");
+        let config = self.node.layout.config().join(config::KUBE_PROXY);
+        let kubeconfig = self.node.layout.kubeconfig("kube-proxy");
         let args = vec![
             format!("--config={}", config.display()),
-            format!("--hostname-override={NODE_NAME}"),
+            format!("--hostname-override={}", self.node.name),
         ];
         self.service(
             "kube-proxy",
@@ -230,13 +234,13 @@ impl Services<'_> {
 
     /// kube-router, for nothing but NetworkPolicy.
     pub fn kube_router(&self) -> Result<Service> {
-        let kubeconfig = self.layout.kubeconfig("kube-router");
+        let kubeconfig = self.node.layout.kubeconfig("kube-router");
         let args = vec![
             format!("--kubeconfig={}", kubeconfig.display()),
             "--run-firewall=true".to_owned(),
             "--run-router=false".to_owned(),
             "--run-service-proxy=false".to_owned(),
-            format!("--hostname-override={NODE_NAME}"),
+            format!("--hostname-override={}", self.node.name),
             format!("--service-cluster-ip-range={}", self.network.plan.services),
             "--iptables-sync-period=60s".to_owned(),
             "--health-port=20244".to_owned(),

@@ -6,6 +6,8 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::layout::FIRST_NODE;
+
 /// Links between the root namespace and a node: /30 blocks of the shared address space (RFC 6598).
 const LINKS: Subnet = Subnet {
     base: Ipv4Addr::new(100, 64, 0, 0),
@@ -25,6 +27,12 @@ const PODS: Subnet = Subnet {
 };
 
 const CLUSTER_PREFIX: u8 = 20;
+/// A node's part of the pods' block: more addresses than a kubelet has pods.
+const NODE_PODS_PREFIX: u8 = 22;
+/// Links between the first node and the others.
+const NODES_PREFIX: u8 = 28;
+/// As many as there are parts of the pods' block.
+pub const NODES_MAX: u8 = 1 << (NODE_PODS_PREFIX - CLUSTER_PREFIX);
 /// The tenth address of the Service subnet, where cluster DNS is by custom.
 const DNS_HOST: u32 = 10;
 
@@ -76,15 +84,17 @@ impl fmt::Display for Subnet {
     }
 }
 
-/// The addresses and names of one node's network.
+/// The addresses and names of one clone's network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlan {
     /// The link's own subnet.
     pub link: Subnet,
     /// The root namespace's end.
     pub gateway_ip: Ipv4Addr,
-    /// The node's end.
+    /// The first node's end.
     pub node_ip: Ipv4Addr,
+    /// Links of the first node and the others.
+    pub nodes: Subnet,
     /// Pods of the host cluster.
     pub pods: Subnet,
     /// Services of the host cluster.
@@ -93,8 +103,27 @@ pub struct NetworkPlan {
     pub host_link: String,
     /// Name of the node's end.
     pub node_link: String,
-    /// MTU of the link and of the pods.
+    /// MTU of the links and of the pods.
     pub mtu: u32,
+}
+
+/// One node's part of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePlan {
+    /// The other end of its link, by which it reaches all others.
+    pub gateway_ip: Ipv4Addr,
+    /// Its own end.
+    pub ip: Ipv4Addr,
+    /// Prefix of both.
+    pub prefix: u8,
+    /// Its pods.
+    pub pods: Subnet,
+    /// Name of the other end of its link.
+    pub outer_link: String,
+    /// Name of its own end.
+    pub inner_link: String,
+    /// What the other end reaches by it.
+    pub behind: Vec<Subnet>,
 }
 
 impl NetworkPlan {
@@ -107,6 +136,7 @@ impl NetworkPlan {
             link,
             gateway_ip: link.host(1),
             node_ip: link.host(2),
+            nodes: LINKS.block(NODES_PREFIX, number(12)),
             pods: PODS.block(CLUSTER_PREFIX, number(4)),
             services: SERVICES.block(CLUSTER_PREFIX, number(8)),
             host_link: host_link(id),
@@ -126,8 +156,40 @@ impl NetworkPlan {
     }
 
     /// Every subnet that must not be in use already.
-    pub fn subnets(&self) -> [Subnet; 3] {
-        [self.link, self.pods, self.services]
+    pub fn subnets(&self) -> [Subnet; 4] {
+        [self.link, self.nodes, self.pods, self.services]
+    }
+
+    /// Whether none of its subnets is in another one, nor in any of `taken`.
+    pub fn is_free(&self, taken: &[Subnet]) -> bool {
+        let overlaps = |subnet: &Subnet| taken.iter().any(|other| subnet.overlaps(other));
+        !self.link.overlaps(&self.nodes) && !self.subnets().iter().any(overlaps)
+    }
+
+    /// The part of the node with this number, from 1 to [`NODES_MAX`]. All others are linked to the first one.
+    pub fn node(&self, number: u8) -> NodePlan {
+        let pods = self.pods.block(NODE_PODS_PREFIX, u32::from(number) - 1);
+        if number == FIRST_NODE {
+            return NodePlan {
+                gateway_ip: self.gateway_ip,
+                ip: self.node_ip,
+                prefix: LINK_PREFIX,
+                pods,
+                outer_link: self.host_link.clone(),
+                inner_link: self.node_link.clone(),
+                behind: vec![self.pods, self.nodes],
+            };
+        }
+        let link = self.nodes.block(LINK_PREFIX, u32::from(number) - 2);
+        NodePlan {
+            gateway_ip: link.host(1),
+            ip: link.host(2),
+            prefix: LINK_PREFIX,
+            pods,
+            outer_link: format!("node{number}"),
+            inner_link: "eth0".to_owned(),
+            behind: vec![pods],
+        }
     }
 }
 
@@ -148,7 +210,13 @@ mod tests {
     fn every_derived_address_is_inside_its_range() {
         for number in 0..500 {
             let plan = NetworkPlan::derive(&format!("{number:08x}"), 0, 1500);
-            for (part, whole) in [(plan.link, LINKS), (plan.pods, PODS), (plan.services, SERVICES)] {
+            let ranges = [
+                (plan.link, LINKS),
+                (plan.nodes, LINKS),
+                (plan.pods, PODS),
+                (plan.services, SERVICES),
+            ];
+            for (part, whole) in ranges {
                 assert!(part.overlaps(&whole), "{part} is outside {whole}");
                 assert!(
                     u32::from(part.base).trailing_zeros() >= 32 - u32::from(part.prefix),
@@ -167,6 +235,41 @@ mod tests {
         assert_ne!(plan.link, NetworkPlan::derive("0badcafe", 1, 1400).link);
         assert_eq!(u32::from(plan.node_ip), u32::from(plan.link.base) + 2);
         assert_eq!(u32::from(plan.dns_service_ip()), u32::from(plan.services.base) + 10);
+    }
+
+    #[test]
+    fn every_node_has_a_part_that_no_other_has() {
+        let plan = NetworkPlan::derive("0badcafe", 0, 1500);
+        let nodes: Vec<_> = (FIRST_NODE..=NODES_MAX).map(|number| plan.node(number)).collect();
+        assert_eq!((nodes.len(), nodes[0].ip), (4, plan.node_ip));
+        assert_eq!(
+            nodes[0].pods.base, plan.pods.base,
+            "where a stack of one node has its bridge"
+        );
+        for (at, node) in nodes.iter().enumerate() {
+            assert!(node.pods.overlaps(&plan.pods) && node.pods.prefix > plan.pods.prefix);
+            let ip = Subnet::parse(&node.ip.to_string()).unwrap();
+            assert!(ip.overlaps(if at == 0 { &plan.link } else { &plan.nodes }), "{ip}");
+            for other in &nodes[..at] {
+                assert!(!node.pods.overlaps(&other.pods), "{node:?} {other:?}");
+                assert_ne!(node.ip, other.ip);
+                assert_ne!(node.outer_link, other.outer_link);
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_is_free_when_nobody_else_has_its_subnets() {
+        let plan = NetworkPlan::derive("0badcafe", 0, 1500);
+        assert!(plan.is_free(&[subnet("192.168.0.0/16")]));
+        for own in plan.subnets() {
+            assert!(!plan.is_free(&[own]), "{own}");
+        }
+        let nodes = plan.link;
+        assert!(
+            !NetworkPlan { nodes, ..plan }.is_free(&[]),
+            "links of both kinds are one"
+        );
     }
 
     #[test]

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::{Reply, Request, Service, ServiceStatus};
 use crate::command::tail;
+use crate::host_cluster::node::Node;
 use crate::layout::Layout;
-use crate::network::Network;
 
 const REPLY_LIMIT: Duration = Duration::from_secs(180);
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -60,8 +60,9 @@ async fn ask_status(layout: &Layout, probe: bool) -> Option<Vec<ServiceStatus>> 
     }
 }
 
-/// Starts the daemon in the node's namespace; one of another build hands over to it.
-pub async fn start_daemon(layout: &Layout, network: &Network, replace: bool) -> Result<()> {
+/// Starts the daemon of a node in the node's namespace; one of another build hands over to it.
+pub async fn start_daemon(node: &Node, replace: bool) -> Result<()> {
+    let layout = &node.layout;
     let running = processes(layout).await.is_some();
     if running && !replace {
         return Ok(());
@@ -72,12 +73,12 @@ pub async fn start_daemon(layout: &Layout, network: &Network, replace: bool) -> 
             .context("handing over to a new supervisor")?;
     }
     // The daemon must not hold the pipes that this command reads, or it would be waited for.
-    let script = r#"exec setsid --fork "$0" supervise >>"$1" 2>&1 </dev/null"#;
-    network
-        .enter("sh")
+    let script = r#"exec setsid --fork "$0" supervise --node "$2" >>"$1" 2>&1 </dev/null"#;
+    node.enter("sh")
         .args(["-c", script])
         .arg(layout.binary("yoke-dev"))
         .arg(layout.log().join("supervisor.log"))
+        .arg(node.number.to_string())
         .dir(layout.root())
         .run()
         .await

@@ -35,10 +35,10 @@ enum After {
 /// Runs a daemon, and another one when that is killed, until one ends of itself.
 pub async fn guard(layout: &Layout) -> Result<()> {
     let program = std::env::current_exe().context("finding the supervisor's own binary")?;
-    Cgroups::discover(&layout.stack_name())?.join_host(std::process::id())?;
+    Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
     loop {
         let status = tokio::process::Command::new(&program)
-            .args(["supervise", "--unguarded"])
+            .args(["supervise", "--unguarded", "--node", &layout.number().to_string()])
             .current_dir(layout.root())
             .status()
             .await
@@ -53,7 +53,7 @@ pub async fn guard(layout: &Layout) -> Result<()> {
 
 /// Runs a daemon until it is told to end.
 pub async fn run(layout: Layout) -> Result<()> {
-    Cgroups::discover(&layout.stack_name())?.join_host(std::process::id())?;
+    Cgroups::discover(&layout.group())?.join_host(std::process::id())?;
     for dir in [services_dir(&layout), pids_dir(&layout), layout.log()] {
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     }

@@ -1,5 +1,5 @@
 //! The README's `make` commands: a second `make up` beside the running stack, and `make status`. `make test` is what runs
-//! this, `make worker` is run by the tests of tenants, and `make down` ends it.
+//! this, `make worker` is run by the tests of tenants, `make host-node` by the slow test of a lost node, and `make down` ends it.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ async fn status_shows_every_component() -> Result<()> {
     for command in commands("console make")? {
         let target = command.strip_prefix("make ").with_context(|| command.clone())?;
         ensure!(
-            ["up", "test", "worker", "status", "down"].contains(&target),
+            ["up", "test", "worker", "host-node", "status", "down"].contains(&target),
             "nobody runs {command}"
         );
     }

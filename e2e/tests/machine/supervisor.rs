@@ -11,7 +11,7 @@ use crate::make::make;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The pids of the supervisor's guard and of the daemon that it keeps, by their command lines.
+/// The pids of the first node's supervisor: the guard and the daemon that it keeps, by their command lines.
 fn supervisor_pids(stack: &Stack) -> Result<Vec<u32>> {
     let program = stack.dir.join("bin/yoke-dev");
     let mut pids = Vec::new();
@@ -20,11 +20,11 @@ fn supervisor_pids(stack: &Stack) -> Result<Vec<u32>> {
             continue;
         };
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let mut words = command.split(|byte| *byte == 0);
-        let is_program = words
-            .next()
-            .is_some_and(|word| Path::new(&*String::from_utf8_lossy(word)) == program);
-        if is_program && words.next() == Some(b"supervise") {
+        let words: Vec<_> = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let is_program = words.first().is_some_and(|word| Path::new(&**word) == program);
+        // Each node that was added has one, too.
+        let is_of_first = words.windows(2).any(|pair| pair == ["--node", "1"]);
+        if is_program && words.get(1).is_some_and(|word| word == "supervise") && is_of_first {
             pids.push(pid);
         }
     }
