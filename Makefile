@@ -18,6 +18,8 @@ SLOW_VERSIONS := 1.35.4 1.35.5
 COUNT ?= 5
 ROBUSTNESS_RUNS ?= 100
 ORACLE_RUNS ?= 40
+# How often a Cluster sleeps and wakes: half a minute each.
+CYCLES ?= 200
 
 # Tests of crates run servers and wait for them: this many share the cores.
 WAITING := 6
@@ -135,6 +137,7 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,kubectl top of the stack,$(call some,$(CARGO) test --package yoke-e2e --features slow --test top))
 	$(call timed,kubectl top of real kubelets,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- top))
 	$(call timed,kubelets of two versions,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- second_release))
+	$(call timed,sleep and wake,$(call some,CYCLES=$(CYCLES) $(CARGO) test --package yoke-e2e --features slow --test cycles -- --nocapture))
 	$(call timed,Kubernetes end-to-end tests,YOKE_BIN=$(BIN) e2e/conformance/run.sh .dev/demo.kubeconfig)
 	$(call timed,foreign xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
 	$(call timed,hostile and damaged bytes,$(call some,FUZZ_TIMES=20 YOKE_BIN=$(BIN) $(CARGO) test --package yoke-kine-nats -- hostile damage))

@@ -11,6 +11,8 @@
 //! A test waits for a state and never for a time; every wait has a limit and says what it last saw.
 
 pub mod command;
+pub mod footprint;
+pub mod held_watch;
 pub mod logs;
 pub mod network;
 pub mod process;

@@ -1,0 +1,221 @@
+//! What a stack holds on this machine and in NATS, counted: what has grown after many rounds of the same is leaked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::command::run;
+use crate::process::anonymous_memory;
+use crate::stack::Stack;
+
+const LIMIT: Duration = Duration::from_secs(10);
+/// Processes that serve all clusters: what one of these keeps of a cluster adds up.
+const SERVERS: [&str; 5] = ["yoke-operator", "yoke-ingress-xds", "envoy", "nats-server", "kine-nats"];
+/// Memory that a server may take for its work: it is given back late, and in parts.
+const MEMORY: u64 = 16 << 20;
+/// Connections and files come and go with requests.
+const FILES: u64 = 24;
+
+/// Counts by name.
+#[derive(Clone, Debug, Default)]
+pub struct Footprint(BTreeMap<String, u64>);
+
+impl Footprint {
+    /// Counts what the stack has now, and what is in other control groups, such as those of workers.
+    pub async fn take(stack: &Stack, others: &[String]) -> Result<Self> {
+        let mut groups = vec![stack.var("YOKE_NETNS")?.to_owned()];
+        groups.extend_from_slice(others);
+        let mut counts = Self::default();
+        counts.add_processes(&groups)?;
+        let groups = groups.iter().map(|group| count_groups(group)).sum();
+        counts.0.insert("control groups".to_owned(), groups);
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("reading the mounts")?;
+        let dev = stack.dir.display().to_string();
+        let mounts = mounts.lines().filter(|line| line.contains(&dev)).count() as u64;
+        counts.0.insert("mounts".to_owned(), mounts);
+        counts.add_nats(stack).await?;
+        Ok(counts)
+    }
+
+    /// What of it has grown until `later`, by more than there is reason for without a leak.
+    pub fn grown(&self, later: &Self) -> Vec<String> {
+        let grown = later.0.iter().filter(|(name, after)| {
+            let before = self.0.get(*name).copied().unwrap_or_default();
+            **after > before + allowance(name, before)
+        });
+        grown
+            .map(|(name, after)| format!("{name}: {} before, {after} after", self.0.get(name).unwrap_or(&0)))
+            .collect()
+    }
+
+    /// Both, side by side.
+    pub fn beside(&self, later: &Self) -> String {
+        let names: BTreeSet<_> = self.0.keys().chain(later.0.keys()).collect();
+        let at = |counts: &Self, name: &String| counts.0.get(name).copied().unwrap_or_default();
+        let line = |name| format!("{name:<44} {:>10} {:>10}", at(self, name), at(later, name));
+        let head = format!("{:<44} {:>10} {:>10}", "", "before", "after");
+        [head]
+            .into_iter()
+            .chain(names.into_iter().map(line))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    fn add_processes(&mut self, groups: &[String]) -> Result<()> {
+        let (mut networks, mut ports, mut links) = (BTreeSet::new(), 0, 0);
+        for pid in list_pids()? {
+            // A process that ends meanwhile has nothing any more.
+            let (Some(name), true) = (name_of(pid), is_in(pid, groups)) else {
+                continue;
+            };
+            self.count(format!("processes {name}"), 1);
+            if SERVERS.contains(&name.as_str()) {
+                self.count(format!("memory of {name}"), anonymous_memory(pid).unwrap_or_default());
+                let files = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |files| files.count() as u64);
+                self.count(format!("files of {name}"), files);
+            }
+            if fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|network| networks.insert(network)) {
+                ports += count_ports(pid);
+                links += count_lines(&format!("/proc/{pid}/net/dev"));
+            }
+        }
+        self.count("listening ports".to_owned(), ports);
+        self.count("network links".to_owned(), links);
+        self.count("network namespaces".to_owned(), networks.len() as u64);
+        Ok(())
+    }
+
+    async fn add_nats(&mut self, stack: &Stack) -> Result<()> {
+        for (path, names) in [
+            ("jsz", ["streams", "consumers"]),
+            ("varz", ["connections", "subscriptions"]),
+        ] {
+            let mut ask = Command::new("nsenter");
+            ask.arg(format!("--net=/run/netns/{}", stack.var("YOKE_NETNS")?))
+                .args(["--", "curl", "--silent", "--fail", "--max-time", "5"])
+                .arg(format!("http://127.0.0.1:8222/{path}"));
+            let said: Value = serde_json::from_str(&run(ask, LIMIT).await?.ok()?).context("reading what NATS says")?;
+            for name in names {
+                let count = said[name]
+                    .as_u64()
+                    .with_context(|| format!("NATS does not tell its {name}"))?;
+                self.count(format!("NATS {name}"), count);
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, name: String, count: u64) {
+        *self.0.entry(name).or_default() += count;
+    }
+}
+
+/// By how much a count may grow.
+fn allowance(name: &str, before: u64) -> u64 {
+    match name.split(' ').next() {
+        Some("memory") => before / 4 + MEMORY,
+        Some("files") => FILES,
+        _ if name == "NATS connections" => 2,
+        _ if name == "NATS subscriptions" => FILES,
+        _ => 0,
+    }
+}
+
+fn list_pids() -> Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc").context("listing the processes")?.flatten();
+    Ok(entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect())
+}
+
+/// The name of a process' program: the kernel's own name for it is cut short.
+fn name_of(pid: u32) -> Option<String> {
+    let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let name = program.file_name()?.to_str()?;
+    Some(name.trim_end_matches(" (deleted)").to_owned())
+}
+
+fn is_in(pid: u32, groups: &[String]) -> bool {
+    let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let mut parts = own.lines().flat_map(|line| line.split('/'));
+    parts.any(|part| groups.iter().any(|group| group == part))
+}
+
+/// Groups at and below those with this name, in all hierarchies.
+fn count_groups(name: &str) -> u64 {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    hierarchies
+        .chain([PathBuf::from(root)])
+        .map(|hierarchy| count_folders(&hierarchy.join(name)))
+        .sum()
+}
+
+fn count_folders(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let folders = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    1 + folders.map(|folder| count_folders(&folder.path())).sum::<u64>()
+}
+
+/// Ports that are listened on where a process is.
+fn count_ports(pid: u32) -> u64 {
+    const LISTENING: &str = "0A";
+    let listening = |file: &str| {
+        let table = fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
+        let states = table.lines().filter_map(|line| line.split_whitespace().nth(3));
+        states.filter(|state| *state == LISTENING).count() as u64
+    };
+    listening("tcp") + listening("tcp6")
+}
+
+fn count_lines(file: &str) -> u64 {
+    fs::read_to_string(file).map_or(0, |text| text.lines().count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn footprint(counts: &[(&str, u64)]) -> Footprint {
+        Footprint(
+            counts
+                .iter()
+                .map(|(name, count)| ((*name).to_owned(), *count))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn one_process_more_is_a_leak_and_a_little_memory_is_none() {
+        let before = footprint(&[("processes a", 2), ("memory of a", 40 << 20), ("NATS streams", 3)]);
+        let table = [
+            ("the same", footprint(&[("processes a", 2), ("NATS streams", 3)]), 0),
+            ("fewer", footprint(&[("processes a", 1), ("NATS streams", 2)]), 0),
+            ("a little memory", footprint(&[("memory of a", 60 << 20)]), 0),
+            ("much memory", footprint(&[("memory of a", 80 << 20)]), 1),
+            ("one of each", footprint(&[("processes a", 3), ("NATS streams", 4)]), 2),
+            ("of another name", footprint(&[("processes b", 1)]), 1),
+        ];
+        for (rule, after, leaks) in table {
+            assert_eq!(before.grown(&after).len(), leaks, "{rule}");
+        }
+    }
+
+    #[test]
+    fn the_own_process_has_a_name_and_is_in_no_group_of_a_stack() {
+        let own = std::process::id();
+        assert!(name_of(own).unwrap().starts_with("yoke_e2e"), "{:?}", name_of(own));
+        assert!(!is_in(own, &["yoke-00000000".to_owned()]));
+    }
+}

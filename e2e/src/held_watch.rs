@@ -1,0 +1,164 @@
+//! A client that holds a watch, as controllers do: when it ends, the client begins it again from where it was, and lists anew
+//! where the API server says that it cannot. One that has just started knows no older changes than its own first list.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, ListParams, WatchEvent, WatchParams};
+use kube::{Client, ResourceExt as _};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// How soon the client asks again.
+const PAUSE: Duration = Duration::from_millis(200);
+/// A watch that says nothing for so long is taken for dead: what is watched is written all the time.
+const SILENCE: Duration = Duration::from_secs(10);
+/// The status of a version that is too old.
+const EXPIRED: u16 = 410;
+/// How long one request may take.
+const WATCH_SECONDS: u32 = 280;
+
+/// What was seen so far.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// Names, in the order in which they were made.
+    made: Vec<String>,
+    /// How often all was listed anew.
+    lists: usize,
+    /// The longest time between two events.
+    gap: Duration,
+    /// Why it cannot be gone on with.
+    failure: Option<String>,
+}
+
+/// A watch of the ConfigMaps in the namespace `default`.
+#[derive(Debug)]
+pub struct HeldWatch {
+    seen: watch::Receiver<Seen>,
+    task: JoinHandle<()>,
+}
+
+impl HeldWatch {
+    /// Begins it: what is made from now on is seen.
+    pub async fn begin(client: Client) -> Result<Self> {
+        let api: Api<ConfigMap> = Api::namespaced(client, "default");
+        let list = api.list(&ListParams::default().limit(1)).await.context("listing")?;
+        let version = list.metadata.resource_version.context("a list without its version")?;
+        let (sender, seen) = watch::channel(Seen::default());
+        let task = tokio::spawn(async move {
+            let Err(error) = hold(api, version, &sender).await;
+            sender.send_modify(|seen| seen.failure = Some(format!("{error:#}")));
+        });
+        Ok(Self { seen, task })
+    }
+
+    /// Waits until the making of an object was seen.
+    pub async fn wait_for(&self, name: &str, limit: Duration) -> Result<()> {
+        let mut seen = self.seen.clone();
+        let told = seen.wait_for(|seen| seen.failure.is_some() || seen.made.iter().rev().any(|made| made == name));
+        let told = tokio::time::timeout(limit, told).await;
+        let told = told.with_context(|| format!("the watch did not tell of {name} within {limit:?}"))?;
+        let failure = told.context("the watch ended badly")?.failure.clone();
+        failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
+    }
+
+    /// The longest time between two events, and how often all was listed anew.
+    pub fn interruptions(&self) -> (Duration, usize) {
+        let seen = self.seen.borrow();
+        (seen.gap, seen.lists)
+    }
+
+    /// Ends it. Names of what was made, each as often as it was told.
+    pub fn end(self) -> Result<Vec<String>> {
+        self.task.abort();
+        let seen = self.seen.borrow();
+        match &seen.failure {
+            Some(failure) => bail!("the watch could not go on: {failure}"),
+            None => Ok(seen.made.clone()),
+        }
+    }
+}
+
+async fn hold(api: Api<ConfigMap>, mut version: String, seen: &watch::Sender<Seen>) -> Result<Infallible> {
+    let mut last = Instant::now();
+    loop {
+        match follow(&api, &mut version, &mut last, seen).await? {
+            End::Interrupted => tokio::time::sleep(PAUSE).await,
+            End::Expired => list_anew(&api, &mut version, seen).await?,
+        }
+    }
+}
+
+/// Why a watch has ended.
+enum End {
+    /// It may go on.
+    Interrupted,
+    /// The API server knows nothing so old.
+    Expired,
+}
+
+/// Watches until that ends.
+async fn follow(
+    api: &Api<ConfigMap>,
+    version: &mut String,
+    last: &mut Instant,
+    seen: &watch::Sender<Seen>,
+) -> Result<End> {
+    let parameters = WatchParams::default().timeout(WATCH_SECONDS);
+    let mut events = match tokio::time::timeout(SILENCE, api.watch(&parameters, version)).await {
+        Ok(Ok(events)) => events.boxed(),
+        Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => return Ok(End::Expired),
+        // It sleeps, or is not there.
+        Ok(Err(_)) | Err(_) => return Ok(End::Interrupted),
+    };
+    while let Ok(Some(Ok(event))) = tokio::time::timeout(SILENCE, events.next()).await {
+        match event {
+            WatchEvent::Added(object) => {
+                *version = to_version(&object)?;
+                seen.send_modify(|seen| {
+                    seen.made.push(object.name_any());
+                    seen.gap = seen.gap.max(last.elapsed());
+                });
+                *last = Instant::now();
+            }
+            WatchEvent::Modified(object) | WatchEvent::Deleted(object) => *version = to_version(&object)?,
+            WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
+            WatchEvent::Error(status) if status.code == EXPIRED => return Ok(End::Expired),
+            WatchEvent::Error(_) => break,
+        }
+    }
+    Ok(End::Interrupted)
+}
+
+/// What was made meanwhile, in its order.
+async fn list_anew(api: &Api<ConfigMap>, version: &mut String, seen: &watch::Sender<Seen>) -> Result<()> {
+    let listed = tokio::time::timeout(SILENCE, api.list(&ListParams::default())).await;
+    let Ok(Ok(list)) = listed else {
+        tokio::time::sleep(PAUSE).await;
+        return Ok(());
+    };
+    let mut objects = Vec::new();
+    for object in list.items {
+        objects.push((to_version(&object)?.parse::<u64>()?, object.name_any()));
+    }
+    objects.sort();
+    seen.send_modify(|seen| {
+        seen.lists += 1;
+        let known: BTreeSet<_> = seen.made.iter().cloned().collect();
+        let new = objects
+            .into_iter()
+            .map(|(_, name)| name)
+            .filter(|name| !known.contains(name));
+        seen.made.extend(new);
+    });
+    *version = list.metadata.resource_version.context("a list without its version")?;
+    Ok(())
+}
+
+fn to_version(object: &ConfigMap) -> Result<String> {
+    object.resource_version().context("an object without its version")
+}
