@@ -79,6 +79,9 @@ const RUNS: &[(&str, &str)] = &[
     (worker::PROGRAM, "unshare"),
 ];
 
+/// What is in the image of another of this workspace's binaries.
+const WITH: &[(&str, &str)] = &[("kine-nats", "yoke-launch")];
+
 /// Images of this workspace's binaries: repository, binary. Each gets the tag `dev` and one that names its content, so
 /// that a Deployment rolls exactly when its image has changed.
 const OWN: &[(&str, &str)] = &[
@@ -291,7 +294,10 @@ impl Contents {
                 path.with_file_name(GIVEN),
             )
         });
-        let mut programs = vec![(program.to_owned(), path)];
+        let mut programs = vec![(program.to_owned(), path.clone())];
+        for (_, with) in WITH.iter().filter(|(by, _)| *by == program) {
+            programs.push(((*with).to_owned(), path.with_file_name(with)));
+        }
         for (_, run) in RUNS.iter().filter(|(by, _)| *by == program) {
             let path = find_program(run).with_context(|| format!("{run} is not installed"))?;
             programs.push(((*run).to_owned(), path));

@@ -15,6 +15,7 @@ pub const BINARIES: &[(&str, &str)] = &[
     ("yoke-ingress-xds", "yoke-ingress-xds"),
     ("yoke-ssh-ui", "yoke-ssh-ui"),
     ("yoke-kine-nats", "kine-nats"),
+    ("yoke-kine-nats", "yoke-launch"),
     ("yoke-cli", "kubectl-yoke"),
     ("yoke-worker", "yoke-worker"),
 ];

@@ -21,6 +21,16 @@ pub(super) const STORE: &str = "/etc/kine-nats";
 pub(super) const AUTHENTICATION_FILE: &str = "authentication.yaml";
 /// Folder of the store's socket.
 pub(super) const SOCKET_DIR: &str = "/run/kine";
+/// Folder of what the other components are started by, where the store puts it.
+pub(super) const LAUNCH_DIR: &str = "/run/launch";
+/// Name of the program there, and in the store's image.
+pub(super) const LAUNCH: &str = "yoke-launch";
+/// By how many milliseconds timers may be late. Half of what an idle control plane took were hundreds of timers a second, each
+/// of which woke a process by itself. One request of a hundred waits for a timer: that of the API server is where its time
+/// begins to show.
+const API_SERVER_SLACK: u32 = 20;
+/// The same of its clients, for which nobody waits.
+const CLIENT_SLACK: u32 = 50;
 /// Port of the store's metrics and probes, and of what it heard of requests.
 pub(crate) const STORE_PORT: u16 = 2381;
 
@@ -35,13 +45,27 @@ pub fn audiences(identity: &Identity) -> Vec<String> {
     vec![identity.public_name.issuer(), COMMON_AUDIENCE.to_owned()]
 }
 
+/// The program of a component.
+fn launch(slack: u32, program: &str) -> Vec<String> {
+    vec![format!("{LAUNCH_DIR}/{LAUNCH}"), slack.to_string(), program.to_owned()]
+}
+
+/// What the store runs once it is started, before anything else is: the images of the others are not Yoke's.
+pub(super) fn install_launch() -> Vec<String> {
+    vec![
+        LAUNCH.to_owned(),
+        "install".to_owned(),
+        format!("{LAUNCH_DIR}/{LAUNCH}"),
+    ]
+}
+
 pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String> {
     let name = &blueprint.identity.public_name;
     let issuer = name.issuer();
     let network = &blueprint.spec.network;
-    let mut arguments = vec![
-        "kube-apiserver".to_owned(),
-        "--allow-privileged=true".into(),
+    let mut arguments = launch(API_SERVER_SLACK, "kube-apiserver");
+    arguments.extend([
+        "--allow-privileged=true".to_owned(),
         format!("--api-audiences={}", audiences(blueprint.identity).join(",")),
         format!("--authentication-config={CONFIG}/{AUTHENTICATION_FILE}"),
         "--authorization-mode=Node,RBAC".into(),
@@ -72,7 +96,7 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String
         format!("--service-cluster-ip-range={}", network.service_cidr),
         format!("--tls-cert-file={PKI}/tls.crt"),
         format!("--tls-private-key-file={PKI}/tls.key"),
-    ];
+    ]);
     if start.has_konnectivity {
         arguments.push(format!("--egress-selector-config-file={CONFIG}/{EGRESS_FILE}"));
     }
@@ -89,9 +113,9 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String
 
 pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
     let network = &blueprint.spec.network;
-    let mut arguments = vec![
-        "kube-controller-manager".to_owned(),
-        "--allocate-node-cidrs=true".into(),
+    let mut arguments = launch(CLIENT_SLACK, "kube-controller-manager");
+    arguments.extend([
+        "--allocate-node-cidrs=true".to_owned(),
         format!("--cluster-cidr={}", network.pod_cidr),
         // Without signing keys: the operator signs.
         format!("--cluster-name={}", blueprint.identity.cluster),
@@ -102,14 +126,14 @@ pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
         format!("--service-account-private-key-file={PKI}/sa.key"),
         format!("--service-cluster-ip-range={}", network.service_cidr),
         "--use-service-account-credentials=true".into(),
-    ];
+    ]);
     arguments.extend(client_of_api_server());
     arguments.extend(blueprint.spec.extra_args.controller_manager.iter().map(to_flag));
     arguments
 }
 
 pub(super) fn scheduler(blueprint: &Blueprint<'_>) -> Vec<String> {
-    let mut arguments = vec!["kube-scheduler".to_owned()];
+    let mut arguments = launch(CLIENT_SLACK, "kube-scheduler");
     arguments.extend(client_of_api_server());
     arguments.extend(blueprint.spec.extra_args.scheduler.iter().map(to_flag));
     arguments

@@ -1,0 +1,56 @@
+//! `yoke-launch`: starts the components of a control plane such that they wake rarely.
+//!
+//! A component of Kubernetes has hundreds of timers that come twice a second or so, most of which only keep a metric up to
+//! date, and wakes for each of them by itself: half of what an idle control plane costs. Linux lets those come together that
+//! are due within the timer slack of a thread, 50 µs by default; a program that is executed has that of who executed it. There
+//! is no other way to set it: Kubernetes knows no such field, and for another process it takes a capability. What sockets
+//! bring wakes as soon as before, and while a core is busy the timers are looked at a few milliseconds apart anyway.
+//!
+//! ```text
+//! yoke-launch install FILE                          copies itself, for containers of other images
+//! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…      becomes PROGRAM
+//! ```
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::num::NonZeroU64;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::thread::set_current_timer_slack;
+
+const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…";
+
+fn main() -> Result<()> {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match arguments.as_slice() {
+        [word, file] if word == "install" => install(Path::new(file)),
+        [milliseconds, program, rest @ ..] => {
+            set_current_timer_slack(Some(to_slack(milliseconds)?))?;
+            Err(Command::new(program).args(rest).exec())
+        }
+        _ => Err(refuse()),
+    }
+}
+
+/// Nothing ever finds half of it: the file may be there, and be executed.
+fn install(file: &Path) -> Result<()> {
+    let new = file.with_extension("new");
+    fs::copy(std::env::current_exe()?, &new)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o555))?;
+    fs::rename(new, file)
+}
+
+/// The time in nanoseconds.
+fn to_slack(milliseconds: &OsString) -> Result<NonZeroU64> {
+    let number = milliseconds.to_str().and_then(|text| text.parse::<u32>().ok());
+    let nanoseconds = number.and_then(|number| NonZeroU64::new(u64::from(number) * 1_000_000));
+    nanoseconds.ok_or_else(refuse)
+}
+
+fn refuse() -> Error {
+    Error::new(ErrorKind::InvalidInput, USAGE)
+}

@@ -1,0 +1,49 @@
+//! `yoke-launch`, as the containers of others' images run it.
+
+use std::process::{Command, Output};
+
+const LAUNCH: &str = env!("CARGO_BIN_EXE_yoke-launch");
+const SHOW: [&str; 3] = ["50", "cat", "/proc/self/timerslack_ns"];
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program).args(arguments).output().unwrap()
+}
+
+#[test]
+fn what_it_starts_has_the_timer_slack() {
+    assert_eq!(run(LAUNCH, &SHOW).stdout, b"50000000\n");
+    assert_eq!(run("cat", &SHOW[2..]).stdout, b"50000\n", "the default");
+}
+
+#[test]
+fn it_installs_itself_over_what_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("yoke-launch");
+    let installed = file.to_str().unwrap();
+    assert!(run(LAUNCH, &["install", installed]).status.success());
+    assert!(run(installed, &["install", installed]).status.success());
+    assert_eq!(run(installed, &SHOW).stdout, b"50000000\n");
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(files.len(), 1);
+}
+
+/// An image of Kubernetes has nothing but its program.
+#[test]
+fn it_needs_no_library() {
+    let output = run("ldd", &[LAUNCH]);
+    let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(text.contains("statically linked"), "{text}");
+}
+
+#[test]
+fn what_it_does_not_understand_is_refused() {
+    for arguments in [&["0", "cat"][..], &["50ms", "cat"], &["50"], &["install"], &[]] {
+        let output = run(LAUNCH, arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains("usage: yoke-launch"), "{message}");
+    }
+    let output = run(LAUNCH, &["50", "/there/is/no/such/program"]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("NotFound"), "{message}");
+}
