@@ -166,6 +166,12 @@ bench-fleet: tools ## Measure 1,372 kinds and a million objects (ARGS="--crds 20
 	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench fleet $(ARGS))
 
+.PHONY: bench-idle
+bench-idle: tools ## Measure control planes that nobody uses, without each setting (ARGS=--help)
+	$(call timed,peers,CGO_ENABLED=0 GOTOOLCHAIN=local go build -C store-bench/peers -tags nats -ldflags "-s -w" -o $(CURDIR)/.dev/peers/ github.com/k3s-io/kine)
+	$(call timed,stores,$(CARGO) build --release --package yoke-kine-nats --package yoke-store-bench)
+	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-store-bench idle $(ARGS))
+
 .PHONY: bench-ingress
 bench-ingress: tools ## Measure the ingress with 10,000 clusters (ARGS="--clusters 200" for a look)
 	$(call timed,ingress,$(CARGO) build --release --package yoke-ingress-xds --package yoke-ingress-bench)

@@ -1,4 +1,5 @@
-//! `make bench-store` and `make bench-fleet`: kine-nats beside the stores that it replaces, in one run on one machine.
+//! `make bench-store`, `make bench-fleet` and `make bench-idle`: kine-nats beside the stores that it replaces, and a control plane
+//! on it, in one run on one machine.
 //!
 //! ```text
 //! stores (who) ── process (on the servers' cores) ──► client (etcd's gRPC, Kubernetes' requests)
@@ -11,6 +12,7 @@
 mod client;
 mod etcd_benchmark;
 mod fleet;
+mod idle;
 mod load;
 mod phases;
 mod process;
@@ -29,6 +31,7 @@ use clap::Parser as _;
 enum Args {
     Stores(run::Args),
     Fleet(fleet::Args),
+    Idle(idle::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -41,6 +44,7 @@ fn main() -> anyhow::Result<()> {
         match args {
             Args::Stores(args) => run::run(&args).await,
             Args::Fleet(args) => fleet::run(&args).await,
+            Args::Idle(args) => idle::run(&args).await,
         }
     })
 }

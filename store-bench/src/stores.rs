@@ -210,6 +210,14 @@ impl Running {
         Used::by(&self.ids()?)
     }
 
+    /// What the process that clients speak to has used, and those behind it, if there are any.
+    pub(crate) fn used_apart(&self) -> Result<(Used, Option<Used>)> {
+        let behind = self.behind.iter().map(|(process, _)| process.id());
+        let behind = behind.collect::<Result<Vec<_>>>()?;
+        let used = (!behind.is_empty()).then(|| Used::by(&behind));
+        Ok((Used::by(&[self.front.id()?])?, used.transpose()?))
+    }
+
     /// Looks at the memory of all its processes from now on.
     pub(crate) fn peak(&self) -> Result<Peak> {
         Ok(Peak::of(self.ids()?))

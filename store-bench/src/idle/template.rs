@@ -1,0 +1,80 @@
+//! What the operator builds of a control plane, from its golden files, in place of a copy that would age: its containers.
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Container};
+
+/// A Cluster of the operator's tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Case {
+    /// One whose fields all have their defaults.
+    Plain,
+    /// One that sleeps after a while without use, so that its API server tells of requests.
+    Audited,
+}
+
+/// The containers of a control plane, and the files that its API server reads beside its Secret.
+pub(super) struct Template {
+    containers: Vec<Container>,
+    /// Name and text.
+    pub(super) files: Vec<(String, String)>,
+}
+
+/// What a container runs.
+pub(super) struct Command {
+    /// Variables of the environment.
+    pub(super) environment: Vec<(String, String)>,
+    /// Program and arguments.
+    pub(super) arguments: Vec<String>,
+}
+
+impl Template {
+    /// Reads it.
+    pub(super) fn read(case: Case) -> Result<Self> {
+        let (set, files) = match case {
+            Case::Plain => (
+                include_str!("../../../operator/testdata/build/plain/out.statefulset.yaml"),
+                include_str!("../../../operator/testdata/build/plain/out.configmap.yaml"),
+            ),
+            Case::Audited => (
+                include_str!("../../../operator/testdata/build/idle/out.statefulset.yaml"),
+                include_str!("../../../operator/testdata/build/idle/out.configmap.yaml"),
+            ),
+        };
+        let set: StatefulSet = serde_saphyr::from_str(set)?;
+        let files: ConfigMap = serde_saphyr::from_str(files)?;
+        let pod = set.spec.and_then(|spec| spec.template.spec).context("no pod")?;
+        let containers = pod
+            .containers
+            .into_iter()
+            .chain(pod.init_containers.into_iter().flatten());
+        Ok(Self {
+            containers: containers.collect(),
+            files: files.data.unwrap_or_default().into_iter().collect(),
+        })
+    }
+
+    /// A container.
+    pub(super) fn container(&self, name: &str) -> Result<&Container> {
+        let found = self.containers.iter().find(|container| container.name == name);
+        found.with_context(|| format!("no container {name}"))
+    }
+
+    /// What a container runs.
+    pub(super) fn command(&self, name: &str) -> Result<Command> {
+        let container = self.container(name)?;
+        let variables = container.env.iter().flatten();
+        Ok(Command {
+            environment: variables
+                .filter_map(|variable| Some((variable.name.clone(), variable.value.clone()?)))
+                .collect(),
+            arguments: container
+                .command
+                .iter()
+                .chain(&container.args)
+                .flatten()
+                .cloned()
+                .collect(),
+        })
+    }
+}

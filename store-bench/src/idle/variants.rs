@@ -1,0 +1,212 @@
+//! What is measured: control planes as the operator builds them, as nobody changed Kubernetes' defaults, without one of the
+//! operator's settings each, and with one more that it does not have, because it gives little and takes something away.
+
+use std::str::FromStr;
+
+use super::template::{Case, Command};
+use crate::stores::Kind;
+
+/// A control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Variant(&'static Row);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    name: &'static str,
+    label: &'static str,
+    case: Case,
+    store: Kind,
+    /// What is taken back of what the operator sets.
+    without: &'static [&'static str],
+    /// What is set besides: an argument of a component.
+    with: Option<(&'static str, &'static str)>,
+    /// Whether it is also measured while it is used.
+    used: bool,
+}
+
+/// The operator's settings whose only aim is that an idle control plane costs less. What another one is set for, as by whom
+/// requests are authenticated, is the same for all.
+const SETTINGS: &[&str] = &[
+    LAUNCH,
+    "--leader-elect=",
+    "--endpoint-reconciler-type=",
+    "GOGC",
+    "GOMAXPROCS",
+];
+/// The program that starts the components with a longer timer slack, which is the argument behind it.
+pub(super) const LAUNCH: &str = "/run/launch/yoke-launch";
+
+/// What a cluster without workers could do without, until it has some.
+const FEW: &str = "--controllers=*,-persistentvolume-attach-detach-controller,-persistentvolume-binder-controller,\
+    -persistentvolume-expander-controller,-horizontal-pod-autoscaler-controller,-taint-eviction-controller,-ttl-controller,\
+    -ttl-after-finished-controller,-selinux-warning-controller,-ephemeral-volume-controller,-resourceclaim-controller";
+
+const PLAIN: Row = Row {
+    name: "",
+    label: "",
+    case: Case::Plain,
+    store: Kind::KineNats(1),
+    without: &[],
+    with: None,
+    used: false,
+};
+
+const ROWS: &[Row] = &[
+    Row {
+        name: "stock-etcd",
+        label: "Kubernetes' defaults, etcd",
+        store: Kind::Etcd(1),
+        without: SETTINGS,
+        ..PLAIN
+    },
+    Row {
+        name: "stock-go-kine",
+        label: "Kubernetes' defaults, Go kine",
+        store: Kind::GoKine,
+        without: SETTINGS,
+        ..PLAIN
+    },
+    Row {
+        name: "stock",
+        label: "Kubernetes' defaults, kine-nats",
+        without: SETTINGS,
+        ..PLAIN
+    },
+    Row {
+        name: "yoke",
+        label: "**as the operator builds it**",
+        used: true,
+        ..PLAIN
+    },
+    Row {
+        name: "sharp",
+        label: "the same without `yoke-launch`",
+        without: &[LAUNCH],
+        ..PLAIN
+    },
+    Row {
+        name: "elected",
+        label: "… `--leader-elect=false`",
+        without: &["--leader-elect="],
+        ..PLAIN
+    },
+    Row {
+        name: "reconciled",
+        label: "… `--endpoint-reconciler-type=none`",
+        without: &["--endpoint-reconciler-type="],
+        ..PLAIN
+    },
+    Row {
+        name: "collected",
+        label: "… `GOGC=30`",
+        without: &["GOGC"],
+        ..PLAIN
+    },
+    Row {
+        name: "nameless",
+        label: "the same with `--feature-gates=APIServerIdentity=false`",
+        with: Some(("kube-apiserver", "--feature-gates=APIServerIdentity=false")),
+        ..PLAIN
+    },
+    Row {
+        name: "uncounted",
+        label: "… `--etcd-count-metric-poll-period=0`",
+        with: Some(("kube-apiserver", "--etcd-count-metric-poll-period=0")),
+        ..PLAIN
+    },
+    Row {
+        name: "few",
+        label: "… `--controllers` without volumes, autoscaling, taints and expiry",
+        with: Some(("kube-controller-manager", FEW)),
+        ..PLAIN
+    },
+    Row {
+        name: "audited",
+        label: "as the operator builds it, with `sleep.afterInactivity`",
+        case: Case::Audited,
+        used: true,
+        ..PLAIN
+    },
+];
+
+impl Variant {
+    /// All there are.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        ROWS.iter().map(Self)
+    }
+
+    /// By which it is chosen.
+    pub(super) fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// Beginning of its row.
+    pub(super) fn label(self) -> &'static str {
+        self.0.label
+    }
+
+    /// The Cluster that it is of.
+    pub(super) fn case(self) -> Case {
+        self.0.case
+    }
+
+    /// Its store.
+    pub(super) fn store(self) -> Kind {
+        self.0.store
+    }
+
+    /// Whether it is also measured while it is used.
+    pub(super) fn is_used_too(self) -> bool {
+        self.0.used
+    }
+
+    /// Takes back what a component is to be without, and adds what it is to have besides.
+    pub(super) fn change(self, component: &str, mut command: Command) -> Command {
+        let stays = |text: &str| !self.0.without.iter().any(|without| text.starts_with(without));
+        if self.0.without.contains(&LAUNCH) && command.arguments.first().is_some_and(|program| program == LAUNCH) {
+            command.arguments.drain(..2);
+        }
+        command.environment.retain(|(name, _)| stays(name));
+        command.arguments.retain(|argument| stays(argument));
+        let with = self.0.with.filter(|(of, _)| *of == component);
+        command.arguments.extend(with.map(|(_, argument)| argument.to_owned()));
+        command
+    }
+}
+
+impl FromStr for Variant {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::all().find(|variant| variant.name() == name);
+        found.ok_or_else(|| {
+            format!(
+                "not one of {}",
+                Self::all().map(Self::name).collect::<Vec<_>>().join(", ")
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::template::Template;
+    use super::*;
+
+    /// A setting that the operator no longer has, or calls otherwise, would be a row that says nothing.
+    #[test]
+    fn every_setting_that_is_taken_back_is_one_of_the_operator() {
+        let containers = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+        for variant in Variant::all() {
+            let template = Template::read(variant.case()).unwrap();
+            for without in variant.0.without {
+                let has = |name: &&str| {
+                    let command = template.command(name).unwrap();
+                    let names = command.environment.iter().map(|(name, _)| name);
+                    names.chain(&command.arguments).any(|text| text.starts_with(without))
+                };
+                assert!(containers.iter().any(has), "{without}");
+            }
+        }
+    }
+}
