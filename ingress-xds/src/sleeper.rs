@@ -3,7 +3,7 @@
 //! ```text
 //!  client ─▶ Envoy (passes TLS on) ─EDS of a sleeping cluster─▶ TLS ends here ─▶ plan, for each request
 //!                                                                │  who may: Waker ─▶ operator
-//!                                                                └─▶ Status 503, Retry-After: 1; the connection ends
+//!                                                                └─▶ Status 503, Retry-After; the connection ends
 //! ```
 //!
 //! Who may wake it is answered when it is awake, to come again at once, or after [`HOLD`]: client-go sleeps for a whole second

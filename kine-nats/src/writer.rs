@@ -205,10 +205,10 @@ impl<L: Log, M: Messages> Writer<L, M> {
         }
     }
 
-    /// Writes until told to stop, then answers what is under way, gives the lease up, and leaves a snapshot to whoever is
-    /// next.
+    /// Writes until told to stop, then stores a last snapshot if it is worth one, answers what is under way and gives the lease
+    /// up.
     pub(crate) async fn run(mut self, stop: watch::Receiver<bool>) -> Result<(), WriterError> {
-        let ended = self.write(stop.clone()).await;
+        let ended = self.write(stop).await;
         // What is under way has no answer from here on; what was not begun may be done by whoever writes next.
         self.pending.clear();
         self.store.retire();
@@ -217,17 +217,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
             let _ = reply.send(Outcome::Returned(command));
         }
         self.upkeep.abort().await;
-        // A process that goes on to follow has its memory for it.
-        if ended.is_ok() && *stop.borrow() {
-            self.upkeep.leave(&self.store, &self.session).await;
-        }
         ended
     }
 
     async fn write(&mut self, mut stop: watch::Receiver<bool>) -> Result<(), WriterError> {
         let mut tick = interval_at(Instant::now() + TICK, TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
+        let mut leaving = None;
+        while leaving.is_none_or(|end| clock::now() < end && self.upkeep.is_worth_saving(&self.store)) {
             self.upkeep.begin(&self.store, &self.session);
             // Before more is taken: requests that never end would keep every place in the pipeline.
             self.expire_due().await?;
@@ -238,7 +235,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 // Before the queue, which may never be empty.
                 _ = tick.tick() => self.on_tick().await?,
                 result = self.upkeep.ended() => self.upkeep.end(&self.store, result),
-                () = stopped(&mut stop) => break,
+                () = stopped(&mut stop), if leaving.is_none() => leaving = Some(self.upkeep.leave(&self.store)),
                 queued = self.queue.recv(), if open => match queued {
                     Some(queued) => self.evaluate(Some(queued)).await?,
                     None => return self.resign().await,

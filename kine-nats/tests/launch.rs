@@ -1,5 +1,7 @@
 //! `yoke-launch`, as the containers of others' images run it.
 
+#![allow(clippy::unwrap_used, reason = "a test's helper")]
+
 use std::process::{Command, Output};
 
 const LAUNCH: &str = env!("CARGO_BIN_EXE_yoke-launch");

@@ -182,7 +182,7 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
 }
 
 /// How long to wait before the next try of a cluster that has been woken for so long. client-go tries ten times: with these
-/// it is there for half a minute, and for a wake that takes its usual time each second.
+/// it is there for half a minute, and longer if it is held each time.
 fn plan_retry(seconds: i32) -> i32 {
     match seconds {
         ..4 => SOON,

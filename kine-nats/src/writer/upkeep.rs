@@ -34,8 +34,10 @@ const ENOUGH: u32 = 2;
 const PART: u64 = 2;
 /// How long the last snapshot of a writer may take whose log has lost something.
 const SAVING: Duration = Duration::from_secs(60);
-/// The same of one that has resigned: stopping has to end in time.
+/// How long a writer that is to stop goes on until its last snapshot is stored.
 const LEAVING: Duration = Duration::from_secs(4);
+/// The snapshot of a larger store takes longer than that, and would be given up each time.
+const LARGE: u64 = 256 * 1024 * 1024;
 /// It leaves one when so many bytes, or records, are not saved; less is read in no time.
 const WORTH: (u64, u64) = (1024 * 1024, 1000);
 
@@ -400,33 +402,19 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
         }
     }
 
-    /// Stores a snapshot of a log that is over for this writer, so that the next start has little to read. It clears nothing
-    /// away: somebody else may write by now.
-    pub(super) async fn leave(&mut self, store: &Store, session: &Session) {
-        let unsaved = &self.unsaved;
-        if !unsaved.changed || (unsaved.bytes < WORTH.0 && unsaved.records < WORTH.1) {
-            return;
+    /// Has what is not saved be saved without a rest, if that is worth it: this writer is to end. Answers when to wait no longer.
+    pub(super) fn leave(&mut self, store: &Store) -> Duration {
+        if self.is_worth_saving(store) {
+            self.unsaved.urgent = true;
         }
-        let begun = clock::now();
-        let pin = self.pin(store, session);
-        match timeout(LEAVING, self.snapshots.save(store.state(), &pin)).await {
-            Ok(Ok(manifest)) => {
-                let milliseconds = (clock::now() - begun).as_millis() as u64;
-                tracing::info!(
-                    bytes = manifest.bytes,
-                    milliseconds,
-                    "A snapshot is stored for the next start"
-                );
-            }
-            Ok(Err(error)) => {
-                let error = anyhow::Error::new(error);
-                tracing::warn!(
-                    error = format!("{error:#}"),
-                    "The next start has no snapshot of the log's end"
-                );
-            }
-            Err(_) => tracing::info!("The store is too large for a snapshot at its end; the next start reads the log"),
-        }
+        clock::now() + LEAVING
+    }
+
+    /// Whether the next start would have much to read behind the last snapshot.
+    pub(super) fn is_worth_saving(&self, store: &Store) -> bool {
+        let (unsaved, saving) = (&self.unsaved, &self.saving.0);
+        let (bytes, records) = (unsaved.bytes + saving.bytes, unsaved.records + saving.records);
+        (unsaved.changed || saving.changed) && (bytes >= WORTH.0 || records >= WORTH.1) && store.read().bytes() <= LARGE
     }
 
     /// Stores a snapshot and clears nothing away.

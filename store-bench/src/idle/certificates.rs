@@ -34,8 +34,8 @@ pub(super) fn write(dir: &Path, url: &str) -> Result<(String, String)> {
         put(&format!("{bundle}.crt"), &ca)?;
     }
     let account = ServiceAccountKey::generate()?;
-    put("sa.key", &account.private_pem())?;
-    put("sa.pub", &account.public_pem())?;
+    put("sa.key", account.private_pem())?;
+    put("sa.pub", account.public_pem())?;
     let (certificate, key) = issue(&issuer, "127.0.0.1", "", ExtendedKeyUsagePurpose::ServerAuth)?;
     put("tls.crt", &certificate)?;
     put("tls.key", &key)?;

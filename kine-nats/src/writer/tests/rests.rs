@@ -81,10 +81,10 @@ async fn a_log_without_room_hurries_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_resigns_without_waiting_for_it() {
+async fn the_end_of_its_writer_hurries_it() {
     let (memory, running) = resting().await;
-    let _ = running.stop.send(true);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(has_resigned(&memory));
+    let begun = Instant::now();
     running.stop().await;
+    assert!(begun.elapsed() < UNRESTED, "{:?}", begun.elapsed());
+    assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), 1);
 }

@@ -37,21 +37,33 @@ fn hours_awake_are_counted_when_they_end() {
         rest: Rest::Owner,
         ..outcome()
     };
-    let kept = Outcome {
-        kept: true,
+    let never = Outcome {
+        control_plane: ControlPlane::Absent,
         ..refused.clone()
     };
-    assert_eq!(seconds(&plan(None, &refused, 5)), None);
-    assert_eq!(seconds(&plan(None, &asleep, 5)), None);
+    let paused_before = Outcome {
+        paused: true,
+        control_plane: ControlPlane::Absent,
+        ..outcome()
+    };
+    let stopped = Outcome {
+        rest: Rest::Owner,
+        control_plane: ControlPlane::Asleep,
+        ..refused.clone()
+    };
+    for nothing in [&never, &paused_before, &stopped, &asleep] {
+        assert_eq!(seconds(&plan(None, nothing, 5)), None, "{nothing:?}");
+    }
     let mut status = None;
     for (outcome, now, expected) in [
         (&outcome(), 10, (0, true)),
         (&outcome(), 100, (0, true)),
-        (&kept, 110, (0, true)),
+        // Refused, and whether it is kept or paused: it runs.
+        (&refused, 110, (0, true)),
         (&asleep, 130, (120, false)),
         (&asleep, 230, (120, false)),
         (&outcome(), 300, (120, true)),
-        (&refused, 330, (150, false)),
+        (&stopped, 330, (150, false)),
     ] {
         let planned = plan(status, outcome, now);
         assert_eq!(seconds(&planned), Some(expected), "at {now}");

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::usage::UsageStatus;
 
-use super::Outcome;
+use super::{ControlPlane, Outcome};
 use crate::config::Config;
 
 /// What to say of it. A Cluster that never had a control plane has used nothing.
@@ -14,7 +14,12 @@ pub(super) fn plan_usage(
     config: &Config,
     now: Timestamp,
 ) -> Option<UsageStatus> {
-    let is_awake = (outcome.accepted.is_ok() || outcome.kept) && !outcome.rest.is_asleep();
+    // Whatever the spec says by now: one that is there is used.
+    let is_there = !matches!(
+        outcome.control_plane,
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep
+    );
+    let is_awake = is_there && !outcome.rest.is_asleep();
     if before.is_none() && !is_awake {
         return None;
     }
