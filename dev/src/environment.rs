@@ -23,6 +23,12 @@ fn build(layout: &Layout, network: &Network) -> String {
         ("YOKE_INGRESS", format!("{node}:{INGRESS_PORT}")),
         ("YOKE_BASE_DOMAIN", BASE_DOMAIN.to_owned()),
         ("YOKE_SSH", format!("{node}:{}", ssh::PORT)),
+        ("YOKE_API", format!("{node}:{}", ssh::API_PORT)),
+        ("YOKE_API_HOST", ssh::API_HOST.to_owned()),
+        (
+            "YOKE_API_CERTIFICATE",
+            ssh::api_certificate(layout).display().to_string(),
+        ),
         ("YOKE_NODE_IP", node.to_string()),
         ("YOKE_NETNS", layout.stack_name()),
         ("YOKE_BIN", bin.clone()),

@@ -1,4 +1,4 @@
-//! SSH: the demo tenant's key, and what its clients know of the server.
+//! SSH, and the same over HTTPS: the demo tenant's key, and what its clients know of the server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,12 @@ use crate::yoke::NAMESPACE;
 
 /// The port of the SSH server, at the node's address.
 pub const PORT: u16 = 22;
+/// Its port for HTTPS.
+pub const API_PORT: u16 = 8443;
+/// Its name there, which clients find at the node's address.
+pub const API_HOST: &str = "ssh.yoke.test";
+/// The Secret with its certificate there, and the issuer of that, as the chart is told.
+pub const API_SECRET: &str = "yoke-ssh-api";
 /// A join line is there when the tenant's cluster knows of it.
 const LIMIT: Duration = Duration::from_secs(120);
 /// The Secret with the host key, as the chart calls it.
@@ -68,19 +74,28 @@ pub fn command(layout: &Layout, network: &Network, key: &Path, words: &[&str]) -
         .limit(LIMIT)
 }
 
-/// Notes the server's key, once the server has drawn it.
-pub async fn write_known_hosts(layout: &Layout, network: &Network) -> Result<()> {
-    let output = "--output=jsonpath={.data.ssh_host_ed25519_key\\.pub}";
-    let args = ["--namespace", NAMESPACE, "get", "secret", HOST_KEY_SECRET, output];
-    let encoded = Kubectl::new(layout)
-        .command(&args)
-        .output()
-        .await
-        .context("reading the SSH server's public key")?;
-    let key = BASE64
-        .decode(encoded.trim().as_bytes())
-        .context("decoding the SSH server's public key")?;
-    let key = String::from_utf8(key).context("decoding the SSH server's public key")?;
+/// The CA of the server's certificate for HTTPS, a fixed output.
+pub fn api_certificate(layout: &Layout) -> PathBuf {
+    layout.dev().join("ssh/api.crt")
+}
+
+/// Notes what the server is known by, once it runs: the key that it has drawn, and the CA of its certificate.
+pub async fn write_known(layout: &Layout, network: &Network) -> Result<()> {
+    let key = read_secret(layout, HOST_KEY_SECRET, "ssh_host_ed25519_key\\.pub").await?;
+    let certificate = read_secret(layout, API_SECRET, "ca\\.crt").await?;
     fs::create_dir_all(layout.dev().join("ssh")).context("making .dev/ssh")?;
+    fs::write(api_certificate(layout), certificate).context("writing .dev/ssh/api.crt")?;
     fs::write(known_hosts(layout), format!("{} {key}", network.node_ip())).context("writing .dev/ssh/known_hosts")
+}
+
+/// A value of a Secret, whose key is as JSONPath has it.
+async fn read_secret(layout: &Layout, name: &str, key: &str) -> Result<String> {
+    let output = format!("--output=jsonpath={{.data.{key}}}");
+    let args = ["--namespace", NAMESPACE, "get", "secret", name, &output];
+    let read = async {
+        let encoded = Kubectl::new(layout).command(&args).output().await?;
+        let value = BASE64.decode(encoded.trim().as_bytes())?;
+        anyhow::Ok(String::from_utf8(value)?)
+    };
+    read.await.with_context(|| format!("reading the Secret {name}"))
 }

@@ -45,7 +45,7 @@ pub async fn install(
     kubectl
         .apply(build_prerequisites(layout)?)
         .await
-        .context("making Yoke's namespaces and Secret")?;
+        .context("making Yoke's namespaces, Secret and Issuer")?;
     let crds = layout.root().join("crds");
     let mut manifest = String::new();
     for entry in fs::read_dir(&crds)
@@ -113,7 +113,7 @@ pub async fn install(
     for name in names.split_whitespace() {
         kubectl.wait_rollout(NAMESPACE, name, READY_LIMIT).await?;
     }
-    ssh::write_known_hosts(layout, network).await
+    ssh::write_known(layout, network).await
 }
 
 /// Makes the demo tenant and cluster and waits until the API answers through the ingress. Returns how long it took until
@@ -257,6 +257,13 @@ fn build_values(
             "host": format!("{node}:{}", ssh::PORT),
             "nodeSelector": first,
             "service": {"type": "ClusterIP", "externalIPs": [node], "externalTrafficPolicy": "Local"},
+            "api": {
+                "enabled": true,
+                "host": ssh::API_HOST,
+                "port": ssh::API_PORT,
+                "tlsSecret": ssh::API_SECRET,
+                "issuerRef": {"name": ssh::API_SECRET, "kind": "Issuer"},
+            },
         },
     })
 }
@@ -279,7 +286,8 @@ fn build_version(release: &str) -> Value {
     })
 }
 
-/// The namespaces, and what Yoke is given of NATS: a key that signs accounts, and a user that pushes them.
+/// The namespaces, what Yoke is given of NATS (a key that signs accounts, and a user that pushes them), and who signs the
+/// certificate of its HTTPS API.
 fn build_prerequisites(layout: &Layout) -> Result<String> {
     let read = |name: &str| {
         let path = nats::file(layout, name);
@@ -298,8 +306,36 @@ fn build_prerequisites(layout: &Layout) -> Result<String> {
             "ca.crt": read(nats::CA)?,
         },
     });
-    let objects = [namespace(NAMESPACE), namespace(PKI_NAMESPACE), secret];
-    Ok(objects.map(|object| object.to_string()).join("\n---\n"))
+    let mut objects = vec![namespace(NAMESPACE), namespace(PKI_NAMESPACE), secret];
+    objects.extend(build_api_issuer());
+    let objects: Vec<_> = objects.iter().map(Value::to_string).collect();
+    Ok(objects.join("\n---\n"))
+}
+
+/// Who signs the certificate of the HTTPS API: a CA of its own. One that is signed by itself alone has no issuer's name, which
+/// OpenSSL takes for none.
+fn build_api_issuer() -> [Value; 3] {
+    let root = format!("{}-root", ssh::API_SECRET);
+    let object = |kind: &str, name: &str, spec: Value| {
+        json!({
+            "apiVersion": "cert-manager.io/v1",
+            "kind": kind,
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": spec,
+        })
+    };
+    let certificate = json!({
+        "secretName": root,
+        "isCA": true,
+        "commonName": "HTTPS API of a development stack",
+        "privateKey": {"algorithm": "ECDSA", "size": 256},
+        "issuerRef": {"name": root, "kind": "Issuer"},
+    });
+    [
+        object("Issuer", &root, json!({"selfSigned": {}})),
+        object("Certificate", &root, certificate),
+        object("Issuer", ssh::API_SECRET, json!({"ca": {"secretName": root}})),
+    ]
 }
 
 #[cfg(test)]
@@ -318,6 +354,7 @@ mod tests {
         );
         assert_eq!(values["worker"]["digests"]["amd64"], "0".repeat(64));
         assert_eq!(values["ssh"]["host"], "100.64.0.2:22");
+        assert_eq!(values["ssh"]["api"]["host"], "ssh.yoke.test");
         assert_eq!(values["images"]["kineNats"], "docker.io/yoke/kine-nats:dev-1");
         assert_eq!(values["nats"]["urls"], json!(["tls://100.64.0.2:4222"]));
         assert_eq!(values["ingress"]["service"]["externalIPs"], json!(["100.64.0.2"]));

@@ -1,5 +1,6 @@
 //! What tenants see, each test in Tenants of its own: they run side by side, as tenants do.
 
+mod api;
 mod cli;
 mod fence;
 mod in_cluster;
