@@ -113,6 +113,7 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
         inside.wait_addon(addon, nodes).await?;
     }
+    list_over_ssh(&stack, [&one, &two]).await?;
     inside.apply(&build_web()).await?;
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=60s"])
@@ -159,6 +160,24 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         worker.remove().await?;
     }
     ensure!(inside.kubectl(&["get", "nodes", "-o", "name"]).await?.is_empty());
+    Ok(())
+}
+
+/// The SSH server asks the cluster's API, by the ingress, with the Tenant's kubeconfig.
+async fn list_over_ssh(stack: &Stack, workers: [&Worker; 2]) -> Result<()> {
+    let said = ssh(stack, &stack.dir.join("ssh/demo"), "nodes demo --json")
+        .await?
+        .ok()?;
+    let said: Value = serde_json::from_str(&said).context(said)?;
+    let nodes: Vec<_> = said["nodes"].as_array().into_iter().flatten().collect();
+    for worker in workers {
+        let node = nodes.iter().find(|node| node["name"] == worker.name);
+        ensure!(
+            node.is_some_and(|node| node["status"] == "Ready"),
+            "{}: {said}",
+            worker.name
+        );
+    }
     Ok(())
 }
 
