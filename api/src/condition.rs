@@ -196,6 +196,8 @@ reasons! {
     WokenOnConnect,
     /// It is being woken, and its API does not answer after the time that a wake takes.
     WakeDelayed,
+    /// The host's machine that ran the control plane was lost; it is being started on another one.
+    MachineLost,
     /// The cluster has Nodes, and `spec.sleep.withWorkers` is `Prevent`.
     WorkersConnected,
     /// A webhook that workers serve and that fails closed would keep them from coming back to a cluster that wakes.

@@ -29,6 +29,8 @@ pub const MANAGED_BY_OPERATOR: &str = "yoke-operator";
 
 /// Annotation: the number of this start of a control plane; a higher one fences a lower one in the store.
 pub const INCARNATION: &str = "yoke.drzzl.io/incarnation";
+/// Annotation: UID of a control plane's pod that was lost with its machine, on what came in its place.
+pub const LOST_POD: &str = "yoke.drzzl.io/lost-pod";
 /// Annotation: digest of the configuration that a pod must be restarted for.
 pub const CONFIG_DIGEST: &str = "yoke.drzzl.io/config-digest";
 /// Annotation: digest of what the operator last applied of an object.

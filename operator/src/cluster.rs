@@ -21,6 +21,7 @@ pub mod idle;
 mod incarnation;
 mod keep;
 mod kept;
+mod lost;
 mod observe;
 pub mod orphans;
 mod pace;
@@ -315,6 +316,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         used: None,
         addons: None,
         workers: None,
+        lost: false,
         failure: None,
     }
 }
@@ -342,6 +344,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         used: None,
         addons: applied.addons,
         workers: applied.workers,
+        lost: applied.lost,
         failure: None,
     }
 }

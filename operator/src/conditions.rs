@@ -122,6 +122,7 @@ fn is_bad(type_: ConditionType, state: &State) -> bool {
                 | Reason::WorkerUpgradeFailed
                 | Reason::ReconcileFailed
                 | Reason::WakeDelayed
+                | Reason::MachineLost
         ),
     }
 }

@@ -77,6 +77,9 @@ pub struct Config {
     /// What join lines say of `yoke-worker`.
     #[serde(default)]
     pub worker: WorkerConfig,
+    /// Machines of the host that are lost.
+    #[serde(default)]
+    pub machine_loss: MachineLossConfig,
     /// Pull policy of every image in a control plane.
     #[serde(default = "default_pull_policy")]
     pub image_pull_policy: String,
@@ -199,6 +202,23 @@ pub struct WorkerConfig {
     pub ssh: String,
 }
 
+/// Machines of the host that are lost.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MachineLossConfig {
+    /// How many are given up in a minute at most; 0 leaves all to Kubernetes.
+    #[serde(default = "default_losses")]
+    pub per_minute: usize,
+}
+
+impl Default for MachineLossConfig {
+    fn default() -> Self {
+        Self {
+            per_minute: default_losses(),
+        }
+    }
+}
+
 /// One Kubernetes version that the host offers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -307,6 +327,9 @@ fn default_true() -> bool {
 /// No IPv6: its Pods often have public addresses.
 fn default_oidc_cidrs() -> Vec<String> {
     vec!["0.0.0.0/0".into()]
+}
+fn default_losses() -> usize {
+    3
 }
 fn default_nats_port() -> u16 {
     4222

@@ -18,6 +18,7 @@ use crate::conditions::State;
 use crate::config::Config;
 use crate::events::Events;
 use crate::join_token::Slots;
+use crate::loss::Losses;
 use crate::metrics::OperatorMetrics;
 use crate::nats::{Account, Nats};
 use crate::reaper::Reaper;
@@ -53,6 +54,8 @@ pub struct Context {
     pub signer: Signer,
     /// Who removes Nodes that fell silent.
     pub reaper: Reaper,
+    /// Pods that were lost with their machines.
+    pub losses: Losses,
     /// Who works on JoinTokens.
     pub slots: Slots,
     /// Writes of the JoinToken controller.

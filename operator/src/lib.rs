@@ -7,6 +7,7 @@
 //!                                   │                               └─▶ join_token::reconcile ─▶ what a worker joins by
 //!                                   ├─ signer: requests of kubelets in tenants' clusters ─▶ certificates
 //!                                   ├─ reaper: Nodes there whose workers fell silent ─▶ removed
+//!                                   ├─ loss: machines of the host ─▶ lost: their control planes start on others
 //!                                   ├─ /metrics /livez /readyz
 //!                                   └─ NATS connection ─▶ all Clusters again when it comes back
 //! ```
@@ -23,6 +24,7 @@ pub mod context;
 pub mod error;
 pub mod events;
 pub mod join_token;
+pub mod loss;
 pub mod metrics;
 pub mod nats;
 pub mod network;

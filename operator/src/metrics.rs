@@ -77,6 +77,8 @@ pub struct OperatorMetrics {
     sign_failures: Counter,
     reaped: Counter,
     reap_failures: Counter,
+    machines_lost: Counter,
+    losses_held: Counter,
 }
 
 impl OperatorMetrics {
@@ -97,6 +99,8 @@ impl OperatorMetrics {
             sign_failures: Counter::default(),
             reaped: Counter::default(),
             reap_failures: Counter::default(),
+            machines_lost: Counter::default(),
+            losses_held: Counter::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -152,6 +156,16 @@ impl OperatorMetrics {
                 "Looks for silent Nodes in a cluster that failed, and were tried again",
                 own.reap_failures.clone(),
             );
+            registry.register(
+                "machines_lost",
+                "Machines of the host that were given up, whose control planes were started on others",
+                own.machines_lost.clone(),
+            );
+            registry.register(
+                "losses_held",
+                "Times that a machine seemed lost and was not given up, since too many were within a minute",
+                own.losses_held.clone(),
+            );
         });
         own
     }
@@ -204,6 +218,16 @@ impl OperatorMetrics {
     /// A look for silent Nodes failed.
     pub fn reaping_failed(&self) {
         self.reap_failures.inc();
+    }
+
+    /// A machine of the host was given up.
+    pub fn lost_machine(&self) {
+        self.machines_lost.inc();
+    }
+
+    /// One was not, since too many were.
+    pub fn held_loss(&self) {
+        self.losses_held.inc();
     }
 
     /// Sets how many orphans are left alone.

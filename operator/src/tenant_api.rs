@@ -171,9 +171,17 @@ impl TenantApis {
         self.lock().get(&(id.clone(), way)).map(|(_, api)| api.clone())
     }
 
-    /// Forgets one client of a cluster, and with it a connection on which nothing is answered.
+    /// Replaces one client of a cluster by another, and so a connection on which nothing is answered.
     pub fn forget_way(&self, id: &ClusterId, way: Way) {
-        self.lock().remove(&(id.clone(), way));
+        let mut clients = self.lock();
+        let key = (id.clone(), way);
+        let Some((access, _)) = clients.remove(&key) else {
+            return;
+        };
+        // It was made once, of the same.
+        if let Ok(api) = TenantApi::new(&access) {
+            clients.insert(key, (access, api));
+        }
     }
 
     /// Forgets the clients of a cluster.

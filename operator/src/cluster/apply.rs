@@ -23,7 +23,7 @@ use super::observe::{Observed, is_foreign};
 use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
-use super::{addons, copies, incarnation, kept, probe, withdraw, workers};
+use super::{addons, copies, incarnation, kept, lost, probe, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -47,6 +47,8 @@ pub(super) struct Applied {
     pub(super) workers: Option<workers::Workers>,
     /// Why it takes longer to wake than it should.
     pub(super) wake_problem: Option<String>,
+    /// Whether its pod was lost lately with its machine.
+    pub(super) lost: bool,
 }
 
 impl Applied {
@@ -65,6 +67,7 @@ impl Applied {
             addons: None,
             workers: None,
             wake_problem: None,
+            lost: false,
         }
     }
 
@@ -335,6 +338,8 @@ async fn apply_control_plane(
     let has_konnectivity = blueprint.spec.konnectivity.is_enabled()
         && (present.is_some_and(stateful_set::has_konnectivity)
             || materials.is_some_and(|materials| materials.serves(&blueprint.identity.public_name.konnectivity())));
+    // Asleep it has no machine, and begins anew.
+    let lost = lost::find(context, blueprint.identity, present).filter(|_| !is_asleep);
     let present = present.and_then(stateful_set::read_digest);
     let digest = materials.map(|materials| materials.restart_digest(has_konnectivity));
     let Some(digest) = digest.or_else(|| present.cloned()) else {
@@ -346,12 +351,15 @@ async fn apply_control_plane(
         replicas: i32::from(!is_asleep),
         has_spare,
         has_konnectivity,
+        lost,
     };
     let template = stateful_set::template_digest(blueprint, &start);
     start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
     copies::replace_stuck(context, observed).await?;
-    applied.control_plane = gate::plan_control_plane(Some(&set), &observed.pods);
+    lost::remove(context, blueprint.identity, observed, start.incarnation).await?;
+    applied.control_plane = lost::plan_control_plane(context, blueprint.identity, Some(&set), observed);
+    applied.lost = context.losses.of(&blueprint.identity.id).is_some();
     Ok(())
 }

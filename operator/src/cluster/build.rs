@@ -13,6 +13,7 @@ pub mod authentication;
 pub mod doors;
 pub mod hosted;
 mod konnectivity;
+pub mod place;
 pub mod secrets;
 pub mod stateful_set;
 

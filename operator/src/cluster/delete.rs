@@ -183,7 +183,7 @@ where
 }
 
 /// Takes away pods that no kubelet has ended in time.
-async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
+pub(super) async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
     for pod in pods {
         let api = Api::<Pod>::namespaced(context.client.clone(), &pod.namespace().unwrap_or_default());
         let params = DeleteParams {

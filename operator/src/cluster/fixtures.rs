@@ -118,6 +118,7 @@ pub(super) fn outcome() -> Outcome {
         used: None,
         addons: Some(State::yes(Reason::AsExpected, "There.")),
         workers: None,
+        lost: false,
         failure: None,
     }
 }

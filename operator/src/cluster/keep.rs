@@ -9,11 +9,11 @@ use yoke_api::{Cluster, Reason};
 use super::apply::{Applied, apply_doors, ensure_namespace};
 use super::build::doors::Open;
 use super::build::hosted::Asked;
-use super::build::{Materials, stateful_set};
+use super::build::{Materials, place, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{copies, incarnation, kept, probe, validate, workers};
+use super::{copies, gate, incarnation, kept, lost, probe, validate, workers};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -44,6 +44,9 @@ pub(super) async fn keep(
             let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
             restart(context, identity, observed, &materials).await?;
             copies::replace_stuck(context, observed).await?;
+            let set = observed.stateful_set.as_deref();
+            applied.control_plane = lost::plan_control_plane(context, identity, set, observed);
+            applied.lost = context.losses.of(&identity.id).is_some();
             probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
             // It may be refused for what they are.
             applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
@@ -89,7 +92,7 @@ fn find_store(cluster: &Cluster) -> Store {
     }
 }
 
-/// Starts the control plane again, as it is, if something changed that it reads once.
+/// Starts the control plane again, as it is, if something changed that it reads once, or its pod was lost with its machine.
 async fn restart(
     context: &Context,
     identity: &Identity,
@@ -100,11 +103,14 @@ async fn restart(
         return Ok(());
     };
     let digest = materials.restart_digest(stateful_set::has_konnectivity(set));
-    if stateful_set::read_digest(set) == Some(&digest) {
-        return Ok(());
+    let lost = lost::find(context, identity, Some(set));
+    if stateful_set::read_digest(set) == Some(&digest) && place::read_lost(set) == lost {
+        let number = gate::running_incarnation(Some(set)).unwrap_or_default();
+        return lost::remove(context, identity, observed, number).await;
     }
-    let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}")).await?;
-    let patch = stateful_set::build_restart(set, number, &digest);
+    let after = lost.as_ref().map_or("", |lost| &lost.pod);
+    let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}-{after}")).await?;
+    let patch = stateful_set::build_restart(set, number, &digest, lost.as_ref());
     let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
     api.patch(
         stateful_set::NAME,

@@ -98,6 +98,8 @@ pub struct Outcome {
     pub addons: Option<State>,
     /// Its workers, once they were looked at.
     pub workers: Option<Workers>,
+    /// Whether its pod was lost lately with its machine.
+    pub lost: bool,
     /// What failed unexpectedly.
     pub failure: Option<String>,
 }

@@ -19,6 +19,7 @@ use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::context::Context;
 use yoke_operator::events::Events;
 use yoke_operator::join_token::Slots;
+use yoke_operator::loss::Losses;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_operator::nats::{Account, Nats, Size, streams};
 use yoke_operator::reaper::{Pace, Reaper};
@@ -167,6 +168,18 @@ impl Host {
         let accounts = Api::namespaced(client.clone(), "default");
         accounts.create(&PostParams::default(), &account).await.unwrap();
         (process, client)
+    }
+
+    /// The URL of the host's API.
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    /// A folder of a test's own, which goes with the host.
+    pub(crate) fn make_dir(&self, name: &str) -> std::path::PathBuf {
+        let dir = self.dir.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        dir
     }
 
     async fn make_tenant(&self) {
@@ -564,6 +577,7 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
         guard,
         signer,
         reaper,
+        losses: Losses::default(),
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         base: build_base(&config.ingress.address, config.ingress.port),

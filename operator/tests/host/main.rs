@@ -16,6 +16,7 @@ mod join_tokens;
 mod konnectivity;
 mod leaving;
 mod lost;
+mod machine_loss;
 mod odd;
 mod paused;
 mod reaped;

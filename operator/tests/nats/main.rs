@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod accounts;
+mod ends;
 mod rights;
 #[path = "../support/mod.rs"]
 mod support;

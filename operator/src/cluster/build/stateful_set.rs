@@ -18,7 +18,8 @@ use yoke_api::names::{API_PORT, API_PORT_NAME};
 
 use super::arguments::{self, CONFIG, LAUNCH_DIR, PKI, SOCKET_DIR, STORE_PORT};
 use super::hosted::{API_SERVER_FILES, selector};
-use super::{Blueprint, konnectivity, secrets};
+use super::{Blueprint, konnectivity, place, secrets};
+use crate::loss::Lost;
 use crate::quantity;
 use crate::security::build_security;
 
@@ -57,6 +58,8 @@ pub struct Start {
     pub has_spare: bool,
     /// Whether there is a konnectivity-server: without its Secret it would be waited for.
     pub has_konnectivity: bool,
+    /// The pod in whose place this one comes, of one that was lost with its machine.
+    pub lost: Option<Lost>,
 }
 
 /// The StatefulSet.
@@ -86,11 +89,13 @@ pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulS
 
 /// A strategic merge patch that starts a control plane again as it is, for what it reads once; refused if it is another one
 /// by now. It names what changes and nothing else.
-pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str) -> StatefulSet {
+pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str, lost: Option<&Lost>) -> StatefulSet {
     let annotations = [
         (labels::INCARNATION, incarnation.to_string()),
         (labels::CONFIG_DIGEST, digest.to_owned()),
     ];
+    let mut annotations = annotations.map(|(key, value)| (key.to_owned(), value)).into();
+    place::annotate(&mut annotations, lost);
     let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let containers = pod.iter().flat_map(|pod| &pod.init_containers).flatten();
     let renumbered = containers.filter_map(|container| {
@@ -110,10 +115,11 @@ pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str) -> State
         spec: Some(StatefulSetSpec {
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).into()),
+                    annotations: Some(annotations),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(PodSpec {
+                    affinity: place::build_affinity(lost),
                     init_containers: Some(renumbered.collect()),
                     ..PodSpec::default()
                 }),
@@ -167,10 +173,12 @@ fn build_template(blueprint: &Blueprint<'_>, start: &Start) -> PodTemplateSpec {
         (labels::CONFIG_DIGEST, start.digest.clone()),
         (labels::VERSION, blueprint.accepted.version.to_string()),
     ];
+    let mut annotations = annotations.map(|(key, value)| (key.to_owned(), value)).into();
+    place::annotate(&mut annotations, start.lost.as_ref());
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(blueprint.identity.labels(component::CONTROL_PLANE)),
-            annotations: Some(annotations.map(|(key, value)| (key.to_owned(), value)).into()),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         }),
         spec: Some(build_pod(blueprint, start)),
@@ -202,6 +210,7 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
         node_selector: Some(class.node_selector.clone()).filter(|selector| !selector.is_empty()),
         tolerations: Some(class.tolerations.clone()).filter(|tolerations| !tolerations.is_empty()),
         priority_class_name: class.priority_class_name.clone(),
+        affinity: place::build_affinity(start.lost.as_ref()),
         dns_policy: Some(dns_policy.into()),
         dns_config: Some(dns_config),
         host_aliases: Some(aliases).filter(|aliases| !aliases.is_empty()),

@@ -14,6 +14,7 @@ use super::secrets::{Data, Sources};
 use super::*;
 use crate::cluster::fixtures::{around, cluster, config, identity, tenant};
 use crate::cluster::validate;
+use crate::loss::Lost;
 
 fn cases() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/build");
@@ -58,18 +59,42 @@ fn objects_are_those_of_the_golden_files() {
             replicas: i32::from(cluster.spec.state == yoke_api::cluster::DesiredState::Running),
             has_spare: crate::nats::streams::has_spare(accepted.class.store_replicas),
             has_konnectivity: cluster.spec.konnectivity.is_enabled(),
+            lost: None,
         };
         let set = stateful_set::build_stateful_set(&blueprint, &start);
         let later = stateful_set::Start {
             incarnation: 9,
             digest: "fedcba9876543210".into(),
+            lost: Some(Lost {
+                pod: "former".into(),
+                machines: ["a".into(), "b".into()].into(),
+            }),
             ..start.clone()
         };
         // Merged as the API server does: containers by their names.
         let mut restarted = set.clone();
-        restarted.merge_from(stateful_set::build_restart(&set, later.incarnation, &later.digest));
+        restarted.merge_from(stateful_set::build_restart(
+            &set,
+            later.incarnation,
+            &later.digest,
+            later.lost.as_ref(),
+        ));
         let expected = stateful_set::build_stateful_set(&blueprint, &later);
         assert_eq!(restarted.spec, expected.spec, "{}", case.display());
+        assert_eq!(
+            (place::read_lost(&set), place::read_lost(&expected)),
+            (None, later.lost.clone())
+        );
+        assert_ne!(
+            stateful_set::template_digest(&blueprint, &start),
+            stateful_set::template_digest(
+                &blueprint,
+                &stateful_set::Start {
+                    lost: later.lost,
+                    ..start.clone()
+                }
+            ),
+        );
         assert_eq!(stateful_set::read_digest(&set), Some(&start.digest));
         assert_eq!(stateful_set::has_dns(&set), blueprint.has_provider());
         assert_eq!(stateful_set::uses_spare(&set), start.has_spare);

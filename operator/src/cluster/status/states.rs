@@ -183,6 +183,12 @@ fn plan_ready(outcome: &Outcome) -> State {
         let message = format!("The cluster is asleep {}.", outcome.rest.until());
         return State::no(outcome.rest.reason(), message);
     }
+    if outcome.lost && (outcome.inside.is_err() || outcome.outside.is_err()) {
+        return State::no(
+            Reason::MachineLost,
+            "The machine that ran the control plane was lost; it is being started on another one.",
+        );
+    }
     // Who waits for a generation to be ready waits for what it asks for, not for the pod of the one before.
     if matches!(outcome.control_plane, ControlPlane::Running { current: false, .. }) {
         return State::no(

@@ -1,5 +1,6 @@
 //! The accounts that the server knows: looked up, pushed, closed and deleted, as a user of the system account.
 
+use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use yoke_api::ClusterId;
@@ -82,6 +83,28 @@ impl Nats {
         check_answer("the deletion of the account", &answer.payload)
     }
 
+    /// Where the log of a Cluster ends, by the server that leads its stream; `None` if none says so. The answer may never
+    /// come: the caller limits the time.
+    pub async fn find_log_end(&self, id: &ClusterId, account: &str) -> Option<u64> {
+        if !self.is_connected() {
+            return None;
+        }
+        let inbox = self.system.new_inbox();
+        let mut answers = self.system.subscribe(inbox.clone()).await.ok()?;
+        let subject = format!("$SYS.REQ.ACCOUNT.{account}.JSZ");
+        let asked = r#"{"streams":true,"stream_leader_only":true}"#;
+        let published = self.system.publish_with_reply(subject, inbox, asked.into()).await;
+        published.ok()?;
+        let stream = id.stream();
+        // Each server answers for itself.
+        while let Some(answer) = answers.next().await {
+            if let Some(end) = read_log_end(&answer.payload, &stream) {
+                return Some(end);
+            }
+        }
+        None
+    }
+
     /// The token of an account that is a Cluster's or nobody's.
     async fn find_own(&self, id: &ClusterId, account: &str) -> Result<Option<String>, NatsError> {
         let found = self.find_account(account).await?;
@@ -129,6 +152,37 @@ struct AnswerData {
 struct AnswerError {
     #[serde(default)]
     description: String,
+}
+
+#[derive(Deserialize)]
+struct Inventory {
+    data: Option<InventoryData>,
+}
+
+#[derive(Deserialize)]
+struct InventoryData {
+    #[serde(default)]
+    stream_detail: Vec<StreamDetail>,
+}
+
+#[derive(Deserialize)]
+struct StreamDetail {
+    name: String,
+    state: StreamState,
+}
+
+#[derive(Deserialize)]
+struct StreamState {
+    last_seq: u64,
+}
+
+/// Where a stream ends, out of a server's answer about an account, if the server has it.
+fn read_log_end(payload: &[u8], stream: &str) -> Option<u64> {
+    let answer: Inventory = serde_json::from_slice(payload).ok()?;
+    let mut streams = answer.data?.stream_detail.into_iter();
+    streams
+        .find(|found| found.name == stream)
+        .map(|found| found.state.last_seq)
 }
 
 /// The server's answer to the deletion of all streams of an account, of which it may have none.

@@ -1,0 +1,164 @@
+use serde_json::json;
+
+use super::*;
+
+const A: &str = "bcdfghjk24";
+const B: &str = "bcdfghjk25";
+
+fn id(text: &str) -> ClusterId {
+    text.parse().unwrap()
+}
+
+fn pod(id: &str, uid: &str, machine: Option<&str>, ready: bool, started: Option<&str>) -> Pod {
+    let value = json!({
+        "metadata": {"name": "control-plane-0", "uid": uid, "creationTimestamp": "1970-01-01T00:01:40Z", "labels": {
+            "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": "demo", "yoke.drzzl.io/cluster": "a"}},
+        "spec": {"containers": [], "nodeName": machine},
+        "status": {"startTime": started, "containerStatuses": [
+            {"name": "kube-apiserver", "image": "", "imageID": "", "restartCount": 0, "ready": ready,
+                "state": {"running": {}}}]},
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+fn running(id: &str, uid: &str, machine: &str) -> Pod {
+    pod(id, uid, Some(machine), true, Some("1970-01-01T00:01:41Z"))
+}
+
+fn members(pods: Vec<Pod>) -> BTreeMap<String, Vec<Member>> {
+    plan_machines(&pods.into_iter().map(Box::new).collect::<Vec<_>>())
+}
+
+#[test]
+fn control_planes_are_counted_where_they_are() {
+    let mut foreign = running(A, "d", "one");
+    foreign.metadata.labels = None;
+    let machines = members(vec![
+        running(B, "b", "one"),
+        running(A, "a", "one"),
+        running("bcdfghjk26", "c", "two"),
+        pod("bcdfghjk27", "e", None, false, None),
+        foreign,
+    ]);
+    let uids = |machine: &str| -> Vec<_> { machines[machine].iter().map(|member| member.pod.as_str()).collect() };
+    assert_eq!(
+        (machines.len(), uids("one"), uids("two")),
+        (2, vec!["a", "b"], vec!["c"])
+    );
+    let first = &machines["one"][0];
+    assert_eq!(
+        (first.cluster.name.as_str(), first.cluster.namespace.as_deref()),
+        ("a", Some("demo"))
+    );
+    assert!(first.is_ready && first.waits_since.is_none());
+}
+
+#[test]
+fn what_a_kubelet_says_has_ended_is_not_heard() {
+    let mut pod = running(A, "a", "one");
+    assert!(to_member(&pod).unwrap().is_ready);
+    let ended = json!([{"name": "kine-nats", "image": "", "imageID": "", "restartCount": 1, "ready": false,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]);
+    pod.status.as_mut().unwrap().init_container_statuses = serde_json::from_value(ended).unwrap();
+    assert!(!to_member(&pod).unwrap().is_ready);
+}
+
+#[test]
+fn one_that_runs_is_followed_and_then_goes_on_to_be() {
+    let machines = members(vec![
+        pod(A, "a", Some("one"), false, None),
+        running(B, "b", "one"),
+        running("bcdfghjk26", "c", "one"),
+    ]);
+    let sight = |of: &str| Sight {
+        id: id(of),
+        sequence: 1,
+        since: Instant::now(),
+    };
+    for (rule, before, expected) in [
+        ("the first that is ready", None, "b"),
+        ("the one of before", Some(sight("bcdfghjk26")), "c"),
+        ("not one that is ready no more", Some(sight(A)), "b"),
+    ] {
+        let followed = plan_followed(&machines["one"], before.as_ref());
+        assert_eq!(followed.map(|member| member.pod.as_str()), Some(expected), "{rule}");
+    }
+    assert_eq!(
+        plan_followed(&members(vec![pod(A, "a", Some("one"), false, None)])["one"], None),
+        None
+    );
+}
+
+#[test]
+fn silence_is_counted_while_nothing_is_new() {
+    let began = Instant::now();
+    let at = |millis: u64| began + Duration::from_millis(millis);
+    let first = plan_sight(None, &id(A), Some(7), began);
+    for (rule, of, sequence, expected) in [
+        ("nothing new", A, Some(7), Some(0)),
+        ("a record", A, Some(8), Some(2000)),
+        ("a log that was made anew", A, Some(3), Some(2000)),
+        ("another's log", B, Some(7), Some(2000)),
+        ("nobody says", A, None, None),
+    ] {
+        let next = plan_sight(first.clone(), &id(of), sequence, at(2000));
+        assert_eq!(next.as_ref().map(|sight| sight.since), expected.map(at), "{rule}");
+        let suspect = next.is_some_and(|sight| is_suspect(&sight, at(2000)));
+        assert_eq!(suspect, expected == Some(0), "{rule}");
+    }
+}
+
+#[test]
+fn one_sign_of_life_clears_a_machine() {
+    let silent = |of: &str| Evidence {
+        id: id(of),
+        first: 7,
+        last: Some(7),
+        answers: false,
+    };
+    let writes = Evidence {
+        last: Some(8),
+        ..silent(B)
+    };
+    let unheard = Evidence {
+        last: None,
+        ..silent(B)
+    };
+    let answers = Evidence {
+        answers: true,
+        ..silent(B)
+    };
+    for (rule, evidence, expected) in [
+        ("all silent", vec![silent(A), silent(B)], Verdict::Lost),
+        ("one alone, silent", vec![silent(A)], Verdict::Lost),
+        ("one writes", vec![silent(A), writes], Verdict::Alive(id(B))),
+        ("NATS does not say of one", vec![silent(A), unheard], Verdict::Unknown),
+        ("an API answers", vec![silent(A), answers], Verdict::Unknown),
+        ("nobody to ask", vec![], Verdict::Unknown),
+    ] {
+        assert_eq!(plan_verdict(&evidence), expected, "{rule}");
+    }
+}
+
+#[test]
+fn so_many_machines_are_given_up_in_a_minute() {
+    let began = Instant::now();
+    let mut past = VecDeque::new();
+    let mut room = |second: u64| plan_room(&mut past, began + Duration::from_secs(second), 2);
+    assert_eq!([0, 1, 2, 59].map(&mut room), [true, true, false, false]);
+    assert_eq!([60, 60, 61, 62].map(&mut room), [true, false, true, false]);
+}
+
+#[test]
+fn a_pod_that_no_kubelet_takes_is_stranded() {
+    let machines = members(vec![
+        pod(A, "a", Some("one"), false, None),
+        pod(B, "b", Some("one"), false, Some("1970-01-01T00:01:41Z")),
+    ]);
+    let stranded = |second: i64| -> Vec<_> {
+        let now = Timestamp::from_second(second).unwrap();
+        let found = plan_stranded(&machines["one"], now).into_iter();
+        found.map(|member| member.pod.clone()).collect()
+    };
+    assert_eq!((stranded(105), stranded(106)), (vec![], vec!["a".to_owned()]));
+}
