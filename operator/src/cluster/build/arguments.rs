@@ -94,6 +94,9 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String
         format!("--service-account-key-file={PKI}/sa.pub"),
         format!("--service-account-signing-key-file={PKI}/sa.key"),
         format!("--service-cluster-ip-range={}", network.service_cidr),
+        // Without it an API server that is to end waits 60 s for watches to end by themselves, is killed, and takes from its store
+        // the time to resign.
+        "--shutdown-watch-termination-grace-period=2s".into(),
         format!("--tls-cert-file={PKI}/tls.crt"),
         format!("--tls-private-key-file={PKI}/tls.key"),
     ]);
