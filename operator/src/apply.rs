@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Mutex, PoisonError};
 
+use data_encoding::HEXLOWER;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use yoke_api::{Lenient, labels};
 
 /// A write failed.
@@ -28,20 +30,21 @@ pub struct ApplyError {
 
 /// Writes as one field manager.
 ///
-/// It remembers what it applied and the version that came of it: an object that has that version is not written again. The
-/// memory is an economy, not a truth: without it, the API server finds that nothing changed.
+/// Each object bears a digest of what was applied of it, by whatever process. One that bears that of what is wanted, and says
+/// all of it, is not written again: of its owned fields none is too many, and none was changed by others.
 pub struct Applier {
     client: Client,
     params: PatchParams,
-    applied: Mutex<HashMap<Key, Applied>>,
+    /// What the API server says in other words than were applied, and the version that says so: few objects, if any.
+    reworded: Mutex<HashMap<Key, Reworded>>,
 }
 
 type Key = (String, String, String);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Applied {
-    digest: u64,
-    version: String,
+struct Reworded {
+    digest: String,
+    version: Option<String>,
 }
 
 impl Debug for Applier {
@@ -58,7 +61,7 @@ impl Applier {
         Self {
             client,
             params: PatchParams::apply(&format!("yoke-operator/{controller}")).force(),
-            applied: Mutex::default(),
+            reworded: Mutex::default(),
         }
     }
 
@@ -75,8 +78,8 @@ impl Applier {
         }
     }
 
-    /// Applies an object that lives in a namespace. `store` is what is known of its kind. Says whether it wrote.
-    pub async fn apply<K>(&self, store: &Store<K>, object: &K) -> Result<bool, ApplyError>
+    /// Applies an object that lives in a namespace. `store` is what is known of its kind.
+    pub async fn apply<K>(&self, store: &Store<K>, object: &K) -> Result<(), ApplyError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
     {
@@ -85,31 +88,45 @@ impl Applier {
             .await
     }
 
-    async fn apply_by<K>(&self, store: &Store<K>, api: &Api<K>, object: &K) -> Result<bool, ApplyError>
+    async fn apply_by<K>(&self, store: &Store<K>, api: &Api<K>, object: &K) -> Result<(), ApplyError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let key = key_of(object);
-        let digest = digest_of(object);
-        let known = store
-            .get(&ObjectRef::from_obj(object))
-            .and_then(|object| object.resource_version());
-        let before = self.lock().get(&key).cloned();
-        if known.is_some()
-            && before
-                .as_ref()
-                .is_some_and(|before| before.digest == digest && Some(&before.version) == known.as_ref())
-        {
-            return Ok(false);
+        let mut wanted = serde_json::to_value(object).expect("typed Kubernetes objects have string keys only");
+        let digest = digest_of(&wanted);
+        let known = store.get(&ObjectRef::from_obj(object));
+        if known.is_some_and(|known| self.is_applied(known.as_ref(), &wanted, &digest)) {
+            return Ok(());
         }
-        let result = api.patch(&key.2, &self.params, &Patch::Apply(object)).await;
-        let version = result
-            .map_err(|source| failed("applying", object, source))?
-            .resource_version()
-            .unwrap_or_default();
-        let wrote = known.as_ref() != Some(&version) && before.is_none_or(|before| before.version != version);
-        self.lock().insert(key, Applied { digest, version });
-        Ok(wrote)
+        wanted["metadata"]["annotations"][labels::APPLIED_DIGEST] = digest.clone().into();
+        let result = api
+            .patch(&object.name_any(), &self.params, &Patch::Apply(&wanted))
+            .await;
+        let found = result.map_err(|source| failed("applying", object, source))?;
+        let key = key_of(object);
+        if says(&found, &wanted) {
+            self.lock().remove(&key);
+        } else {
+            let version = found.resource_version();
+            self.lock().insert(key, Reworded { digest, version });
+        }
+        Ok(())
+    }
+
+    /// Whether an object is as it was applied, and that is what is wanted.
+    fn is_applied<K>(&self, known: &K, wanted: &Value, digest: &str) -> bool
+    where
+        K: Resource<DynamicType = ()> + Serialize,
+    {
+        let borne = known.annotations().get(labels::APPLIED_DIGEST);
+        if borne.map(String::as_str) != Some(digest) {
+            return false;
+        }
+        says(known, wanted)
+            || self
+                .lock()
+                .get(&key_of(known))
+                .is_some_and(|reworded| reworded.digest == digest && reworded.version == known.resource_version())
     }
 
     /// Makes an object that must not be there yet; `None` if one of its name is.
@@ -174,9 +191,9 @@ impl Applier {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Applied>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Reworded>> {
         // Each change is one insert or removal, so the map is whole after any panic.
-        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reworded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -208,12 +225,28 @@ fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> Key {
     )
 }
 
-fn digest_of<K: Serialize>(object: &K) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    serde_json::to_vec(object)
-        .expect("typed Kubernetes objects have string keys only")
-        .hash(&mut hasher);
-    hasher.finish()
+/// The same for the same object, in whatever process.
+fn digest_of(wanted: &Value) -> String {
+    HEXLOWER.encode(&Sha256::digest(wanted.to_string())[..8])
+}
+
+/// Whether an object says all that is wanted of it.
+fn says<K: Serialize>(found: &K, wanted: &Value) -> bool {
+    serde_json::to_value(found).is_ok_and(|found| is_part(wanted, &found))
+}
+
+/// Whether all of `wanted` is in `found`, which may say more. An empty list is the same as none.
+pub(crate) fn is_part(wanted: &Value, found: &Value) -> bool {
+    match (wanted, found) {
+        (Value::Object(wanted), Value::Object(found)) => wanted.iter().all(|(key, value)| match found.get(key) {
+            Some(found) => is_part(value, found),
+            None => value.as_array().is_some_and(Vec::is_empty),
+        }),
+        (Value::Array(wanted), Value::Array(found)) => {
+            wanted.len() == found.len() && wanted.iter().zip(found).all(|(wanted, found)| is_part(wanted, found))
+        }
+        _ => wanted == found,
+    }
 }
 
 fn failed<K: Resource<DynamicType = ()>>(verb: &'static str, object: &K, source: kube::Error) -> ApplyError {
@@ -230,6 +263,23 @@ fn failed<K: Resource<DynamicType = ()>>(verb: &'static str, object: &K, source:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_object_may_say_more_than_is_wanted() {
+        use serde_json::json;
+        for (rule, wanted, found, expected) in [
+            ("more fields", json!({"a": 1}), json!({"a": 1, "b": 2}), true),
+            ("another value", json!({"a": 1}), json!({"a": 2}), false),
+            ("a missing field", json!({"a": {}}), json!({}), false),
+            ("an empty list that is left out", json!({"a": []}), json!({}), true),
+            ("a list that is not empty", json!({"a": []}), json!({"a": [1]}), false),
+            ("defaults in items", json!([{"a": 1}]), json!([{"a": 1, "b": 2}]), true),
+            ("one item more", json!([1]), json!([1, 2]), false),
+            ("another order", json!([1, 2]), json!([2, 1]), false),
+        ] {
+            assert_eq!(is_part(&wanted, &found), expected, "{rule}");
+        }
+    }
 
     #[test]
     fn release_takes_one_finalizer_of_the_object_as_it_was_read() {

@@ -56,6 +56,7 @@ impl Applied {
     pub(super) fn new(store: Store, observed: &Observed) -> Self {
         Self {
             store,
+            // Not how many: that would be a write for each.
             certificates: State::no(Reason::CertificatesPending, "Certificates are being issued."),
             ca_not_after: None,
             control_plane: gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
@@ -69,14 +70,6 @@ impl Applied {
             wake_problem: None,
             lost: false,
         }
-    }
-
-    /// Certificates that are not issued yet are waited for.
-    pub(super) fn wait_for(&mut self, missing: &[String]) {
-        self.certificates = State::no(
-            Reason::CertificatesPending,
-            format!("{} certificates are being issued.", missing.len()),
-        );
     }
 }
 
@@ -116,8 +109,7 @@ pub(super) async fn apply(
             copies::apply(context, identity, asked.clone(), &materials, &mut applied).await??;
             Some(materials)
         }
-        Err(missing) => {
-            applied.wait_for(&missing);
+        Err(_) => {
             // Who connects must not find a pod that is to end, nor a sleeper before an API that answers.
             withdraw::tell_asleep(context, identity, asked.asleep.clone()).await?;
             None

@@ -39,20 +39,17 @@ pub(super) async fn keep(
     )?;
     let mut applied = Applied::new(store::look(context, cluster, identity, &account).await?, observed);
     let plan = validate::plan_names(identity, asked.konnectivity);
-    match copies::read(context, identity, &plan, &service_account, &credentials).await? {
-        Ok(materials) => {
-            let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
-            restart(context, identity, observed, &materials).await?;
-            copies::replace_stuck(context, observed).await?;
-            let set = observed.stateful_set.as_deref();
-            applied.control_plane = lost::plan_control_plane(context, identity, set, observed);
-            applied.lost = context.losses.of(&identity.id).is_some();
-            probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
-            // It may be refused for what they are.
-            applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
-            given?;
-        }
-        Err(missing) => applied.wait_for(&missing),
+    if let Ok(materials) = copies::read(context, identity, &plan, &service_account, &credentials).await? {
+        let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
+        restart(context, identity, observed, &materials).await?;
+        copies::replace_stuck(context, observed).await?;
+        let set = observed.stateful_set.as_deref();
+        applied.control_plane = lost::plan_control_plane(context, identity, set, observed);
+        applied.lost = context.losses.of(&identity.id).is_some();
+        probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
+        // It may be refused for what they are.
+        applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
+        given?;
     }
     Ok(applied)
 }
@@ -75,9 +72,8 @@ pub(super) async fn copy(
         return Ok(applied);
     };
     let plan = validate::plan_names(identity, asked.konnectivity);
-    match copies::read(context, identity, &plan, &service_account, &credentials).await? {
-        Ok(materials) => copies::apply(context, identity, asked, &materials, &mut applied).await??,
-        Err(missing) => applied.wait_for(&missing),
+    if let Ok(materials) = copies::read(context, identity, &plan, &service_account, &credentials).await? {
+        copies::apply(context, identity, asked, &materials, &mut applied).await??;
     }
     Ok(applied)
 }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::connection::AnswerMax;
 use super::{TenantApiError, limited};
+use crate::apply::is_part;
 
 /// Bytes of the longest answer about one object: what the operator writes has some thousand.
 const ANSWER_MAX: AnswerMax = AnswerMax(256 << 10);
@@ -115,19 +116,6 @@ pub(super) fn is_so<K: Serialize>(wanted: &K, found: &K) -> bool {
     match (serde_json::to_value(wanted), serde_json::to_value(found)) {
         (Ok(wanted), Ok(found)) => is_part(&wanted, &found),
         _ => false,
-    }
-}
-
-/// Whether all of `wanted` is in `found`, which may say more.
-fn is_part(wanted: &Value, found: &Value) -> bool {
-    match (wanted, found) {
-        (Value::Object(wanted), Value::Object(found)) => wanted
-            .iter()
-            .all(|(key, value)| found.get(key).is_some_and(|found| is_part(value, found))),
-        (Value::Array(wanted), Value::Array(found)) => {
-            wanted.len() == found.len() && wanted.iter().zip(found).all(|(wanted, found)| is_part(wanted, found))
-        }
-        _ => wanted == found,
     }
 }
 

@@ -379,6 +379,22 @@ impl Host {
         }
     }
 
+    /// Objects that were applied up to now, by whomever, but for their status.
+    pub(crate) async fn applied(&self) -> u64 {
+        let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
+        let text = self.context.client.request_text(request).await.unwrap();
+        let of_objects = |line: &&str| {
+            line.starts_with("apiserver_request_total{")
+                && line.contains(r#"verb="APPLY""#)
+                && line.contains(r#"subresource="""#)
+        };
+        let counts = text
+            .lines()
+            .filter(of_objects)
+            .map(|line| line.rsplit(' ').next().unwrap());
+        counts.map(|count| count.parse::<u64>().unwrap()).sum()
+    }
+
     /// Whether an account has the log of a Cluster.
     pub(crate) async fn has_stream(&self, account: &str, id: &str) -> bool {
         let Ok(client) = self.context.nats.connect_account(account).await else {
