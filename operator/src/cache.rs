@@ -409,13 +409,14 @@ where
     }
 }
 
-/// An object of Yoke's own kinds without what people may add to it at will, of which one annotation is read here.
+/// An object without what is not read here: who wrote which field, and what people may add at will to Yoke's own kinds, of
+/// which one annotation is read.
 fn without_extras<K: Resource<DynamicType = ()>>(mut object: K) -> K {
+    object.meta_mut().managed_fields = None;
     if K::group(&()) == GROUP {
         object.labels_mut().retain(|key, _| key == labels::ID);
         object.annotations_mut().retain(|key, _| key == labels::SLEEP);
-        let meta = object.meta_mut();
-        (meta.managed_fields, meta.owner_references) = (None, None);
+        object.meta_mut().owner_references = None;
     }
     object
 }

@@ -50,6 +50,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::ingress::Asleep;
 use yoke_api::{Cluster, ClusterId, ConditionType, KubernetesVersion, Reason};
+use yoke_runtime::Drain;
 
 use crate::conditions::{self, State};
 use crate::context::Context;
@@ -62,6 +63,8 @@ use rest::Rest;
 use status::Outcome;
 use validate::{Accepted, Refusal, Surroundings};
 
+/// Pace of counting Clusters by phase, for metrics.
+const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "cluster";
 
@@ -75,7 +78,6 @@ pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<A
         Box::pin(reconcile_living(&context, &cluster)).await
     };
     context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
-    count_phases(&context);
     result
 }
 
@@ -419,7 +421,14 @@ pub fn on_error(cluster: Arc<Cluster>, error: &ReconcileError, context: Arc<Cont
     Action::requeue(jitter(Duration::from_millis(250) * 2_u32.pow(failures.min(8))))
 }
 
-fn count_phases(context: &Context) {
+/// Tells from time to time how many Clusters are in each phase.
+pub async fn count_phases(context: Arc<Context>, drain: Drain) {
+    while drain.until_started(tokio::time::sleep(COUNT_EVERY)).await.is_some() {
+        count(&context);
+    }
+}
+
+fn count(context: &Context) {
     let clusters = context.caches.clusters.state();
     let phases: Vec<_> = clusters
         .iter()

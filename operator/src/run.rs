@@ -106,6 +106,11 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         signing.await;
         Ok::<_, std::convert::Infallible>(())
     });
+    let counting = cluster::count_phases(Arc::clone(&context), drain.clone());
+    supervisor.spawn("phases", async move {
+        counting.await;
+        Ok::<_, std::convert::Infallible>(())
+    });
     let reaping = reaping.run(Arc::clone(&context), drain.clone());
     supervisor.spawn("reaper", async move {
         reaping.await;

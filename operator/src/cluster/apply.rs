@@ -225,7 +225,7 @@ pub(super) async fn ensure_namespace(
         .await
         .map_err(ReconcileError::host("the hosted namespace"))?;
     match found {
-        Some(namespace) if is_foreign(&namespace, identity, &context.caches.clusters.state()) => {
+        Some(namespace) if is_foreign(&namespace, identity, || context.caches.clusters.state()) => {
             Err(ReconcileError::Foreign(name))
         }
         Some(namespace) if namespace.metadata.deletion_timestamp.is_some() => Err(ReconcileError::Ending(name)),

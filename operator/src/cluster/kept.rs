@@ -6,7 +6,7 @@
 //! of its data. An account outlives its Cluster if the data does; the Secret then says whose it was, and whether anything may
 //! have been written to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
@@ -268,9 +268,10 @@ pub(crate) struct Left {
 
 /// What the stores of a Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
 pub(super) fn find_reserved(context: &Context, tenant: &str) -> HashMap<ClusterId, i64> {
+    // For each Cluster of the Tenant, at each look at one of them: no more is read than what is asked for.
     let sizes = find_stores(context, tenant).into_iter().filter_map(|secret| {
-        let account = Account::from_data(&data_of(&secret)).ok()?;
-        Some((id_of(&secret)?, account.size.quota))
+        let quota = &secret.data.as_ref()?.get(QUOTA)?.0;
+        Some((id_of(&secret)?, std::str::from_utf8(quota).ok()?.parse().ok()?))
     });
     sizes.collect()
 }
@@ -294,16 +295,20 @@ fn id_of(secret: &Secret) -> Option<ClusterId> {
 
 /// The stores of a Tenant's Clusters that are gone, be it that their data stays or that nobody has collected it yet.
 pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
-    let clusters = context.caches.clusters.state();
+    // Another that only claims the identity is refused, and has none of it.
+    let clusters = context.caches.clusters_of(tenant);
+    let had: HashSet<_> = clusters
+        .iter()
+        .filter_map(|cluster| Some((cluster.spec.id.as_deref()?, cluster.metadata.name.as_deref()?)))
+        .collect();
     let left = find_stores(context, tenant).into_iter().filter_map(|secret| {
         let id = id_of(&secret)?;
+        let name = secret.labels().get(labels::CLUSTER).map(String::as_str);
+        let is_had = name.is_some_and(|name| had.contains(&(id.as_str(), name)));
+        if is_had {
+            return None;
+        }
         let account = Account::from_data(&data_of(&secret)).ok()?;
-        // Another that only claims the identity is refused, and has none of it.
-        let is_had = clusters.iter().any(|cluster| {
-            cluster.id().as_ref() == Some(&id)
-                && cluster.metadata.namespace.as_deref() == Some(tenant)
-                && has(&secret, labels::CLUSTER, &cluster.name_any())
-        });
         let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
         let copy = context
             .caches
@@ -311,7 +316,7 @@ pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
             .get(&copy)
             .filter(|copy| has(copy, labels::TENANT, tenant));
         let secret = (*secret).clone();
-        (!is_had).then_some(Left {
+        Some(Left {
             id,
             account,
             secret,

@@ -50,14 +50,13 @@ pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
     let hosted = identity.hosted().to_string();
     let id = identity.id.as_str();
     let namespace = caches.namespaces.get(&ObjectRef::new(&hosted));
-    let clusters = caches.clusters.state();
     let store = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
     let store = caches.secrets.get(&store);
     Observed {
         is_trusted: false,
         is_foreign: namespace
             .as_deref()
-            .is_some_and(|namespace| is_foreign(namespace, identity, &clusters))
+            .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.state()))
             || store.is_some_and(|store| !kept::is_of(&store, identity)),
         namespace,
         stateful_set: caches
@@ -129,14 +128,19 @@ impl Observed {
 ///
 /// Its own is one that has its UID, or was left by a Cluster that was restored under this one: labels say the identity, the
 /// name and the Tenant, and no annotation names anybody else, or the UID of a Cluster that lives.
-pub(super) fn is_foreign(namespace: &Namespace, identity: &Identity, clusters: &[Arc<Cluster>]) -> bool {
+pub(super) fn is_foreign(
+    namespace: &Namespace,
+    identity: &Identity,
+    clusters: impl FnOnce() -> Vec<Arc<Cluster>>,
+) -> bool {
     let annotation = |key: &str| namespace.annotations().get(key);
     if annotation(labels::OWNER_UID) == Some(&identity.uid) {
         return false;
     }
     let lives = |uid: &String| {
-        let mut uids = clusters.iter().filter_map(|cluster| cluster.metadata.uid.as_ref());
-        uids.any(|other| other == uid)
+        clusters()
+            .iter()
+            .any(|cluster| cluster.metadata.uid.as_ref() == Some(uid))
     };
     let labelled = identity.labels(component::CONTROL_PLANE);
     let mut labels = labelled.iter();
@@ -178,7 +182,7 @@ mod tests {
             ("nobody's", nobodys, living(&present), true),
         ] {
             assert_eq!(
-                is_foreign(&namespace, &identity(&present), &clusters),
+                is_foreign(&namespace, &identity(&present), || clusters),
                 expected,
                 "{rule}"
             );

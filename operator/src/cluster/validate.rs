@@ -5,11 +5,10 @@ mod host_names;
 
 pub(super) use host_names::may_have;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
 use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
 use yoke_api::version::KUBELET_MINORS_BEHIND;
@@ -150,23 +149,29 @@ fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Resul
 }
 
 /// Who comes first where two want the same: the older, then the one whose name sorts first.
-fn rank(cluster: &Cluster) -> (Option<Timestamp>, Option<String>, String) {
-    let made = cluster.creation_timestamp().map(|time| time.0);
-    (made, cluster.namespace(), cluster.name_any())
+fn rank(cluster: &Cluster) -> (Option<Timestamp>, Option<&str>, Option<&str>) {
+    let meta = &cluster.metadata;
+    let made = meta.creation_timestamp.as_ref().map(|time| time.0);
+    (made, meta.namespace.as_deref(), meta.name.as_deref())
 }
 
 fn precedes(other: &Cluster, cluster: &Cluster) -> bool {
-    other.uid() != cluster.uid() && rank(other) < rank(cluster)
+    other.metadata.uid != cluster.metadata.uid && rank(other) < rank(cluster)
 }
 
 /// Whether no other Cluster has this one's identity by the right of the older.
 pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Cluster>]) -> bool {
-    let mut before = clusters.iter().filter(|other| precedes(other, cluster));
-    !before.any(|other| other.id() == cluster.id())
+    let mut same = clusters.iter().filter(|other| other.spec.id == cluster.spec.id);
+    !same.any(|other| precedes(other, cluster))
 }
 
 fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
-    for other in around.clusters.iter().filter(|other| precedes(other, cluster)) {
+    // Each Cluster is held against all: of nearly all, these say that they have nothing in common with it.
+    let is_near = |other: &&Arc<Cluster>| {
+        other.spec.id.as_deref() == Some(identity.id.as_str()) || other.metadata.name == cluster.metadata.name
+    };
+    let near = around.clusters.iter().filter(is_near);
+    for other in near.filter(|other| precedes(other, cluster)) {
         let Some(other) = Identity::of(other, &around.config.base_domain) else {
             continue;
         };
@@ -321,13 +326,13 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
     let allowed = usize::try_from(quota.clusters).unwrap_or(0);
     let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
     let noted = |other: &Cluster| other.id().and_then(|id| around.reserved.get(&id).copied()).unwrap_or(0);
-    let of_tenant = |other: &&Arc<Cluster>| other.namespace() == cluster.namespace();
+    let of_tenant = |other: &&Arc<Cluster>| other.metadata.namespace == cluster.metadata.namespace;
     let siblings: Vec<_> = around.clusters.iter().filter(of_tenant).collect();
-    let is_had = |id: &ClusterId| siblings.iter().any(|other| other.id().as_ref() == Some(id));
-    let gone = around.reserved.iter().filter(|(id, _)| !is_had(id));
+    let had: HashSet<&str> = siblings.iter().filter_map(|other| other.spec.id.as_deref()).collect();
+    let gone = around.reserved.iter().filter(|(id, _)| !had.contains(id.as_str()));
     let retained = sum(gone.map(|(_, bytes)| *bytes));
     let mut older: Vec<_> = siblings.iter().filter(|other| precedes(other, cluster)).collect();
-    older.sort_by_key(|other| rank(other));
+    older.sort_by(|one, other| rank(one).cmp(&rank(other)));
     // Of those that do not fit only what their stores have already counts: one that is refused for its size takes nothing
     // from the others, and one that is kept as it was has that.
     let (mut count, mut used) = (0, retained);
@@ -342,7 +347,9 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
     }
     // Who asks for more than it has finds what younger ones have, too.
     if own > noted(cluster) {
-        let others = siblings.iter().filter(|other| other.uid() != cluster.uid());
+        let others = siblings
+            .iter()
+            .filter(|other| other.metadata.uid != cluster.metadata.uid);
         used = used.max(retained.saturating_add(sum(others.map(|other| noted(other)))));
     }
     if count >= allowed {
