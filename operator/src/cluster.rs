@@ -151,8 +151,15 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     activity::tell(context, &cluster, &identity, &mut outcome).await;
     patch::write_status(context, &cluster, &identity, &outcome).await?;
-    let pause = pace::plan_pause(&outcome, Timestamp::now()).min(activity::find_pause(context, &identity));
-    let pause = if pause < pace::STEADY { pause } else { jitter(pause) };
+    let mut pause = pace::plan_pause(&outcome, Timestamp::now()).min(activity::find_pause(context, &identity));
+    if !cluster.spec.sleep.schedules.is_empty() {
+        pause = pause.min(pace::STEADY);
+    }
+    let pause = match pause {
+        pace::ASLEEP => spread(pause),
+        _ if pause < pace::STEADY => pause,
+        _ => jitter(pause),
+    };
     let remaining = expiry::plan_remaining(&cluster, Timestamp::now());
     Ok(Action::requeue(
         remaining.map_or(pause, |remaining| pause.min(remaining)),
@@ -392,9 +399,18 @@ async fn fail(
 
 /// Spreads what would come at once: up to a tenth later.
 fn jitter(duration: Duration) -> Duration {
+    duration + duration / 1000 * draw(100)
+}
+
+/// Spreads what would come at once over the whole time: up to as much again later.
+fn spread(duration: Duration) -> Duration {
+    duration + duration / 1000 * draw(1000)
+}
+
+fn draw(below: u64) -> u32 {
     use std::hash::{BuildHasher as _, Hasher as _};
     let random = std::hash::RandomState::new().build_hasher().finish();
-    duration + duration / 1000 * u32::try_from(random % 100).unwrap_or(0)
+    u32::try_from(random % below).unwrap_or(0)
 }
 
 /// When to try again after a failure.

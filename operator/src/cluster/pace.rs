@@ -19,6 +19,9 @@ const STORELESS: Duration = Duration::from_millis(500);
 const WAITING: Duration = Duration::from_secs(2);
 /// Pace of looking at a cluster that is as it should be. What waits this long is spread.
 pub(super) const STEADY: Duration = Duration::from_secs(30);
+/// Pace of looking at a cluster that sleeps as it should, without schedules. Whatever becomes of it comes by a watch, but for
+/// its streams, which nobody needs before it wakes. There may be thousands.
+pub(super) const ASLEEP: Duration = Duration::from_secs(1800);
 /// Pace for a store that the host's NATS has no room for, where nothing else is waited for.
 const LIMITED: Duration = Duration::from_secs(300);
 
@@ -45,6 +48,7 @@ pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
         ControlPlane::Running { current: true, .. } if outcome.addons.is_none() && !outcome.kept => STARTING,
         ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
         ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
+        ControlPlane::Asleep if !outcome.kept && outcome.store.status == Some(true) => ASLEEP,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
         // Of a Cluster that is kept the store is not looked at.
         _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => STORELESS,
@@ -93,7 +97,7 @@ mod tests {
             believed: true,
             ..outcome()
         };
-        let missing = State::no(Reason::StoreUnavailable, "x");
+        let missing = || State::no(Reason::StoreUnavailable, "x");
         let with_workers = |reason: Reason| Outcome {
             workers: Some(Workers {
                 status: Default::default(),
@@ -122,9 +126,15 @@ mod tests {
             ("young, silent", silent(running()), 1059, STARTING),
             ("old, silent", silent(running()), 1060, WAITING),
             ("ingress not told yet", lacking.clone(), 1001, STARTING),
-            ("no store yet", with(missing, absent.clone()), 1001, STORELESS),
+            ("no store yet", with(missing(), absent.clone()), 1001, STORELESS),
             ("no control plane yet", absent.clone(), 1001, WAITING),
-            ("asleep", asleep.clone(), 1001, STEADY),
+            ("asleep", asleep.clone(), 1001, ASLEEP),
+            (
+                "asleep, without its store",
+                with(missing(), asleep.clone()),
+                1001,
+                STEADY,
+            ),
             ("no room, nothing runs", with(limited(), absent), 1001, LIMITED),
             ("no room, asleep", with(limited(), asleep), 1001, LIMITED),
             ("no room, as it should be", with(limited(), outcome()), 1001, LIMITED),
