@@ -137,6 +137,7 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,kubectl top of the stack,$(call some,$(CARGO) test --package yoke-e2e --features slow --test top))
 	$(call timed,kubectl top of real kubelets,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- top))
 	$(call timed,kubelets of two versions,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- second_release))
+	$(call timed,lost node of the host,$(call some,$(CARGO) test --package yoke-e2e --features slow --test node_loss -- --nocapture))
 	$(call timed,sleep and wake,$(call some,CYCLES=$(CYCLES) $(CARGO) test --package yoke-e2e --features slow --test cycles -- --nocapture))
 	$(call timed,Kubernetes end-to-end tests,YOKE_BIN=$(BIN) e2e/conformance/run.sh .dev/demo.kubeconfig)
 	$(call timed,foreign xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
@@ -149,7 +150,8 @@ test-slow: tools ## Run the tests that take long
 
 # CHAOS_SECONDS and CHAOS_SEED say how long, and which faults.
 .PHONY: chaos
-chaos: up ## Kill, stop and cut off control planes at random for ten minutes, and look what became of what was written
+chaos: up ## Kill, stop and cut off control planes and a node at random for ten minutes, and look what became of what was written
+	$(call timed,second node of the host,$(BIN)/yoke-dev host-node --number 2)
 	$(call timed,chaos,$(CARGO) test --package yoke-e2e --features slow --test chaos -- --nocapture)
 
 # The binaries in release first: those of the stack are built for tests.

@@ -10,9 +10,11 @@
 //!
 //! A test waits for a state and never for a time; every wait has a limit and says what it last saw.
 
+pub mod acknowledged;
 pub mod command;
 pub mod footprint;
 pub mod held_watch;
+pub mod host_node;
 pub mod logs;
 pub mod network;
 pub mod process;
@@ -26,6 +28,7 @@ pub mod worker;
 pub mod workload;
 
 pub use command::{Output, run};
+pub use host_node::HostNode;
 pub use logs::Expected;
 pub use stack::Stack;
 pub use tenant::TenantFixture;
