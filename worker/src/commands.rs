@@ -1,5 +1,6 @@
 //! `run` and `leave`: which parts of a worker are called, and in which order.
 
+use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use tokio::process::Command;
@@ -124,7 +125,9 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
 
 /// Says what the machine lacks, if it lacks anything.
 pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, for_good: bool) -> Result<(), Error> {
-    if let Some(excess) = options.limits().find_excess(machine::read_capacity()?) {
+    let limits = options.limits();
+    let has = machine::read_capacity(Path::new("/"), &limits)?;
+    if let Some(excess) = has.and_then(|has| limits.find_excess(has)) {
         return Err(Error::Excess(excess));
     }
     if options.no_preflight {

@@ -25,8 +25,8 @@ pub(crate) struct Machine {
     pub(crate) cgroup_v1: bool,
     /// Whether processes may be set to be killed later than others (`CAP_SYS_RESOURCE`).
     pub(crate) may_raise_oom_score: bool,
-    /// What there is for everybody.
-    pub(crate) capacity: Capacity,
+    /// What there is for everybody, for a worker with limits.
+    pub(crate) capacity: Option<Capacity>,
     /// The machine's own resolver configuration, of which none leads to a stub on loopback.
     pub(crate) resolv_conf: &'static str,
 }
@@ -149,7 +149,10 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
     if !worker.taints.is_empty() {
         config["registerWithTaints"] = json!(worker.taints);
     }
-    let (others, own) = worker.limits.to_reserved(machine.capacity);
+    let (others, own) = machine
+        .capacity
+        .map(|has| worker.limits.to_reserved(has))
+        .unwrap_or_default();
     for (field, reserved) in [("systemReserved", others), ("kubeReserved", own)] {
         if !reserved.is_empty() {
             config[field] = json!(reserved);

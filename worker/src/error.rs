@@ -71,6 +71,9 @@ pub enum Error {
     /// Its Node was removed while nothing was heard of the machine.
     #[error("Node {0} was removed while this machine was silent")]
     Forgotten(String),
+    /// Its kubelet has made another.
+    #[error("Node {0} was removed, and this machine has another")]
+    Renewed(String),
     /// There is no worker.
     #[error("{} has no worker", .0.display())]
     NoWorker(PathBuf),

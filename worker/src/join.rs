@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!  token ─▶ preflight ─▶ setup.rs, and this program beside the others ─▶ unit ─▶ `systemctl enable --now` ─▶ Node Ready
-//!                           └ what fails before the unit has started leaves nothing
+//!                           └ what fails before the unit has started leaves nothing, or the worker that was there before
 //! ```
 //!
 //! Called again for the same cluster it does what is missing of that.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,6 +18,7 @@ use yoke_api::join_token::JoinLine;
 use crate::arguments::JoinOptions;
 use crate::boxed::Signals;
 use crate::clock::to_line;
+use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
@@ -33,6 +37,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
     let layout = root::open(&options.worker.machine.root)?;
     let found = Worker::read(&layout)?.filter(|worker| !worker.ephemeral);
     let has_joined = certificate::has_joined(&layout);
+    let mut former = None;
     let worker = match (found, line) {
         (None, None) => return Err(Error::NoWorker(layout.root().to_owned())),
         (Some(worker), Some(line)) if has_joined && worker.server != line.server => {
@@ -43,16 +48,23 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
         // One that was never let in may try again, with another token, and so may one whose certificate has ended.
         (found, Some(line)) => {
             if let Some(worker) = found {
-                systemd::stop(&Unit::new(&layout, &worker.id)).await?;
+                former = Some(Former::stop(&layout, &worker).await?);
             }
-            begin(&layout, options, line, &mut signals).await?
+            let begun = begin(&layout, options, line, former.is_none(), &mut signals).await;
+            if let (Err(_), Some(former)) = (&begun, &former) {
+                former.put_back(&layout).await;
+            }
+            begun?
         }
     };
     let unit = Unit::new(&layout, &worker.id);
     tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
         refused = refusal::wait(&layout, &worker) => {
-            undo(&layout, &worker, &unit).await;
+            match &former {
+                Some(former) => former.put_back(&layout).await,
+                None => undo(&layout, &worker, &unit).await,
+            }
             Err(refused)
         }
         () = signals.next() => {
@@ -78,11 +90,81 @@ async fn take_up(layout: &Layout, worker: Worker) -> Result<Worker, Error> {
     Ok(worker)
 }
 
-/// Makes a worker, and its unit. What fails is undone.
+/// A worker that was there before. A clock that goes wrong is enough for its certificate to have ended, and a wrong token must not
+/// be its end.
+struct Former {
+    unit: Unit,
+    is_installed: bool,
+    is_active: bool,
+    /// With their modes, and what is in those that are there.
+    files: Vec<(PathBuf, u32, Option<Vec<u8>>)>,
+}
+
+impl Former {
+    /// Stops it, and keeps what another token changes.
+    async fn stop(layout: &Layout, worker: &Worker) -> Result<Self, Error> {
+        let unit = Unit::new(layout, &worker.id);
+        let is_installed = systemd::is_installed(&unit)?;
+        let is_active = is_installed && systemd::is_active(&unit).await;
+        systemd::stop(&unit).await?;
+        let files = [
+            (layout.state(), files::PUBLIC),
+            (layout.authority(), files::PUBLIC),
+            (layout.client_authority(), files::PUBLIC),
+            (layout.bootstrap_kubeconfig(), files::SECRET),
+            // The kubelet writes it with the server of the token.
+            (layout.kubeconfig(), files::SECRET),
+        ];
+        let read = |(path, mode): (PathBuf, u32)| match fs::read(&path) {
+            Ok(content) => Ok((path, mode, Some(content))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok((path, mode, None)),
+            Err(error) => Err(FileError::new("read", &path, error)),
+        };
+        Ok(Self {
+            unit,
+            is_installed,
+            is_active,
+            files: files.into_iter().map(read).collect::<Result<_, _>>()?,
+        })
+    }
+
+    async fn put_back(&self, layout: &Layout) {
+        match self.try_put_back(layout).await {
+            Ok(()) => say("the worker that was there before is put back"),
+            Err(error) => say(&format!(
+                "the worker that was there before is not put back: {}",
+                to_line(&error)
+            )),
+        }
+    }
+
+    async fn try_put_back(&self, layout: &Layout) -> Result<(), Error> {
+        if self.is_installed {
+            systemd::stop(&self.unit).await?;
+        } else {
+            systemd::remove(&self.unit).await?;
+        }
+        let lock = Lock::take(layout)?;
+        for (path, mode, content) in &self.files {
+            match content {
+                Some(content) => _ = files::write(path, content, *mode)?,
+                None => files::remove(path)?,
+            }
+        }
+        drop(lock);
+        if self.is_active {
+            systemd::start(&self.unit, LIMIT).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a worker, and its unit. What fails is undone where there was none.
 async fn begin(
     layout: &Layout,
     options: &JoinOptions,
     line: &JoinLine,
+    is_new: bool,
     signals: &mut Signals,
 ) -> Result<Worker, Error> {
     let name = setup::choose_name(&options.worker)?;
@@ -107,7 +189,9 @@ async fn begin(
     match made {
         Ok(()) => Ok(worker),
         Err(error) => {
-            undo(layout, &worker, &unit).await;
+            if is_new {
+                undo(layout, &worker, &unit).await;
+            }
             Err(error)
         }
     }

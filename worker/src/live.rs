@@ -47,12 +47,15 @@ pub(crate) const FINISH_LIMIT: Duration = node::REQUEST
     .saturating_add(cgroups::KILL_LIMIT)
     .saturating_add(drain::REMOVE_LIMIT);
 
-/// Runs a worker that stays until a signal comes: anew, with another Node, when it has been silent for so long that it was removed.
+/// Runs a worker that stays until a signal comes: anew, with another Node, when its own was removed while it was silent, or its
+/// kubelet has made another.
 pub(crate) async fn stay(layout: &Layout, worker: &Worker, signals: &mut Signals) -> Result<(), Error> {
     let mut worker = worker.clone();
     loop {
         match live(layout, &worker, signals.next()).await {
-            Err(error @ Error::Forgotten(_)) => say(&format!("{}; it registers again", to_line(&error))),
+            Err(error @ (Error::Forgotten(_) | Error::Renewed(_))) => {
+                say(&format!("{}; it registers again", to_line(&error)))
+            }
             ended => return ended,
         }
         worker = Worker::read(layout)?.ok_or_else(|| Error::NoWorker(layout.root().to_owned()))?;
@@ -103,7 +106,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
-    if !matches!(result, Err(Error::Forgotten(_))) {
+    if !matches!(result, Err(Error::Forgotten(_) | Error::Renewed(_))) {
         systemd::tell_stopping();
     }
     if worker.ephemeral {
@@ -206,27 +209,24 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
     let (Some(_), Some(client)) = (&worker.node_uid, node::connect(layout, worker).await) else {
         return Ok(());
     };
-    let former = worker.node_uid.clone();
     match node::look(&client, &worker.name).await {
-        Ok(Some(found)) => node::keep_uid(layout, worker, &found)?,
-        // The kubelet makes another one.
-        Ok(None) => worker.node_uid = None,
+        Ok(Some(found)) => node::keep_uid(layout, worker, &found).await,
+        Ok(None) => {
+            end_pods(layout, worker).await?;
+            // The kubelet makes another one.
+            worker.node_uid = None;
+            Ok(())
+        }
         // Pods run whether the API answers or not; once it does, the Node is looked at again.
-        Err(_) => {}
+        Err(_) => Ok(()),
     }
-    end_pods_of(layout, worker, former).await
 }
 
-/// Another Node has other addresses for its Pods. Whoever removed the former one counts on those that it had having ended.
-async fn end_pods_of(layout: &Layout, worker: &Worker, former: Option<String>) -> Result<(), Error> {
-    if former.is_some() && former != worker.node_uid {
-        end_pods(layout, worker).await?;
-    }
-    Ok(())
-}
-
-/// Ends Pods, and the network that they were on.
+/// Ends Pods, and the network that they were on. Another Node has other addresses for its Pods, and whoever removed the former one
+/// counts on those that it had having ended.
 pub(crate) async fn end_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
+    // First of all: no Pod is connected any more.
+    files::remove(&layout.network_config())?;
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
@@ -255,7 +255,7 @@ async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Er
         hosts::settle(worker)?;
     }
     sysctls::remember(layout)?;
-    write_config(layout, worker, &observe_machine(&cgroups)?)?;
+    write_config(layout, worker, &observe_machine(&cgroups, worker)?)?;
     Ok(Keeper::start(service(
         layout,
         "containerd",
@@ -263,12 +263,12 @@ async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Er
     )))
 }
 
-fn observe_machine(cgroups: &Cgroups) -> Result<Machine, Error> {
+fn observe_machine(cgroups: &Cgroups, worker: &Worker) -> Result<Machine, Error> {
     Ok(Machine {
         pods_cgroup: cgroups.pods_root(),
         cgroup_v1: cgroups.is_v1(),
         may_raise_oom_score: has_sys_resource(),
-        capacity: machine::read_capacity()?,
+        capacity: machine::read_capacity(Path::new("/"), &worker.limits)?,
         resolv_conf: resolv_conf(),
     })
 }
@@ -365,9 +365,7 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
 
 /// Waits for the Node's addresses and makes the network that gives them. The bootstrap token has done its work then.
 async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<Network, Error> {
-    let former = worker.node_uid.clone();
     let pods = node::wait_joined(layout, worker).await?;
-    end_pods_of(layout, worker, former).await?;
     let network = Network::start(layout, worker, pods).await?;
     let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
     files::write(&layout.network_config(), &cni, files::PUBLIC)?;

@@ -13,7 +13,7 @@ use tokio::process::Command;
 use crate::arguments::MachineOptions;
 use crate::feed::call;
 use crate::files::FileError;
-use crate::limits::Capacity;
+use crate::limits::{Capacity, Limits};
 use crate::output::say;
 use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
 use crate::systemd;
@@ -198,16 +198,24 @@ fn parse_memory(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What there is for everybody, as the kubelet finds it.
-pub(crate) fn read_capacity() -> Result<Capacity, FileError> {
-    let read = |file: &str| {
-        let failed = |error| FileError::new("read", Path::new(file), error);
-        std::fs::read_to_string(file).map_err(failed)
+/// What there is for everybody, as the kubelet finds it in this folder: `/`. Only whoever has limits needs to know: a container
+/// may hide it.
+pub(crate) fn read_capacity(root: &Path, limits: &Limits) -> Result<Option<Capacity>, FileError> {
+    if limits.are_none() {
+        return Ok(None);
+    }
+    let read = |file: &str, parse: &dyn Fn(&str) -> Option<u64>| {
+        let file = root.join(file);
+        let text = fs::read_to_string(&file).map_err(|error| FileError::new("read", &file, error))?;
+        let unknown = || FileError::new("read", &file, ErrorKind::InvalidData.into());
+        parse(&text).filter(|amount| *amount > 0).ok_or_else(unknown)
     };
-    Ok(Capacity {
-        cpus: count_processors(&read("/sys/devices/system/cpu/online")?).saturating_mul(1000),
-        memory: parse_memory(&read("/proc/meminfo")?).unwrap_or_default(),
-    })
+    let count = |list: &str| Some(count_processors(list).into());
+    let cpus = read("sys/devices/system/cpu/online", &count)?;
+    Ok(Some(Capacity {
+        cpus: u32::try_from(cpus).unwrap_or(u32::MAX).saturating_mul(1000),
+        memory: read("proc/meminfo", &parse_memory)?,
+    }))
 }
 
 /// How many a list such as `0-3,8` names.
@@ -321,7 +329,32 @@ hugetlb\t4\t1\t0
         for (list, count) in [("0-1\n", 2), ("0\n", 1), ("0-3,8,10-11\n", 7), ("", 0), ("3-0", 0)] {
             assert_eq!(count_processors(list), count, "{list:?}");
         }
-        let own = read_capacity().unwrap();
+    }
+
+    #[test]
+    fn only_limits_need_what_the_machine_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = Limits {
+            cpus: Some(500),
+            memory: None,
+        };
+        let read = |limits: &Limits| read_capacity(dir.path(), limits);
+        assert_eq!(read(&Limits::default()).unwrap(), None, "it may be hidden");
+        read(&limits).unwrap_err();
+        let cpu = dir.path().join("sys/devices/system/cpu");
+        fs::create_dir_all(&cpu).unwrap();
+        fs::create_dir(dir.path().join("proc")).unwrap();
+        for (online, meminfo, expected) in [
+            ("0-1\n", "MemTotal: 2048 kB\n", Some((2000, 2 << 20))),
+            ("0-1\n", "MemTotal: x kB\n", None),
+            ("\n", "MemTotal: 2048 kB\n", None),
+        ] {
+            fs::write(cpu.join("online"), online).unwrap();
+            fs::write(dir.path().join("proc/meminfo"), meminfo).unwrap();
+            let found = read(&limits).ok().flatten().map(|has| (has.cpus, has.memory));
+            assert_eq!(found, expected, "{online:?}, {meminfo:?}");
+        }
+        let own = read_capacity(Path::new("/"), &limits).unwrap().unwrap();
         assert!(own.cpus >= 1000 && own.memory > 1 << 28, "{own:?}");
     }
 

@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::output::say;
 use crate::place::read_boot;
 use crate::state::Worker;
-use crate::{Error, hosts};
+use crate::{Error, hosts, live};
 
 const PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks whether the Node is still there.
@@ -82,7 +82,7 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
     let mut rounds = 0;
     loop {
         if let Some(seen) = read_seen(layout, worker).await {
-            keep_uid(layout, worker, &seen)?;
+            keep_uid(layout, worker, &seen).await?;
             if let Some(pods) = seen.pods {
                 return Ok(pods);
             }
@@ -123,8 +123,8 @@ pub(crate) async fn find_missing(layout: &Layout, worker: &Worker) -> Option<Str
 }
 
 /// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral begins anew when it
-/// was removed while nothing was heard of this machine, as for its silence. Else somebody wanted it gone: the worker stays as it is,
-/// and its kubelet makes another when it is started again.
+/// was removed while nothing was heard of this machine, as for its silence. Else somebody wanted it gone: the worker stays as it is
+/// until its kubelet is started again and makes another, and begins anew then.
 pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
     let (mut was_there, mut heard) = (true, since_boot());
     loop {
@@ -159,16 +159,20 @@ fn since_boot() -> Duration {
 
 /// What a worker makes of what there is by the name of its Node.
 fn follow(layout: &Layout, worker: &mut Worker, found: Option<Seen>) -> Result<(), Error> {
-    let before = worker.node_uid.clone();
-    let is_there = found.is_some();
-    if let Some(found) = found {
-        keep_uid(layout, worker, &found)?;
-    }
+    let removed = Error::Removed(worker.name.clone());
     // Whoever removed it counts on its Pods having ended: they may run elsewhere.
-    if worker.ephemeral && (!is_there || worker.node_uid != before) {
-        return Err(Error::Removed(worker.name.clone()));
+    match found {
+        None if worker.ephemeral => Err(removed),
+        None => Ok(()),
+        Some(found) if is_own(worker, &found)? => Ok(()),
+        Some(found) if worker.ephemeral => {
+            // By which it is removed in the end.
+            remember(layout, worker, &found)?;
+            Err(removed)
+        }
+        // The network of Pods has the former one's addresses.
+        Some(_) => Err(Error::Renewed(worker.name.clone())),
     }
-    Ok(())
 }
 
 async fn read_seen(layout: &Layout, worker: &Worker) -> Option<Seen> {
@@ -186,15 +190,28 @@ pub(crate) async fn look(client: &Client, name: &str) -> kube::Result<Option<See
     Ok(found.and_then(Seen::of))
 }
 
-/// A Node with another UID is another machine's, and not taken over; unless a kubelet of this boot has made it, in the place of
-/// one that somebody deleted.
-pub(crate) fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
-    if worker.node_uid.as_ref() == Some(&found.uid) {
+/// Keeps the Node's UID, and ends the Pods of a former Node before: whoever is killed meanwhile still knows that they have to end.
+pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
+    if is_own(worker, found)? {
         return Ok(());
     }
-    if worker.node_uid.is_some() && found.boot != Some(read_boot()?) {
-        return Err(Error::Replaced(worker.name.clone()));
+    if worker.node_uid.is_some() {
+        live::end_pods(layout, worker).await?;
     }
+    remember(layout, worker, found)
+}
+
+/// Whether it is the Node that is known. One with another UID is another machine's, and not taken over; unless a kubelet of this
+/// boot has made it, in the place of one that somebody deleted.
+fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
+    match &worker.node_uid {
+        Some(known) if *known == found.uid => Ok(true),
+        Some(_) if found.boot != Some(read_boot()?) => Err(Error::Replaced(worker.name.clone())),
+        _ => Ok(false),
+    }
+}
+
+fn remember(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Error> {
     worker.node_uid = Some(found.uid.clone());
     worker.write(layout)
 }
@@ -273,6 +290,33 @@ mod tests {
         assert_eq!(Worker::read(&layout).unwrap(), Some(worker));
     }
 
+    /// Whoever is killed in between finds out again what has to end.
+    #[tokio::test]
+    async fn pods_of_a_former_node_end_before_another_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = json!({
+            "metadata": {"name": "box-1", "uid": "u2"}, "spec": {"podCIDR": "10.1.2.0/24"},
+            "status": {"nodeInfo": {
+                "architecture": "", "bootID": read_boot().unwrap(), "containerRuntimeVersion": "", "kernelVersion": "",
+                "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
+                "systemUUID": "",
+            }},
+        });
+        let (layout, mut worker) = join(dir.path(), &Arc::new(Mutex::new(node))).await;
+        worker.node_uid = Some("u1".into());
+        worker.write(&layout).unwrap();
+        // What cannot be removed keeps Pods from ending.
+        std::fs::create_dir_all(layout.network_config()).unwrap();
+        let joined = wait_joined(&layout, &mut worker).await;
+        assert!(matches!(joined, Err(Error::File(_))), "{joined:?}");
+        assert_eq!(Worker::read(&layout).unwrap().unwrap().node_uid.as_deref(), Some("u1"));
+        std::fs::remove_dir(layout.network_config()).unwrap();
+        std::fs::write(layout.network_config(), "{}").unwrap();
+        wait_joined(&layout, &mut worker).await.unwrap();
+        assert_eq!(Worker::read(&layout).unwrap().unwrap().node_uid.as_deref(), Some("u2"));
+        assert!(!layout.network_config().exists(), "no Pod gets an address of before");
+    }
+
     #[test]
     fn a_worker_whose_node_was_removed_ends_if_it_is_ephemeral() {
         let dir = tempfile::tempdir().unwrap();
@@ -301,7 +345,13 @@ mod tests {
                 "u1",
             ),
             ("gone, and it stays", false, None, "", "u1"),
-            ("made anew, and it stays", false, Some(seen("u2", &here)), "", "u2"),
+            (
+                "made anew, and it stays",
+                false,
+                Some(seen("u2", &here)),
+                "renewed",
+                "u1",
+            ),
             (
                 "another machine's, for good",
                 false,
@@ -319,6 +369,7 @@ mod tests {
                 Ok(()) => "",
                 Err(Error::Removed(_)) => "removed",
                 Err(Error::Replaced(_)) => "replaced",
+                Err(Error::Renewed(_)) => "renewed",
                 Err(error) => panic!("{rule}: {error:?}"),
             };
             assert_eq!((ended, worker.node_uid.as_deref()), (ends, Some(uid)), "{rule}");

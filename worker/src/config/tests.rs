@@ -16,10 +16,10 @@ fn machine() -> Machine {
         pods_cgroup: "/yoke-worker-00c0ffee/pods".into(),
         cgroup_v1: false,
         may_raise_oom_score: true,
-        capacity: Capacity {
+        capacity: Some(Capacity {
             cpus: 4000,
             memory: 8 << 30,
-        },
+        }),
         resolv_conf: "/etc/resolv.conf",
     }
 }

@@ -208,6 +208,17 @@ impl Machine {
         find_groups(&format!("*/{cgroup}{below}*"))
     }
 
+    /// Its worker starts another.
+    pub(crate) fn kill_kubelet(&self) {
+        let groups = self.groups("/node");
+        let is_kubelet = |pid: &Pid| {
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+            name.is_ok_and(|name| name.trim() == "kubelet")
+        };
+        let mut pids = groups.iter().flat_map(|group| members(group)).filter(is_kubelet);
+        rustix::process::kill_process(pids.next().expect("it runs"), Signal::KILL).unwrap();
+    }
+
     /// Kills what a test that failed has left, for no other test looks after it.
     fn empty_groups(&self) {
         let deadline = Instant::now() + END_LIMIT;

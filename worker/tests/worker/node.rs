@@ -226,6 +226,36 @@ async fn a_worker_that_was_silent_registers_again() {
     story.assert_gone(&leave.said()).await;
 }
 
+/// As after an upgrade of the kubelet, or its crash.
+#[tokio::test]
+async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let mut story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run(&[]);
+    story.let_in(&worker).await;
+    let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
+    story.remove_node().await;
+    until(&worker, "it sees that", END_LIMIT, async || {
+        worker
+            .said()
+            .contains("is gone: started again, this worker makes another")
+    })
+    .await;
+    story.machine.kill_kubelet();
+    story.machine.pods = "10.232.8.0/24";
+    until(&worker, "it begins anew", END_LIMIT, async || {
+        worker.said().contains("this machine has another; it registers again")
+    })
+    .await;
+    story.let_in(&worker).await;
+    assert_ne!(story.nodes.get(NAME).await.unwrap().metadata.uid, first);
+    assert_eq!(story.ask_pod().trim(), NAME);
+    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    let mut leave = story.machine.start("leave", &["leave"]);
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    story.assert_gone(&leave.said()).await;
+}
+
 #[tokio::test]
 async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::bundle;
 use crate::machine::{Init, members, until};
 use crate::node::{NAME, Story};
-use crate::program::{PEM, token};
+use crate::program::{PEM, encode, token};
 
 /// A unit begins, and a Pod after it.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -36,6 +36,10 @@ impl Story {
         find.arg(self.machine.units()).args(["-name", "yoke-worker-*.service"]);
         let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
         found.lines().map(PathBuf::from).collect()
+    }
+
+    fn read_token(&self) -> String {
+        fs::read_to_string(self.machine.token()).unwrap()
     }
 
     /// The processes of Pods.
@@ -160,8 +164,22 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     let mut join = story.machine.join_for_good();
     story.let_in(&join).await;
     assert_eq!(join.ended().await, Some(0), "{}", join.said());
-    story.systemctl(&["stop", &story.unit()]);
     story.end_certificate();
+    let (own, before) = (story.read_token(), story.machine.read("worker.json"));
+    fs::write(story.machine.token(), with_unknown_secret(&own)).unwrap();
+    let mut refused = story.machine.join_for_good();
+    assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
+    assert!(
+        refused.said().contains("does not know the token") && refused.said().contains("is put back"),
+        "{}",
+        refused.said()
+    );
+    assert_eq!(story.machine.read("worker.json"), before);
+    assert!(!story.machine.root().join("config/bootstrap.kubeconfig").exists());
+    assert_eq!(story.show("ActiveState"), "active");
+    fs::write(story.machine.token(), own).unwrap();
+
+    story.systemctl(&["stop", &story.unit()]);
     story.remove_node().await;
     story.machine.pods = "10.232.8.0/24";
     let mut again = story.machine.join_for_good();
@@ -174,6 +192,15 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
         story.machine.journal()
     );
     story.until_pod_answers().await;
+}
+
+/// A token of the same cluster that was never given.
+fn with_unknown_secret(token: &str) -> String {
+    let fields = token.trim().strip_prefix("yoke1.").unwrap();
+    let fields = data_encoding::BASE64URL_NOPAD.decode(fields.as_bytes()).unwrap();
+    let mut fields: serde_json::Value = serde_json::from_slice(&fields).unwrap();
+    fields["token"] = "fedcba.fedcba9876543210".into();
+    encode(&fields)
 }
 
 #[tokio::test]
