@@ -75,7 +75,7 @@ async fn status_is_data_too() {
         wide.lines()
             .next()
             .unwrap()
-            .ends_with("KUBECONFIG         CA-EXPIRES   MESSAGE"),
+            .ends_with("KUBECONFIG         CA-EXPIRES   COST     MESSAGE"),
         "{wide}"
     );
 }
