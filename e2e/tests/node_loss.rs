@@ -49,7 +49,12 @@ impl Moved {
         node.take_all(false).await?;
         let (cluster, kubeconfig) = made?;
         let hosted = hosted_namespace(&cluster)?;
-        let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
+        // The operator hears nobody of whom the kubelet has not said that he is ready.
+        let pod = wait_for("the kubelet to say that the pod is ready", READY_LIMIT, async || {
+            let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
+            Ok(Some(pod).filter(is_ready))
+        })
+        .await?;
         ensure!(
             place_of(&pod) == Some(&node.name),
             "the control plane is on {:?}",
@@ -104,6 +109,12 @@ impl Moved {
         ensure!(pods.len() == 1, "{} pods", pods.len());
         Ok(())
     }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    ready.any(|condition| condition.status == "True")
 }
 
 fn place_of(pod: &Pod) -> Option<&String> {
