@@ -293,12 +293,10 @@ impl Caller {
             match answer {
                 Answer::Waking(_) => {
                     let (_, is_awake) = tokio::join!(reading, self.wait_awake());
-                    answer = match self.plan(call) {
-                        _ if is_awake => Answer::Awake,
-                        Decision::Answer(answer) => answer,
-                        Decision::Wait(seconds) => Answer::Waking(seconds),
-                        // The operator was told. Who comes again says so again.
-                        Decision::Wake(_) => Answer::Waking(0),
+                    answer = if is_awake {
+                        Answer::Awake
+                    } else {
+                        self.answer_waited(call)
                     };
                 }
                 _ => drop(reading.await),
@@ -318,6 +316,15 @@ impl Caller {
                 let is_known = answer.is_to_known();
                 (answer, is_known)
             }
+        }
+    }
+
+    /// The answer to who has waited in vain. The operator was told; who comes again says so again.
+    fn answer_waited(&self, call: Call<'_>) -> Answer {
+        match self.plan(call) {
+            Decision::Answer(answer) => answer,
+            Decision::Wait(seconds) => Answer::Waking(seconds),
+            Decision::Wake(_) => Answer::Waking(0),
         }
     }
 
