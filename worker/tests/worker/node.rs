@@ -217,13 +217,7 @@ async fn a_worker_that_was_silent_registers_again() {
         "{}",
         worker.said()
     );
-    let node = story.nodes.get(NAME).await.unwrap();
-    assert_ne!(node.metadata.uid, first);
-    assert_eq!(story.ask_pod().trim(), NAME);
-    assert_eq!(worker.end().await, Some(0), "{}", worker.said());
-    let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
-    story.assert_gone(&leave.said()).await;
+    assert_serves_and_leaves(&story, &mut worker, first).await;
 }
 
 /// As after an upgrade of the kubelet, or its crash.
@@ -248,7 +242,12 @@ async fn a_worker_whose_kubelet_makes_another_node_begins_anew() {
     })
     .await;
     story.let_in(&worker).await;
-    assert_ne!(story.nodes.get(NAME).await.unwrap().metadata.uid, first);
+    assert_serves_and_leaves(&story, &mut worker, first).await;
+}
+
+/// A worker has another Node than before, whose Pods are reached, and can be taken away.
+async fn assert_serves_and_leaves(story: &Story, worker: &mut Worker, former: Option<String>) {
+    assert_ne!(story.nodes.get(NAME).await.unwrap().metadata.uid, former);
     assert_eq!(story.ask_pod().trim(), NAME);
     assert_eq!(worker.end().await, Some(0), "{}", worker.said());
     let mut leave = story.machine.start("leave", &["leave"]);

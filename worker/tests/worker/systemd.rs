@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::bundle;
-use crate::machine::{Init, members, until};
+use crate::machine::{Init, Worker, members, until};
 use crate::node::{NAME, Story};
 use crate::program::{PEM, encode, token};
 
@@ -65,6 +65,17 @@ impl Story {
         }
     }
 
+    /// A command of the program ends, and has done what it was asked.
+    async fn assert_ends_well(&self, command: &mut Worker) {
+        assert_eq!(
+            command.ended().await,
+            Some(0),
+            "{}\n{}",
+            command.said(),
+            self.machine.journal()
+        );
+    }
+
     /// A Pod that answers has a network, which takes all of a worker to make.
     async fn until_pod_answers(&self) {
         let deadline = Instant::now() + START_LIMIT;
@@ -81,13 +92,7 @@ async fn a_worker_joins_for_good() {
     let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
     let mut join = story.machine.join_for_good();
     story.let_in(&join).await;
-    assert_eq!(
-        join.ended().await,
-        Some(0),
-        "{}\n{}",
-        join.said(),
-        story.machine.journal()
-    );
+    story.assert_ends_well(&mut join).await;
     assert!(join.said().contains("and ready"), "{}", join.said());
     assert_eq!(story.show("Type"), "notify");
     assert_eq!(story.show("UnitFileState"), "enabled");
@@ -120,13 +125,7 @@ async fn a_worker_joins_for_good() {
     story.until_pod_answers().await;
 
     let mut leave = story.machine.start("leave", &["leave"]);
-    assert_eq!(
-        leave.ended().await,
-        Some(0),
-        "{}\n{}",
-        leave.said(),
-        story.machine.journal()
-    );
+    story.assert_ends_well(&mut leave).await;
     story.assert_gone(&leave.said()).await;
     assert_eq!(story.unit_files(), Vec::<PathBuf>::new());
     let known = story.systemctl(&["list-units", "--all", "--plain", "--no-legend", "yoke-worker-*"]);
@@ -146,13 +145,7 @@ async fn a_worker_is_let_in_after_its_machine_was_started_again() {
     story.machine.boot_again();
     let mut again = story.machine.start("again", &["join"]);
     story.let_in(&again).await;
-    assert_eq!(
-        again.ended().await,
-        Some(0),
-        "{}\n{}",
-        again.said(),
-        story.machine.journal()
-    );
+    story.assert_ends_well(&mut again).await;
     assert!(again.said().contains("nothing is changed"), "{}", again.said());
     story.until_pod_answers().await;
 }
@@ -184,13 +177,7 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     story.machine.pods = "10.232.8.0/24";
     let mut again = story.machine.join_for_good();
     story.let_in(&again).await;
-    assert_eq!(
-        again.ended().await,
-        Some(0),
-        "{}\n{}",
-        again.said(),
-        story.machine.journal()
-    );
+    story.assert_ends_well(&mut again).await;
     story.until_pod_answers().await;
 }
 
