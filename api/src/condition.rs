@@ -143,6 +143,8 @@ reasons! {
     RolePending,
     /// There is a Secret of the name that is needed, and it is not the operator's.
     SecretConflict,
+    /// Other Clusters are made first.
+    Queued,
     /// Waiting for certificates to be issued.
     CertificatesPending,
     /// Waiting for the control plane's pod.

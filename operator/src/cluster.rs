@@ -31,6 +31,7 @@ pub mod rest;
 pub mod schedule;
 pub mod status;
 mod store;
+mod turns;
 pub mod validate;
 mod withdraw;
 mod workers;
@@ -38,6 +39,7 @@ mod workers;
 pub use guard::{Guard, Keeper};
 pub(crate) use kept::find_left;
 pub use probe::Answer;
+pub use turns::Turns;
 pub use workers::{Workers, WorkersSeen};
 
 use std::collections::HashMap;
@@ -326,6 +328,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         addons: None,
         workers: None,
         lost: false,
+        queued: false,
         failure: None,
     }
 }
@@ -354,6 +357,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         addons: applied.addons,
         workers: applied.workers,
         lost: applied.lost,
+        queued: applied.queued,
         failure: None,
     }
 }

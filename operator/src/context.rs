@@ -13,7 +13,7 @@ use yoke_pki::plan::ROOT;
 
 use crate::apply::Applier;
 use crate::cache::Caches;
-use crate::cluster::{Answer, Guard, WorkersSeen};
+use crate::cluster::{Answer, Guard, Turns, WorkersSeen};
 use crate::conditions::State;
 use crate::config::Config;
 use crate::events::Events;
@@ -54,6 +54,8 @@ pub struct Context {
     pub signer: Signer,
     /// Who removes Nodes that fell silent.
     pub reaper: Reaper,
+    /// Clusters that are made now, and those that come after them.
+    pub turns: Turns,
     /// Pods that were lost with their machines.
     pub losses: Losses,
     /// Who works on JoinTokens.
@@ -186,6 +188,7 @@ impl Context {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .remove(id);
         self.apis.forget(id);
+        self.turns.finish(id);
     }
 
     /// Forgets what was found of the API of a cluster that goes to sleep: its next pod is another one.

@@ -76,6 +76,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let counters = OperatorMetrics::new(&metrics);
     let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
     let (guard, keeper) = cluster::Guard::new();
+    let (turns, due) = cluster::Turns::new();
     let (signer, signing) = signer::Signer::new();
     let (reaper, reaping) = reaper::Reaper::new(reaper::Pace::default());
     let context = Arc::new(Context {
@@ -85,6 +86,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         guard,
         signer,
         reaper,
+        turns,
         losses: loss::Losses::default(),
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
@@ -118,7 +120,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     });
     supervisor.spawn(
         "controllers",
-        run_controllers(context, keeper, triggered, synced, drain),
+        run_controllers(context, keeper, triggered, due.boxed(), synced, drain),
     );
     supervisor.run().await?;
     Ok(())
@@ -131,6 +133,7 @@ async fn run_controllers(
     context: Arc<Context>,
     keeper: cluster::Keeper,
     triggered: Triggered,
+    due: BoxStream<'static, ObjectRef<Cluster>>,
     synced: Check,
     drain: Drain,
 ) -> Result<(), cache::SyncError> {
@@ -143,7 +146,7 @@ async fn run_controllers(
     let (calls, called) = mpsc::channel(CALLS);
     let guarded = keeper.run(Arc::clone(&context), calls.clone(), drain.clone());
     let losses = loss::run(Arc::clone(&context), calls, drain.clone());
-    let triggers = stream::select(triggered.clusters, called).boxed();
+    let triggers = stream::select_all([triggered.clusters, called.boxed(), due]).boxed();
     let clusters = run_clusters(Arc::clone(&context), triggers, drain.clone());
     let join_tokens = run_join_tokens(Arc::clone(&context), triggered.join_tokens, drain.clone());
     let tenants = run_tenants(context, triggered.tenants, drain);

@@ -23,6 +23,7 @@ use super::observe::{Observed, is_foreign};
 use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
+use super::turns::Wanted;
 use super::{addons, copies, incarnation, kept, lost, probe, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
@@ -49,6 +50,8 @@ pub(super) struct Applied {
     pub(super) wake_problem: Option<String>,
     /// Whether its pod was lost lately with its machine.
     pub(super) lost: bool,
+    /// Whether nothing was done, because other Clusters are made first.
+    pub(super) queued: bool,
 }
 
 impl Applied {
@@ -69,6 +72,28 @@ impl Applied {
             workers: None,
             wake_problem: None,
             lost: false,
+            queued: false,
+        }
+    }
+
+    /// Nothing done before others are.
+    fn queued(observed: &Observed) -> Self {
+        // Not how many, as above.
+        let waits = || {
+            State::no(
+                Reason::Queued,
+                "Clusters are made a few at a time, and others come first.",
+            )
+        };
+        let store = Store {
+            state: waits(),
+            account: None,
+            bytes: None,
+        };
+        Self {
+            certificates: waits(),
+            queued: true,
+            ..Self::new(store, observed)
         }
     }
 }
@@ -81,6 +106,9 @@ pub(super) async fn apply(
     observed: &Observed,
 ) -> Result<Applied, ReconcileError> {
     let identity = blueprint.identity;
+    if !is_begun(context, blueprint) && !context.turns.take(find_wanted(cluster, identity)) {
+        return Ok(Applied::queued(observed));
+    }
     let size = Size {
         quota: blueprint.accepted.quota,
         replicas: blueprint.accepted.class.store_replicas,
@@ -107,6 +135,7 @@ pub(super) async fn apply(
     let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
         Ok(materials) => {
             copies::apply(context, identity, asked.clone(), &materials, &mut applied).await??;
+            context.turns.finish(&identity.id);
             Some(materials)
         }
         Err(_) => {
@@ -147,6 +176,24 @@ pub(super) async fn apply(
     let accepted = Some(blueprint.accepted.version);
     applied.workers = workers::ensure(context, cluster, &identity.id, accepted, &applied).await;
     Ok(applied)
+}
+
+/// Whether certificates of a Cluster were asked for already: what is begun goes on.
+fn is_begun(context: &Context, blueprint: &Blueprint<'_>) -> bool {
+    let mut certificates = blueprint.accepted.plan.certificates.iter();
+    certificates.any(|certificate| {
+        let found = ObjectRef::new(&certificate.name_any()).within(PKI_NAMESPACE);
+        context.caches.certificates.get(&found).is_some()
+    })
+}
+
+fn find_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
+    Wanted {
+        id: identity.id.clone(),
+        cluster: ObjectRef::from_obj(cluster),
+        is_asleep: Rest::of(cluster).is_asleep(),
+        created: cluster.creation_timestamp().map(|created| created.0),
+    }
 }
 
 /// What the ingress tells those who connect while no API answers.

@@ -119,6 +119,7 @@ pub(super) fn outcome() -> Outcome {
         addons: Some(State::yes(Reason::AsExpected, "There.")),
         workers: None,
         lost: false,
+        queued: false,
         failure: None,
     }
 }

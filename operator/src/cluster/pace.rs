@@ -30,6 +30,10 @@ pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
     if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
         return STEADY;
     }
+    if outcome.queued {
+        // It is called for.
+        return STEADY;
+    }
     let answers = outcome.inside.is_ok() && outcome.outside.is_ok();
     // What makes room is not told: other stores that go, or an owner who gives NATS more.
     let is_limited = outcome.store.reason == Reason::StoreQuotaExceeded;
@@ -97,6 +101,10 @@ mod tests {
             believed: true,
             ..outcome()
         };
+        let queued = Outcome {
+            queued: true,
+            ..silent(ControlPlane::Absent)
+        };
         let missing = || State::no(Reason::StoreUnavailable, "x");
         let with_workers = |reason: Reason| Outcome {
             workers: Some(Workers {
@@ -122,6 +130,7 @@ mod tests {
                 1001,
                 STEADY,
             ),
+            ("its turn comes", queued, 1001, STEADY),
             ("believed", believed, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),
             ("old, silent", silent(running()), 1060, WAITING),

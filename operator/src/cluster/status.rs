@@ -100,6 +100,8 @@ pub struct Outcome {
     pub workers: Option<Workers>,
     /// Whether its pod was lost lately with its machine.
     pub lost: bool,
+    /// Whether it waits for its turn to be made.
+    pub queued: bool,
     /// What failed unexpectedly.
     pub failure: Option<String>,
 }

@@ -593,6 +593,8 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
         guard,
         signer,
         reaper,
+        // Nobody heeds these calls either.
+        turns: cluster::Turns::new().0,
         losses: Losses::default(),
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
