@@ -6,14 +6,15 @@
 //!                                                                └─▶ Status 503, Retry-After; the connection ends
 //! ```
 //!
-//! Who may wake it is answered when it is awake, to come again at once, or after [`HOLD`]: client-go sleeps for a whole second
-//! between two tries, in which a cluster may have woken.
+//! Who is known and may wake it is answered when it is awake, to come again at once, or after [`HOLD`]: client-go sleeps for a
+//! whole second between two tries, in which a cluster may have woken.
 //!
 //! A client that comes back is led by Envoy to wherever the cluster is then. Each connection ends with its first answers: one
 //! that stayed open would stay here.
 //!
 //! Guarantees: nothing is woken before its caller is known ([`identity`]), unless its owner wants so. What strangers can have
-//! of it is bounded: connections, their time, headers, bodies; how many connections a source opens, the gate bounds before.
+//! of it is bounded: connections, their time, headers, bodies; how many connections a source opens, the gate bounds before. No
+//! stranger is held, whoever may wake the cluster, nor keeps a place that somebody needs who is known.
 
 pub mod identity;
 pub mod plan;
@@ -67,7 +68,8 @@ const STREAMS: u32 = 8;
 /// What of one stream may lie here unread, and of a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
-/// How long somebody waits who may wake a cluster: long enough that most wakes end meanwhile, and far below any client's patience.
+/// How long somebody waits who is known and may wake a cluster: long enough that most wakes end meanwhile, and far below any
+/// client's patience.
 const HOLD: Duration = Duration::from_secs(3);
 /// Envoy hears that a cluster is awake by another stream: so long it has for that.
 const FLIP: Duration = Duration::from_millis(100);
@@ -183,6 +185,7 @@ fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsSt
         stage: watch::Sender::new(Stage::Silent),
     });
     open.spawn(async move {
+        caller.keep_if_known();
         // In each case the client connects anew.
         tokio::select! {
             () = serve_connection(stream, Arc::clone(&caller)) => {}
@@ -262,6 +265,14 @@ impl Caller {
         self.stage.send_modify(|now| *now = stage.max(*now));
     }
 
+    /// Who shows a certificate of the cluster's keeps his place from the start: strangers could take it before he asks.
+    fn keep_if_known(&self) {
+        let snapshot = self.context.snapshots.borrow().clone();
+        if plan::is_known(snapshot.as_deref(), &self.name, &self.certificates, Timestamp::now()) {
+            self.seat.keep();
+        }
+    }
+
     /// Ends when the connection has had its time.
     async fn out_of_time(&self) {
         if timeout(FIRST_LIMIT, self.reached(Stage::Asked)).await.is_ok() {
@@ -311,6 +322,7 @@ impl Caller {
     fn decide(&self, call: Call<'_>) -> (Answer, bool) {
         match self.plan(call) {
             Decision::Wake(entry) => (self.wake(&entry), true),
+            Decision::WakeForStranger(entry) => (self.wake(&entry), false),
             Decision::Wait(seconds) => (Answer::Waking(seconds), true),
             Decision::Answer(answer) => {
                 let is_known = answer.is_to_known();
@@ -324,7 +336,7 @@ impl Caller {
         match self.plan(call) {
             Decision::Answer(answer) => answer,
             Decision::Wait(seconds) => Answer::Waking(seconds),
-            Decision::Wake(_) => Answer::Waking(0),
+            Decision::Wake(_) | Decision::WakeForStranger(_) => Answer::Waking(0),
         }
     }
 

@@ -33,6 +33,9 @@ pub struct Call<'a> {
 pub enum Decision {
     /// Wake the cluster, and answer when it is awake, or after a while [`Answer::Waking`] of no seconds.
     Wake(Arc<Entry>),
+    /// Wake it for a stranger, and answer him [`Answer::Waking`] of no seconds at once: who waits takes a place, and those are
+    /// for whom the cluster knows.
+    WakeForStranger(Arc<Entry>),
     /// It is being woken; the same, of so many seconds.
     Wait(i32),
     /// Only answer.
@@ -176,9 +179,19 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
         Asleep::OnConnect { callers, .. } => match (callers, who()) {
             (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::Unneeded),
             (Callers::Authenticated, Err(stranger)) => Decision::Answer(Answer::Stranger(stranger)),
-            (_, Ok(_)) | (Callers::Any, Err(_)) => Decision::Wake(Arc::clone(entry)),
+            (_, Ok(_)) => Decision::Wake(Arc::clone(entry)),
+            (Callers::Any, Err(_)) => Decision::WakeForStranger(Arc::clone(entry)),
         },
     }
+}
+
+/// Whether a cluster that sleeps knows who shows these certificates.
+pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[CertificateDer<'_>], now: Timestamp) -> bool {
+    let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(name)));
+    let Some((entry, asleep)) = entry.and_then(|entry| Some((entry, entry.route.asleep.as_ref()?))) else {
+        return false;
+    };
+    identify(&entry.route, &asleep.client_ca, certificates, None, now).is_ok()
 }
 
 /// How long to wait before the next try of a cluster that has been woken for so long. client-go tries ten times: with these

@@ -1,5 +1,7 @@
 //! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
 
+mod places;
+
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -449,30 +451,6 @@ async fn nobody_is_held_when_a_cluster_does_not_wake() {
     let stderr = kubectl(&night, &["get", "--raw", "/api/v1/namespaces"]).await.1;
     assert!(stderr.contains(advice), "{stderr}");
     assert!(started.elapsed() < Duration::from_secs(10), "it asks once");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn silent_strangers_make_room() {
-    let night = Night::new(on_connect(Callers::Authenticated)).await;
-    let mut config = night.stage.root.client(None);
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
-    let before = night.stage.xds().metric(handshakes);
-    let name = night.a.public_name();
-    let mut silent = vec![];
-    for _ in 0..300 {
-        let stream = TcpStream::connect(night.stage.envoy.ingress).await.unwrap();
-        silent.push(open_over(stream, &name, &config).await.unwrap());
-    }
-    eventually("all are there", PATIENCE, async || {
-        (night.stage.xds().metric(handshakes) >= before + 300).then_some(())
-    })
-    .await;
-    for http in BOTH {
-        let answer = night.ask(&night.admin(), http, None).await;
-        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
-    }
-    assert_eq!(night.stage.xds().wake().await.cluster, "a");
 }
 
 #[tokio::test(flavor = "multi_thread")]

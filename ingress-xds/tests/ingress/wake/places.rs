@@ -1,0 +1,78 @@
+//! Strangers keep out nobody whom the cluster knows.
+
+use http::StatusCode;
+use tokio::net::TcpStream;
+use yoke_api::ingress::Callers;
+
+use super::{Night, on_connect, told};
+use crate::support::client::{BOTH, Client, Http, get};
+use crate::support::tenant::open_over;
+use crate::support::{PATIENCE, eventually};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_strangers_make_room() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let mut config = night.stage.root.client(None);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
+    let before = night.stage.xds().metric(handshakes);
+    let name = night.a.public_name();
+    let mut silent = vec![];
+    for _ in 0..300 {
+        let stream = TcpStream::connect(night.stage.envoy.ingress).await.unwrap();
+        silent.push(open_over(stream, &name, &config).await.unwrap());
+    }
+    eventually("all are there", PATIENCE, async || {
+        (night.stage.xds().metric(handshakes) >= before + 300).then_some(())
+    })
+    .await;
+    for http in BOTH {
+        let answer = night.ask(&night.admin(), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    }
+    assert_eq!(night.stage.xds().wake().await.cluster, "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_who_wake_it_leave_room() {
+    let night = Night::new(on_connect(Callers::Any)).await;
+    let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
+    let before = night.stage.xds().metric(handshakes);
+    // Nobody tells the operator's word: they could wait, each with a place of his own.
+    let name = night.a.public_name();
+    let nobody = night.stage.root.client(None);
+    // Those that are in the way of others are cut off.
+    let strangers = (0..300).map(|_| night.try_ask(&name, &nobody, Http::One, None));
+    let asking = async {
+        eventually("all are there", PATIENCE, async || {
+            (night.stage.xds().metric(handshakes) >= before + 300).then_some(())
+        })
+        .await;
+        night.ask(&night.admin(), Http::One, None).await
+    };
+    let (answers, answer) = tokio::join!(futures::future::join_all(strangers), asking);
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    let answered: Vec<_> = answers.iter().flatten().map(told).collect();
+    assert!(!answered.is_empty(), "some are answered");
+    let expected = (StatusCode::SERVICE_UNAVAILABLE, Some("1"));
+    assert!(answered.iter().all(|told| *told == expected), "{answered:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_a_certificate_keeps_the_place_from_the_start() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let (admin, nobody) = (night.admin(), night.stage.root.client(None));
+    // A busy machine may take longer than a client may.
+    eventually("the first is answered", PATIENCE, async || {
+        let mut first = Client::connect(sleeper, &name, &admin, Http::Two).await.ok()?;
+        let strangers = (0..300).map(|_| async {
+            let stream = TcpStream::connect(sleeper).await.ok()?;
+            open_over(stream, &name, &nobody).await.ok()
+        });
+        let _open = futures::future::join_all(strangers).await;
+        let answer = first.ask(get(None)).await.ok()?;
+        (told(&answer) == (StatusCode::SERVICE_UNAVAILABLE, Some("1"))).then_some(())
+    })
+    .await;
+}
