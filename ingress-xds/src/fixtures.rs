@@ -224,20 +224,20 @@ pub fn pems() -> &'static (String, String) {
 
 /// The Secret that cert-manager writes for the ingress.
 pub fn certificate_secret(chain: &str, key: &str) -> Secret {
-    secret(INGRESS_LEAF, chain, key)
+    secret(PKI_NAMESPACE, INGRESS_LEAF, chain, key)
 }
 
-/// The same for clusters that sleep.
-pub fn sleeper_secret(chain: &str, key: &str) -> Secret {
-    secret(SLEEPER_LEAF, chain, key)
+/// The same for clusters that sleep: for all, or in a hosted namespace for the further names of its cluster.
+pub fn sleeper_secret(namespace: &str, chain: &str, key: &str) -> Secret {
+    secret(namespace, SLEEPER_LEAF, chain, key)
 }
 
-fn secret(name: &str, chain: &str, key: &str) -> Secret {
+fn secret(namespace: &str, name: &str, chain: &str, key: &str) -> Secret {
     let field = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
     Secret {
         metadata: ObjectMeta {
             name: Some(name.into()),
-            namespace: Some(PKI_NAMESPACE.into()),
+            namespace: Some(namespace.into()),
             ..Default::default()
         },
         data: Some([field("tls.crt", chain), field("tls.key", key)].into()),

@@ -11,6 +11,8 @@
 //! A name that two clusters claim belongs to the older one (creation time of the ConfigMap, then namespace). A cluster
 //! whose ConfigMap is not believed loses its routes and nobody else's.
 
+mod sleepers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::net::IpAddr;
@@ -26,7 +28,12 @@ use yoke_api::{Cidr, ClusterId};
 use yoke_pki::plan::INGRESS_LEAF;
 
 use crate::token::TokenTrust;
-use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_secret, validate_slice};
+use crate::validate::{IngressCertificate, Rules, Slice, validate_config, validate_ingress, validate_slice};
+
+pub(crate) use sleepers::sleeper_key;
+use sleepers::{Concerned, Sleepers};
+
+pub use sleepers::SleeperNames;
 
 /// A cluster that is routed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,8 +144,8 @@ pub enum Event {
     Slice(Watched<EndpointSlice>),
     /// Of the Secret with the ingress's certificate.
     Certificate(Watched<Secret>),
-    /// Whether the sleeper has a certificate to show.
-    Sleeper(bool),
+    /// Of a certificate that the sleeper can show now.
+    Sleeper(Watched<SleeperNames>),
 }
 
 /// Where a name leads.
@@ -201,8 +208,7 @@ pub struct Table {
     configs_listed: bool,
     slices_listed: bool,
     certificate_listed: bool,
-    /// Whether the sleeper can be led to, once that is known.
-    sleeper_shown: Option<bool>,
+    sleepers: Sleepers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -223,6 +229,7 @@ impl Table {
     /// An empty table.
     pub fn new(rules: Rules) -> Self {
         Self {
+            sleepers: Sleepers::new(rules.sleeper),
             rules,
             configs: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -237,7 +244,6 @@ impl Table {
             configs_listed: false,
             slices_listed: false,
             certificate_listed: false,
-            sleeper_shown: None,
         }
     }
 
@@ -271,15 +277,17 @@ impl Table {
                 }
                 self.certificate_listed = true;
             }
-            Event::Sleeper(shown) => self.set_sleeper(shown),
+            Event::Sleeper(seen) => {
+                let concerned = self.sleepers.apply(seen);
+                self.resolve_asleep(concerned);
+            }
         }
         std::mem::take(&mut self.reports)
     }
 
     /// Whether everything that the host has was seen once. Before that, absence means nothing.
     pub fn is_synced(&self) -> bool {
-        let sleeper_known = self.rules.sleeper.is_none() || self.sleeper_shown.is_some();
-        self.configs_listed && self.slices_listed && self.certificate_listed && sleeper_known
+        self.configs_listed && self.slices_listed && self.certificate_listed && self.sleepers.is_listed()
     }
 
     /// The ingress's certificate, if there is one that can be used.
@@ -383,7 +391,7 @@ impl Table {
 
     fn apply_certificate(&mut self, object: &Secret) {
         let key = ObjectKey::of(&object.metadata);
-        let (certificate, problems) = match validate_secret(object, INGRESS_LEAF) {
+        let (certificate, problems) = match validate_ingress(object) {
             Ok(certificate) => (Some(certificate), Vec::new()),
             Err(error) => (None, vec![Problem::Certificate(to_chain(&error))]),
         };
@@ -396,13 +404,17 @@ impl Table {
         self.record(Kind::Certificate, key.clone(), Vec::new());
     }
 
-    fn set_sleeper(&mut self, shown: bool) {
-        if self.sleeper_shown.replace(shown) == Some(shown) {
-            return;
-        }
-        let asleep = self.routes.values().filter(|route| route.asleep.is_some());
-        let names: Vec<_> = asleep.map(|route| route.public_name.clone()).collect();
-        names.iter().for_each(|name| self.resolve(name));
+    fn resolve_asleep(&mut self, concerned: Concerned) {
+        let namespaces = match concerned {
+            Concerned::Some(namespaces) => namespaces,
+            Concerned::All => {
+                let asleep = self.routes.values().filter(|route| route.asleep.is_some());
+                asleep.map(|route| route.namespace.clone()).collect()
+            }
+        };
+        namespaces
+            .iter()
+            .for_each(|namespace| self.resolve_namespace(namespace));
     }
 
     fn resolve_namespace(&mut self, namespace: &str) {
@@ -436,17 +448,9 @@ impl Table {
             true => self.keep_waking(name, route),
             false => Arc::clone(route),
         };
-        // Of its further names the sleeper has no certificate, and agents wake nobody.
-        let sleeper = self
-            .rules
-            .sleeper
-            .filter(|_| self.sleeper_shown == Some(true) && route.asleep.is_some() && route.public_name == name);
-        if let Some(sleeper) = sleeper {
-            return Target {
-                route,
-                addresses: [sleeper.ip()].into(),
-                port: sleeper.port(),
-            };
+        let sleepers = route.asleep.as_ref().and_then(|_| self.sleepers.find(name, &route));
+        if let Some((addresses, port)) = sleepers {
+            return Target { route, addresses, port };
         }
         Target {
             addresses,

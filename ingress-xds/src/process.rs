@@ -21,7 +21,7 @@ use crate::metrics::{Metrics, PROCESS};
 use crate::model::Event;
 use crate::routing::{Routing, Snapshots};
 use crate::server::{Context, Server};
-use crate::sleeper::tls::{build_configs, keep_shown};
+use crate::sleeper::tls::{Certificates, build_configs, keep_shown};
 use crate::sleeper::{self, Sleeper};
 use crate::tls::{files_in, keep_certificates};
 use crate::traffic::Shown;
@@ -148,17 +148,17 @@ async fn spawn_sleeper(supervisor: &mut Supervisor, port: u16, waker: Waker, wak
             .context("listening for clients of clusters that sleep")?,
     };
     let (secrets, seen) = mpsc::channel(EVENTS);
-    let (certificate, shown) = watch::channel(None);
+    let (certificates, shown) = watch::channel(Certificates::new());
     let watched = watch_sleeper(client, secrets, metrics.clone(), drain.clone());
     supervisor.spawn("sleeper-watch", watched);
-    let keeping = keep_shown(seen, certificate, events, drain.clone());
-    supervisor.spawn("sleeper-certificate", async move {
+    let keeping = keep_shown(seen, certificates, events, drain.clone());
+    supervisor.spawn("sleeper-certificates", async move {
         keeping.await;
         Ok::<_, Infallible>(())
     });
     let serving = sleeper.serve(sleeper::Context {
+        tls: build_configs(shown, snapshots.clone())?,
         snapshots,
-        tls: build_configs(shown)?,
         waker,
         metrics,
         drain,

@@ -22,7 +22,7 @@ use yoke_pki::bundle::{Bundle, BundleError, Trust};
 use crate::model::{Route, Sleep, UpstreamTrust};
 use crate::token::{KeyError, TokenKey, TokenTrust};
 
-pub use certificate::{CertificateError, IngressCertificate, validate_secret};
+pub use certificate::{CertificateError, IngressCertificate, validate_ingress, validate_sleeper};
 
 /// The well-known label by which an EndpointSlice names its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";

@@ -72,30 +72,20 @@ pub async fn watch_certificate(
     metrics: Metrics,
     drain: Drain,
 ) -> Result<(), WatchError> {
-    watch_leaf(client, INGRESS_LEAF, events, Event::Certificate, metrics, drain).await
+    let api = Api::<Secret>::namespaced(client, PKI_NAMESPACE);
+    watch(api, named(INGRESS_LEAF), events, Event::Certificate, metrics, drain).await
 }
 
-/// Watches the certificate that is shown for clusters that sleep.
+/// Watches the certificates that are shown for clusters that sleep: one for all, and one in each hosted namespace whose cluster
+/// has further names.
 pub async fn watch_sleeper(
     client: Client,
     secrets: mpsc::Sender<Watched<Secret>>,
     metrics: Metrics,
     drain: Drain,
 ) -> Result<(), WatchError> {
-    watch_leaf(client, SLEEPER_LEAF, secrets, |seen| seen, metrics, drain).await
-}
-
-async fn watch_leaf<E>(
-    client: Client,
-    name: &str,
-    events: mpsc::Sender<E>,
-    to_event: impl Fn(Watched<Secret>) -> E,
-    metrics: Metrics,
-    drain: Drain,
-) -> Result<(), WatchError> {
-    let api = Api::<Secret>::namespaced(client, PKI_NAMESPACE);
-    let config = Config::default().fields(&format!("metadata.name={name}"));
-    watch(api, config, events, to_event, metrics, drain).await
+    let api = Api::<Secret>::all(client);
+    watch(api, named(SLEEPER_LEAF), secrets, |seen| seen, metrics, drain).await
 }
 
 /// Watches the ConfigMap with what the host's owner adds, in the namespace of this process.
@@ -107,8 +97,12 @@ pub async fn watch_base(
     drain: Drain,
 ) -> Result<(), WatchError> {
     let api = Api::<ConfigMap>::default_namespaced(client);
-    let config = Config::default().fields(&format!("metadata.name={name}"));
-    watch(api, config, inputs, Input::Seen, metrics, drain).await
+    watch(api, named(&name), inputs, Input::Seen, metrics, drain).await
+}
+
+/// Objects of one name, by which RBAC grants them, too.
+fn named(name: &str) -> Config {
+    Config::default().fields(&format!("metadata.name={name}"))
 }
 
 async fn watch<K, E>(

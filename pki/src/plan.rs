@@ -3,7 +3,8 @@
 //! ```text
 //!  yoke-root (R) ──▶ <id>-ca-g<N> (I) ──┬──▶ apiserver, apiserver-kubelet-client,
 //!                                       │    kube-controller-manager, kube-scheduler,
-//!                                       │    konnectivity-server if there is one       → hosted namespace
+//!                                       │    konnectivity-server if there is one,
+//!                                       │    sleeper if there are extra names          → hosted namespace
 //!                                       ├──▶ operator                                  → operator only
 //!                                       └──▶ admin                                     → tenant's kubeconfig
 //!  yoke-selfsigned ─┬▶ <id>-front-proxy-ca-g<N> (FP) ──▶ front-proxy-client            → hosted namespace
@@ -45,7 +46,8 @@ pub const ROOT: &str = "yoke-root";
 /// Its CA, P, is under R and permits nothing but the base domain, what a pod calls its own API, and the first address of each
 /// range of Services. The key of P stays where it is; this leaf is all that the ingress may read.
 pub const INGRESS_LEAF: &str = "yoke-ingress";
-/// Name of the Certificate and Secret of what answers for clusters that sleep, under their public names.
+/// Name of the Certificate and Secret of what answers for clusters that sleep, under their public names; in a hosted namespace
+/// of the copy of [`LeafRole::Sleeper`].
 pub const SLEEPER_LEAF: &str = "yoke-sleeper";
 /// The Issuer that lets a CA sign itself, made by the chart.
 pub const SELF_SIGNED_ISSUER: &str = "yoke-selfsigned";
@@ -159,6 +161,8 @@ pub enum LeafRole {
     Scheduler,
     /// Client certificate of the konnectivity-server.
     Konnectivity,
+    /// Serving certificate of the ingress by the cluster's extra names, while it sleeps.
+    Sleeper,
     /// Client certificate of the operator.
     Operator,
     /// Client certificate in the tenant's kubeconfig.
@@ -362,15 +366,27 @@ impl AuthorityRole {
     }
 }
 
+impl Leaf {
+    /// A cluster's leaf of this role.
+    pub fn new(role: LeafRole, id: &ClusterId) -> Self {
+        Self {
+            role,
+            name: role.object_name(id),
+            destination: role.destination(),
+        }
+    }
+}
+
 impl LeafRole {
     /// All roles.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ApiServer,
         Self::ApiServerKubeletClient,
         Self::FrontProxyClient,
         Self::ControllerManager,
         Self::Scheduler,
         Self::Konnectivity,
+        Self::Sleeper,
         Self::Operator,
         Self::Admin,
     ];
@@ -384,6 +400,7 @@ impl LeafRole {
             Self::ControllerManager => "kube-controller-manager",
             Self::Scheduler => "kube-scheduler",
             Self::Konnectivity => "konnectivity-server",
+            Self::Sleeper => "sleeper",
             Self::Operator => "operator",
             Self::Admin => "admin",
         }
@@ -402,7 +419,8 @@ impl LeafRole {
             | Self::FrontProxyClient
             | Self::ControllerManager
             | Self::Scheduler
-            | Self::Konnectivity => Destination::Hosted,
+            | Self::Konnectivity
+            | Self::Sleeper => Destination::Hosted,
             Self::Operator => Destination::Operator,
             Self::Admin => Destination::TenantKubeconfig,
         }

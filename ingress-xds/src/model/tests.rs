@@ -75,6 +75,31 @@ fn expected(rows: &[(&str, &ClusterFixture, &[&str])]) -> Routes {
     rows.iter().map(row).collect()
 }
 
+const SLEEPER: &str = "10.9.9.9:18443";
+
+fn with_sleeper() -> Rules {
+    Rules {
+        sleeper: Some(SLEEPER.parse().unwrap()),
+        ..Rules::new(BASE_DOMAIN)
+    }
+}
+
+/// A certificate can be shown for these names.
+fn shown(namespace: &str, names: &[&str]) -> Event {
+    Event::Sleeper(Watched::Applied(Box::new(SleeperNames {
+        key: sleeper_key(namespace),
+        names: names.iter().map(ToString::to_string).collect(),
+    })))
+}
+
+fn shown_for_all() -> Event {
+    shown(PKI_NAMESPACE, &["*.yoke.test"])
+}
+
+fn not_shown(namespace: &str) -> Event {
+    Event::Sleeper(Watched::Deleted(sleeper_key(namespace)))
+}
+
 #[test]
 fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
     let extra = "api.example.org";
@@ -83,22 +108,18 @@ fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
     let konnectivity = a.konnectivity_name();
     let address: &[&str] = &["10.0.0.1"];
     let sleeper: &[&str] = &["10.9.9.9"];
-    let rules = |sleeper: Option<&str>| Rules {
-        sleeper: sleeper.map(|address| address.parse().unwrap()),
-        ..Rules::new(BASE_DOMAIN)
-    };
-    for (rule, address_of_sleeper, first, expected_address) in [
-        ("asleep", Some("10.9.9.9:18443"), &asleep, sleeper),
-        ("awake", Some("10.9.9.9:18443"), &a, address),
-        ("without a sleeper", None, &asleep, address),
+    for (rule, rules, first, expected_address) in [
+        ("asleep", with_sleeper(), &asleep, sleeper),
+        ("awake", with_sleeper(), &a, address),
+        ("without a sleeper", Rules::new(BASE_DOMAIN), &asleep, address),
     ] {
-        let mut table = Table::new(rules(address_of_sleeper));
+        let mut table = Table::new(rules);
         table.apply(slice(first));
         table.apply(config(first));
         let mut routes = Routes::new();
         follow(&mut routes, &mut table);
         assert_eq!(routes[A].1, address, "{rule}, without a certificate");
-        table.apply(Event::Sleeper(true));
+        table.apply(shown_for_all());
         follow(&mut routes, &mut table);
         let rows = [
             (A, first, expected_address),
@@ -111,8 +132,8 @@ fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
         follow(&mut routes, &mut table);
         assert_eq!(routes[A].1, address, "{rule}");
     }
-    let mut table = Table::new(rules(Some("10.9.9.9:18443")));
-    table.apply(Event::Sleeper(true));
+    let mut table = Table::new(with_sleeper());
+    table.apply(shown_for_all());
     table.apply(config(&asleep));
     let target = table.take_changes().remove(A).flatten().unwrap();
     assert_eq!(target.port, 18443);
@@ -121,11 +142,55 @@ fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
 }
 
 #[test]
+fn further_names_lead_to_the_sleeper_if_it_has_a_certificate_of_their_cluster() {
+    let names = ["api.example.org", "www.example.org"];
+    let told = || waking(since(), None);
+    let a = a().with_extra_names(&names).with_konnectivity().asleep(told());
+    let b = b().with_extra_names(&names[..1]).asleep(told());
+    let konnectivity = a.konnectivity_name();
+    let mut table = Table::new(with_sleeper());
+    let mut routes = Routes::new();
+    for event in [config(&a), config(&b), slice(&a), slice(&b), shown_for_all()] {
+        table.apply(event);
+    }
+    let (of_a, of_b) = (a.namespace(), b.namespace());
+    let at_sleeper = ["10.9.9.9"];
+    let at_a = ["10.0.0.1"];
+    for (rule, event, expected) in [
+        ("of nobody", not_shown("yoke-zxwvtsrq24"), [false, false]),
+        ("of the younger", shown(&of_b, &names), [false, false]),
+        ("of the public name", shown(&of_a, &[A]), [false, false]),
+        ("of one name", shown(&of_a, &names[..1]), [true, false]),
+        (
+            "of both, and of agents",
+            shown(&of_a, &[names[0], names[1], &konnectivity]),
+            [true, true],
+        ),
+        ("gone", not_shown(&of_a), [false, false]),
+        ("there again", shown(&of_a, &names), [true, true]),
+        (
+            "gone at a list",
+            Event::Sleeper(Watched::Listed([sleeper_key(PKI_NAMESPACE), sleeper_key(&of_b)].into())),
+            [false, false],
+        ),
+    ] {
+        table.apply(event);
+        follow(&mut routes, &mut table);
+        for (name, sleeps) in names.into_iter().zip(expected) {
+            let addresses = if sleeps { at_sleeper } else { at_a };
+            assert_eq!(
+                routes[name],
+                (of_a.clone(), addresses.map(String::from).to_vec()),
+                "{rule}: {name}"
+            );
+        }
+        assert_eq!(routes[A].1, at_sleeper, "{rule}");
+        assert_eq!(routes[&konnectivity].1, at_a, "{rule}");
+    }
+}
+
+#[test]
 fn a_cluster_wakes_when_its_address_is_seen() {
-    let rules = Rules {
-        sleeper: Some("10.9.9.9:18443".parse().unwrap()),
-        ..Rules::new(BASE_DOMAIN)
-    };
     let address: &[&str] = &["10.0.0.1"];
     let sleeper: &[&str] = &["10.9.9.9"];
     let none: &[&str] = &[];
@@ -135,8 +200,8 @@ fn a_cluster_wakes_when_its_address_is_seen() {
         ("held", Some(held), none),
         ("new", None, none),
     ] {
-        let mut table = Table::new(rules.clone());
-        table.apply(Event::Sleeper(true));
+        let mut table = Table::new(with_sleeper());
+        table.apply(shown_for_all());
         if let Some(before) = before {
             table.apply(config(&a().asleep(before)));
         }
@@ -158,19 +223,13 @@ fn a_cluster_wakes_when_its_address_is_seen() {
 
 #[test]
 fn who_can_be_led_to_is_known_before_the_table_is() {
-    for (rule, sleeper, expected) in [
-        ("none", None, true),
-        ("one", Some("10.9.9.9:18443".parse().unwrap()), false),
-    ] {
-        let mut table = Table::new(Rules {
-            sleeper,
-            ..Rules::new(BASE_DOMAIN)
-        });
+    for (rule, rules, expected) in [("none", Rules::new(BASE_DOMAIN), true), ("one", with_sleeper(), false)] {
+        let mut table = Table::new(rules);
         table.apply(Event::Config(Watched::Listed(BTreeSet::new())));
         table.apply(Event::Slice(Watched::Listed(BTreeSet::new())));
         table.apply(Event::Certificate(Watched::Listed(BTreeSet::new())));
         assert_eq!(table.is_synced(), expected, "{rule}");
-        table.apply(Event::Sleeper(false));
+        table.apply(Event::Sleeper(Watched::Listed(BTreeSet::new())));
         assert!(table.is_synced(), "{rule}");
     }
 }

@@ -1,8 +1,10 @@
-//! TLS as a cluster that sleeps has it: the certificate of the names under the base domain, and a client's certificate that is
-//! asked for, and judged with its request, as kube-apiserver does: a bad one is answered, not cut off.
+//! TLS as a cluster that sleeps has it: one certificate for all names under the base domain, for further names the cluster's
+//! own, and a client's certificate that is asked for, and judged with its request, as kube-apiserver does: a bad one is
+//! answered, not cut off.
 //!
 //! Nothing is resumed: a session has the identity of whom it was made with.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,15 +18,19 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 use tokio::sync::{mpsc, watch};
+use yoke_api::names::PKI_NAMESPACE;
 use yoke_pki::plan::SLEEPER_LEAF;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::TlsConfigs;
 
-use crate::model::{Event, ObjectKey, Watched, to_chain};
-use crate::validate::{CertificateError, validate_secret};
+use crate::model::{Event, ObjectKey, SleeperNames, Watched, sleeper_key, to_chain};
+use crate::routing::Snapshots;
+use crate::snapshot::resource_name;
+use crate::validate::{CertificateError, validate_sleeper};
 
-/// The certificate that is shown, if there is one.
-pub type Shown = watch::Receiver<Option<Arc<CertifiedKey>>>;
+/// Certificates by the namespace of their Secret: that of the authorities has the one for names under the base domain, a hosted
+/// one that for further names of its cluster.
+pub type Certificates = BTreeMap<String, Arc<CertifiedKey>>;
 
 /// The certificate cannot be shown.
 #[derive(Debug, thiserror::Error)]
@@ -43,82 +49,105 @@ pub enum ShownError {
     Provider,
 }
 
-/// Keeps what is shown new until the drain starts, and says whether there is something: nobody is led here before. A Secret that
-/// cannot be used leaves the former one in use.
+/// Keeps what is shown new until the drain starts, and says by which names: nobody is led here before. A Secret that cannot be
+/// used leaves the former one in use.
 pub async fn keep_shown(
     mut secrets: mpsc::Receiver<Watched<Secret>>,
-    shown: watch::Sender<Option<Arc<CertifiedKey>>>,
+    shown: watch::Sender<Certificates>,
     events: mpsc::Sender<Event>,
     drain: Drain,
 ) {
-    let (mut told, mut listed) = (None, false);
     while let Some(Some(seen)) = drain.until_started(secrets.recv()).await {
-        let is_own = |key: &ObjectKey| key.name == SLEEPER_LEAF;
-        listed |= matches!(seen, Watched::Listed(_));
-        match seen {
-            Watched::Applied(secret) => match read(&secret) {
-                Ok(key) => {
-                    tracing::info!("certificate for sleeping clusters taken up");
-                    shown.send_replace(Some(Arc::new(key)));
-                }
-                Err(error) => tracing::warn!(
-                    error = to_chain(&error),
-                    "the certificate for sleeping clusters is not used"
-                ),
+        let told = match seen {
+            Watched::Applied(secret) => match take_up(&secret, &shown) {
+                Some(names) => Watched::Applied(Box::new(names)),
+                None => continue,
             },
-            Watched::Deleted(key) if is_own(&key) => {
-                shown.send_replace(None);
+            Watched::Deleted(key) => {
+                shown.send_modify(|all| {
+                    all.remove(&key.namespace);
+                });
+                Watched::Deleted(key)
             }
-            Watched::Listed(keys) if !keys.iter().any(is_own) => {
-                tracing::warn!("there is no certificate for sleeping clusters: nobody wakes them by connecting");
-                shown.send_replace(None);
+            Watched::Listed(keys) => {
+                let is_there = |namespace: &str| keys.contains(&sleeper_key(namespace));
+                if !is_there(PKI_NAMESPACE) {
+                    tracing::warn!("there is no certificate for sleeping clusters: nobody wakes them by connecting");
+                }
+                shown.send_modify(|all| all.retain(|namespace, _| is_there(namespace)));
+                Watched::Listed(keys)
             }
-            Watched::Deleted(_) | Watched::Listed(_) => {}
+        };
+        // Without a receiver the process is ending.
+        let _ = events.send(Event::Sleeper(told)).await;
+    }
+}
+
+fn take_up(secret: &Secret, shown: &watch::Sender<Certificates>) -> Option<SleeperNames> {
+    let key = ObjectKey::of(&secret.metadata);
+    let namespace = key.namespace.clone();
+    match read(secret) {
+        Ok((certificate, names)) => {
+            tracing::info!(namespace, "certificate for sleeping clusters taken up");
+            shown.send_modify(|all| {
+                all.insert(namespace, Arc::new(certificate));
+            });
+            Some(SleeperNames { key, names })
         }
-        let has = shown.borrow().is_some();
-        // Before the list is there, absence means nothing. Without a receiver the process is ending.
-        if (has || listed) && told.replace(has) != Some(has) {
-            let _ = events.send(Event::Sleeper(has)).await;
+        Err(error) => {
+            let error = to_chain(&error);
+            tracing::warn!(namespace, error, "a certificate for sleeping clusters is not used");
+            None
         }
     }
 }
 
-/// The certificate in a Secret.
-pub fn read(secret: &Secret) -> Result<CertifiedKey, ShownError> {
-    let certificate = validate_secret(secret, SLEEPER_LEAF).map_err(ShownError::Secret)?;
+/// The certificate in a Secret, and its names.
+fn read(secret: &Secret) -> Result<(CertifiedKey, BTreeSet<String>), ShownError> {
+    let certificate = validate_sleeper(secret).map_err(ShownError::Secret)?;
     let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().map_err(ShownError::Parse)?;
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(ShownError::Parse)?;
     let provider = CryptoProvider::get_default().ok_or(ShownError::Provider)?;
     let key = provider.key_provider.load_private_key(key).map_err(ShownError::Key)?;
-    Ok(CertifiedKey::new(chain, key))
+    Ok((CertifiedKey::new(chain, key), certificate.names))
 }
 
 /// How TLS is spoken.
-pub fn build_configs(shown: Shown) -> Result<TlsConfigs, ShownError> {
+pub fn build_configs(shown: watch::Receiver<Certificates>, snapshots: Snapshots) -> Result<TlsConfigs, ShownError> {
     let provider = CryptoProvider::get_default().ok_or(ShownError::Provider)?;
     let verifier = Arc::new(AnyClient(provider.signature_verification_algorithms));
     let builder = ServerConfig::builder().with_client_cert_verifier(verifier);
-    let mut config = builder.with_cert_resolver(Arc::new(Resolver(shown)));
+    let mut config = builder.with_cert_resolver(Arc::new(Resolver { shown, snapshots }));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(watch::channel(Arc::new(config)).1)
 }
 
-/// Shows the one certificate to whoever names a server.
-struct Resolver(Shown);
+/// Shows whoever names a server the certificate of that name.
+struct Resolver {
+    shown: watch::Receiver<Certificates>,
+    snapshots: Snapshots,
+}
 
 impl fmt::Debug for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Resolver").finish_non_exhaustive()
+        f.debug_struct("Resolver").finish_non_exhaustive()
     }
 }
 
 impl ResolvesServerCert for Resolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        hello.server_name()?;
-        self.0.borrow().clone()
+        let name = hello.server_name()?;
+        let snapshot = self.snapshots.borrow().clone();
+        let entry = snapshot.as_ref().and_then(|all| all.get(&resource_name(name)));
+        let namespace = match entry {
+            // That of the cluster which has the name, whoever else has a certificate for it.
+            Some(entry) if entry.route.public_name != name => entry.route.namespace.as_str(),
+            _ => PKI_NAMESPACE,
+        };
+        self.shown.borrow().get(namespace).cloned()
     }
 }
 

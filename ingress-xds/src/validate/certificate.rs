@@ -2,13 +2,15 @@
 //!
 //! Envoy refuses what it cannot use and keeps what it has; the checks here say so where the host's owner looks for it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::names::{HOSTED_NAMESPACE_PREFIX, PKI_NAMESPACE};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::inspect::InspectError;
+use yoke_pki::plan::{INGRESS_LEAF, SLEEPER_LEAF};
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
@@ -20,6 +22,8 @@ pub struct IngressCertificate {
     pub chain: String,
     /// The leaf's key, PEM.
     pub key: String,
+    /// DNS names of the leaf.
+    pub names: BTreeSet<String>,
     /// End of the leaf's validity.
     pub not_after: Timestamp,
 }
@@ -28,7 +32,7 @@ pub struct IngressCertificate {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// It is another Secret.
-    #[error("the Secret is not the one in {PKI_NAMESPACE} that is looked for")]
+    #[error("the Secret has another name or namespace than those that are looked for")]
     Place,
     /// A key is missing or no text; cert-manager has not issued the certificate yet.
     #[error("the key {0} is missing")]
@@ -59,12 +63,30 @@ impl fmt::Debug for IngressCertificate {
     }
 }
 
-/// Believes the Secret of this name or says why not.
-pub fn validate_secret(object: &Secret, name: &str) -> Result<IngressCertificate, CertificateError> {
-    let place = (object.metadata.namespace.as_deref(), object.metadata.name.as_deref());
-    if place != (Some(PKI_NAMESPACE), Some(name)) {
+/// Believes the Secret with what workloads are shown, or says why not.
+pub fn validate_ingress(object: &Secret) -> Result<IngressCertificate, CertificateError> {
+    if place_of(object) != [PKI_NAMESPACE, INGRESS_LEAF] {
         return Err(CertificateError::Place);
     }
+    validate_pair(object)
+}
+
+/// The same with what clients of clusters that sleep are shown: by the names of all, or by the further ones of the cluster
+/// whose hosted namespace it is in.
+pub fn validate_sleeper(object: &Secret) -> Result<IngressCertificate, CertificateError> {
+    let [namespace, name] = place_of(object);
+    if name != SLEEPER_LEAF || !namespace.starts_with(HOSTED_NAMESPACE_PREFIX) {
+        return Err(CertificateError::Place);
+    }
+    validate_pair(object)
+}
+
+fn place_of(object: &Secret) -> [&str; 2] {
+    let metadata = &object.metadata;
+    [&metadata.namespace, &metadata.name].map(|text| text.as_deref().unwrap_or_default())
+}
+
+fn validate_pair(object: &Secret) -> Result<IngressCertificate, CertificateError> {
     let text = |key: &'static str| {
         let bytes = object.data.as_ref().and_then(|data| data.get(key));
         let text = bytes.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
@@ -84,6 +106,7 @@ pub fn validate_secret(object: &Secret, name: &str) -> Result<IngressCertificate
     Ok(IngressCertificate {
         chain: chain.iter().map(ParsedCertificate::to_pem).collect(),
         key: key.to_owned(),
+        names: leaf.dns_names.iter().cloned().collect(),
         not_after: leaf.not_after,
     })
 }

@@ -31,6 +31,9 @@ pub(crate) const NAMES: [&str; 5] = [
     "kubernetes.default.svc.cluster.local",
 ];
 
+/// A further name, which both API servers have a certificate for.
+pub(crate) const FURTHER: &str = "api.example.org";
+
 /// Two clusters behind one Envoy, as their pods see them.
 pub(crate) struct Stage {
     pub(crate) site: Site,
@@ -76,7 +79,11 @@ impl Stage {
         }
         let leaf = |index: usize| {
             let config = &clusters[index].config;
-            let names = [config.upstream.server_name.as_str(), config.public_name.as_str()];
+            let names = [
+                config.upstream.server_name.as_str(),
+                config.public_name.as_str(),
+                FURTHER,
+            ];
             authorities[index].leaf("apiserver", &names)
         };
         let first: SocketAddr = "127.0.0.2:0".parse().unwrap();

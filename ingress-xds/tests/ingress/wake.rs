@@ -1,6 +1,7 @@
 //! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
 
 mod places;
+mod sleepers;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -470,23 +471,6 @@ async fn the_answer_arrives_beside_a_large_body() {
         let answer = String::from_utf8(answer).unwrap();
         assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_ends_answers_until_it_is_known() {
-    let night = Night::new(on_connect(Callers::Authenticated)).await;
-    let xds = night.stage.xds();
-    xds.drain();
-    eventually("it serves Envoy no more", PATIENCE, async || {
-        TcpStream::connect(xds.address).await.err()
-    })
-    .await;
-    let mut client = Client::connect(xds.sleeper, &night.a.public_name(), &night.admin(), Http::Two)
-        .await
-        .unwrap();
-    let answer = client.ask(get(None)).await.unwrap();
-    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
-    assert_eq!(xds.wake().await.cluster, "a");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use yoke_api::cluster::DeletionPolicy;
 use yoke_api::ingress::Asleep;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, Reason};
-use yoke_pki::plan::LeafRole;
+use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 
 use super::build::doors::{self, Open};
 use super::build::hosted::{self, Asked};
@@ -317,23 +317,27 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
         futures::future::try_join_all(issuers),
         futures::future::try_join_all(certificates)
     )?;
-    if !blueprint.spec.konnectivity.is_enabled() {
-        remove_konnectivity(context, blueprint.identity).await?;
+    for (role, copy) in [
+        (LeafRole::Konnectivity, secrets::KONNECTIVITY),
+        (LeafRole::Sleeper, SLEEPER_LEAF),
+    ] {
+        if plan.leaves.iter().all(|leaf| leaf.role != role) {
+            remove_leaf(context, blueprint.identity, role, copy).await?;
+        }
     }
     Ok(())
 }
 
-/// Removes what a konnectivity-server was given that is not asked for any more; its Secrets after its Certificate, or
-/// cert-manager would issue it again.
-async fn remove_konnectivity(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
+/// Removes a leaf that is not asked for any more; its Secrets after its Certificate, or cert-manager would issue it again.
+async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, copy: &str) -> Result<(), ApplyError> {
     let caches = &context.caches;
-    let leaf = LeafRole::Konnectivity.object_name(&identity.id);
+    let leaf = role.object_name(&identity.id);
     if remove(context, &caches.certificates, &leaf, PKI_NAMESPACE).await? {
         return Ok(());
     }
     remove(context, &caches.secrets, &leaf, PKI_NAMESPACE).await?;
     let hosted = identity.hosted();
-    remove(context, &caches.secrets, secrets::KONNECTIVITY, hosted.as_str()).await?;
+    remove(context, &caches.secrets, copy, hosted.as_str()).await?;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
 use yoke_api::version::KUBELET_MINORS_BEHIND;
 use yoke_api::{Cidr, ClusterId, KubernetesVersion, Reason, Tenant};
-use yoke_pki::plan::{ClusterFacts, Generations, Lifetimes, Plan, PlanError};
+use yoke_pki::plan::{ClusterFacts, Generations, Leaf, LeafRole, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
 use super::schedule;
@@ -403,7 +403,10 @@ pub(super) fn plan_names(identity: &Identity, konnectivity: bool) -> Plan {
         lifetimes: Lifetimes::from_spec(&PkiSpec::default()).expect("the defaults are numbers of hours"),
         generations: Generations::first(),
     };
-    Plan::new(&facts).expect("the default lifetimes fit, and there are no domains")
+    let mut plan = Plan::new(&facts).expect("the default lifetimes fit, and there are no domains");
+    // Names beside the public one are not known here; what was issued for them is copied if it is there.
+    plan.leaves.push(Leaf::new(LeafRole::Sleeper, &identity.id));
+    plan
 }
 
 fn refuse_plan(error: &PlanError) -> Refusal {

@@ -13,7 +13,7 @@ use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, MAX_SOURCES};
 use yoke_api::labels::component;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_api::{Cidr, Cluster};
-use yoke_pki::cert_manager::Certificate;
+use yoke_pki::cert_manager::{Certificate, CertificateSpec};
 use yoke_pki::plan::LeafRole;
 
 use super::build::hosted;
@@ -28,14 +28,14 @@ pub(super) struct Left {
     /// What the ingress may be told on, of what it was told.
     pub(super) told: Option<IngressConfig>,
     ingress: Option<ConfigMap>,
-    certificate: Option<Certificate>,
+    certificates: Vec<Certificate>,
 }
 
 /// Where a Cluster has what may have to be taken back.
 #[derive(Debug)]
 pub(super) struct Had {
     config: Option<IngressConfig>,
-    certificate: Option<Arc<Certificate>>,
+    certificates: Vec<Arc<Certificate>>,
     /// Whether its spec is not carried out otherwise.
     held: bool,
 }
@@ -65,18 +65,20 @@ pub(super) async fn tell_asleep(
 /// Where a Cluster has something that may have to be taken back; `None` if nowhere, which is so of most.
 pub(super) fn find(context: &Context, identity: &Identity, held: bool) -> Option<Had> {
     let config = find_told(context, identity);
-    let leaf = LeafRole::ApiServer.object_name(&identity.id);
-    let leaf = ObjectRef::<Certificate>::new(&leaf).within(PKI_NAMESPACE);
+    let find_leaf = |role: LeafRole| {
+        let leaf = ObjectRef::<Certificate>::new(&role.object_name(&identity.id)).within(PKI_NAMESPACE);
+        let found = context.caches.certificates.get(&leaf);
+        found.filter(|certificate| without_dns_names(certificate, identity, |_| false) != certificate.spec)
+    };
     let had = Had {
         config: config.filter(|config| held || !config.extra_names.is_empty()),
-        certificate: context
-            .caches
-            .certificates
-            .get(&leaf)
-            .filter(|certificate| without_dns_names(certificate, identity, |_| false).is_some()),
+        certificates: [LeafRole::ApiServer, LeafRole::Sleeper]
+            .into_iter()
+            .filter_map(find_leaf)
+            .collect(),
         held,
     };
-    (had.config.is_some() || had.certificate.is_some()).then_some(had)
+    (had.config.is_some() || !had.certificates.is_empty()).then_some(had)
 }
 
 /// Compares what a Cluster has with what it may have.
@@ -90,9 +92,17 @@ pub(super) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Su
         }
         left
     });
-    let certificate = had.certificate.as_deref();
+    let narrow = |certificate: &Arc<Certificate>| {
+        let spec = without_dns_names(certificate, identity, may_have);
+        // One without a name cannot be issued: it goes when the spec is carried out.
+        (spec != certificate.spec && !spec.dns_names.is_empty()).then(|| Certificate {
+            metadata: identity.pki_meta(&certificate.name_any(), component::PKI),
+            spec,
+            status: None,
+        })
+    };
     Left {
-        certificate: certificate.and_then(|certificate| without_dns_names(certificate, identity, may_have)),
+        certificates: had.certificates.iter().filter_map(narrow).collect(),
         ingress: left
             .as_ref()
             .filter(|left| had.config.as_ref() != Some(left))
@@ -131,7 +141,7 @@ fn without_dns_names(
     certificate: &Certificate,
     identity: &Identity,
     may_have: impl Fn(&String) -> bool,
-) -> Option<Certificate> {
+) -> CertificateSpec {
     let own = [
         identity.upstream_name(),
         identity.public_name.to_string(),
@@ -139,11 +149,7 @@ fn without_dns_names(
     ];
     let mut spec = certificate.spec.clone();
     spec.dns_names.retain(|name| own.contains(name) || may_have(name));
-    (spec != certificate.spec).then(|| Certificate {
-        metadata: identity.pki_meta(&certificate.name_any(), component::PKI),
-        spec,
-        status: None,
-    })
+    spec
 }
 
 /// Writes what is left, if anything was taken back.
@@ -152,8 +158,8 @@ pub(super) async fn apply(context: &Context, identity: &Identity, left: &Left) -
         tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
         context.clusters.apply(&context.caches.config_maps, map).await?;
     }
-    if let Some(certificate) = &left.certificate {
-        tracing::info!(cluster = %identity.id, "host names are taken back from the serving certificate");
+    for certificate in &left.certificates {
+        tracing::info!(cluster = %identity.id, "host names are taken back from a serving certificate");
         context
             .clusters
             .apply(&context.caches.certificates, certificate)

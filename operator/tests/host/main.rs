@@ -11,6 +11,7 @@ mod deletion;
 mod doors;
 mod fields;
 mod harness;
+mod host_names;
 mod issuer;
 mod join_tokens;
 mod konnectivity;

@@ -133,12 +133,12 @@ fn planned_leaves_verify_where_they_are_used_and_nowhere_else() {
     let cluster = parse(&host.authority(&facts, AuthorityRole::Cluster).chain);
     let kubelet = parse(&host.authority(&facts, AuthorityRole::KubeletServing).chain);
     let front_proxy = parse(&host.authority(&facts, AuthorityRole::FrontProxy).chain);
-    let serving = |names: [&'static str; 4]| names.map(Purpose::Server).to_vec();
+    let serving = |names: &[&'static str]| names.iter().copied().map(Purpose::Server).collect::<Vec<_>>();
     for role in LeafRole::ALL {
         let chain = parse(&host.leaf(&facts, role).chain);
         let (purposes, wrong) = match role {
             LeafRole::ApiServer => (
-                serving([
+                serving(&[
                     UPSTREAM_A,
                     PUBLIC_A,
                     "konnectivity.demo-bcdfghjk.yoke.test",
@@ -146,6 +146,7 @@ fn planned_leaves_verify_where_they_are_used_and_nowhere_else() {
                 ]),
                 Purpose::Client,
             ),
+            LeafRole::Sleeper => (serving(&["api.clusters.example.com"]), Purpose::Client),
             _ => (vec![Purpose::Client], Purpose::Server(PUBLIC_A)),
         };
         let under_root = role != LeafRole::FrontProxyClient;

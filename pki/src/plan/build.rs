@@ -40,12 +40,12 @@ pub(super) fn build_plan(facts: &ClusterFacts) -> Plan {
         .collect();
     let leaves: Vec<_> = LeafRole::ALL
         .into_iter()
-        .filter(|role| facts.konnectivity || *role != LeafRole::Konnectivity)
-        .map(|role| Leaf {
-            role,
-            name: role.object_name(&facts.id),
-            destination: role.destination(),
+        .filter(|role| match role {
+            LeafRole::Konnectivity => facts.konnectivity,
+            LeafRole::Sleeper => !facts.extra_sans.is_empty(),
+            _ => true,
         })
+        .map(|role| Leaf::new(role, &facts.id))
         .collect();
     let ca_certificates = authorities.iter().map(|authority| build_authority(facts, authority));
     let leaf_certificates = leaves.iter().map(|leaf| build_leaf(facts, leaf));
@@ -117,13 +117,15 @@ fn identity_of(facts: &ClusterFacts, role: LeafRole) -> Identity {
         dns_names: vec![],
         usage: Usage::ClientAuth,
     };
+    let server = |dns_names| Identity {
+        common_name: None,
+        organization: None,
+        dns_names,
+        usage: Usage::ServerAuth,
+    };
     match role {
-        LeafRole::ApiServer => Identity {
-            common_name: None,
-            organization: None,
-            dns_names: serving_names(facts),
-            usage: Usage::ServerAuth,
-        },
+        LeafRole::ApiServer => server(serving_names(facts)),
+        LeafRole::Sleeper => server(extra_names(facts)),
         LeafRole::ApiServerKubeletClient => client(KUBELET_CLIENT_USER, Some(KUBELET_CLIENT_GROUP)),
         LeafRole::FrontProxyClient => client(FRONT_PROXY_USER, None),
         LeafRole::ControllerManager => client("system:kube-controller-manager", None),
@@ -136,11 +138,15 @@ fn identity_of(facts: &ClusterFacts, role: LeafRole) -> Identity {
 
 /// The name inside the host, the public name, that of the konnectivity-server, then the extra names in order, each once.
 fn serving_names(facts: &ClusterFacts) -> Vec<String> {
-    let extra: BTreeSet<_> = facts.extra_sans.iter().cloned().collect();
     let mut names = vec![facts.upstream_name(), facts.public_name.as_str().to_owned()];
     names.extend(facts.konnectivity.then(|| facts.public_name.konnectivity()));
-    names.extend(extra);
+    names.extend(extra_names(facts));
     names
+}
+
+fn extra_names(facts: &ClusterFacts) -> Vec<String> {
+    let names: BTreeSet<_> = facts.extra_sans.iter().cloned().collect();
+    names.into_iter().collect()
 }
 
 fn build_name_constraints(facts: &ClusterFacts) -> NameConstraints {

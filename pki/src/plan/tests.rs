@@ -46,6 +46,7 @@ fn leaves_go_where_they_belong() {
             "bcdfghjk24-kube-controller-manager",
             "bcdfghjk24-kube-scheduler",
             "bcdfghjk24-konnectivity-server",
+            "bcdfghjk24-sleeper",
         ]
     );
     assert_eq!(names(Destination::Operator), ["bcdfghjk24-operator"]);
@@ -99,7 +100,7 @@ fn secrets_are_those_of_the_certificates() {
     let secrets: Vec<_> = plan.secrets().collect();
     let certificates: Vec<_> = plan.certificates.iter().map(|c| c.spec.secret_name.as_str()).collect();
     assert_eq!(secrets, certificates);
-    assert_eq!(secrets.len(), 11);
+    assert_eq!(secrets.len(), 12);
 }
 
 #[test]
@@ -109,9 +110,20 @@ fn a_cluster_without_agents_has_nothing_for_them() {
         ..facts(ID)
     })
     .unwrap();
-    assert_eq!(plan.leaves.len(), 7);
+    assert_eq!(plan.leaves.len(), 8);
     let text = serde_saphyr::to_string(&plan.certificates).unwrap();
     assert!(!text.contains("konnectivity"), "{text}");
+}
+
+#[test]
+fn a_cluster_without_extra_names_has_nothing_for_their_sleep() {
+    let plan = Plan::new(&ClusterFacts {
+        extra_sans: vec![],
+        ..facts(ID)
+    })
+    .unwrap();
+    assert_eq!(plan.leaves.len(), 8);
+    assert!(plan.leaves.iter().all(|leaf| leaf.role != LeafRole::Sleeper));
 }
 
 #[test]

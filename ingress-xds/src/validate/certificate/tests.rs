@@ -1,7 +1,6 @@
 use super::*;
-use yoke_pki::plan::INGRESS_LEAF;
 
-use crate::fixtures::{certificate_secret, ingress_pems, pems};
+use crate::fixtures::{certificate_secret, ingress_pems, pems, sleeper_secret};
 
 fn with(key: &str, text: Option<&str>) -> Secret {
     let (chain, private) = ingress_pems();
@@ -17,7 +16,7 @@ fn with(key: &str, text: Option<&str>) -> Secret {
 #[test]
 fn a_pair_is_believed() {
     let (chain, key) = ingress_pems();
-    let found = validate_secret(&certificate_secret(&format!("{chain}{}", pems().0), &key), INGRESS_LEAF).unwrap();
+    let found = validate_ingress(&certificate_secret(&format!("{chain}{}", pems().0), &key)).unwrap();
     assert_eq!(found.chain.matches("BEGIN CERTIFICATE").count(), 2, "the chain is kept");
     assert_eq!(found.key, key);
     assert!(!format!("{found:?}").contains("PRIVATE"));
@@ -27,19 +26,16 @@ fn a_pair_is_believed() {
 fn others_are_refused() {
     let mut elsewhere = with("x", None);
     elsewhere.metadata.namespace = Some("default".into());
-    assert!(matches!(
-        validate_secret(&elsewhere, INGRESS_LEAF),
-        Err(CertificateError::Place)
-    ));
+    assert!(matches!(validate_ingress(&elsewhere), Err(CertificateError::Place)));
     for key in [CERTIFICATE, KEY] {
         for (rule, object) in [("absent", with(key, None)), ("empty", with(key, Some("")))] {
-            let found = validate_secret(&object, INGRESS_LEAF);
+            let found = validate_ingress(&object);
             assert!(
                 matches!(found, Err(CertificateError::Missing(missing)) if missing == key),
                 "{key} {rule}"
             );
         }
-        let found = validate_secret(&with(key, Some("PEM")), INGRESS_LEAF);
+        let found = validate_ingress(&with(key, Some("PEM")));
         assert!(
             matches!(found, Err(CertificateError::Read { key: wrong, .. }) if wrong == key),
             "{key}"
@@ -47,9 +43,28 @@ fn others_are_refused() {
     }
     let (_, other) = ingress_pems();
     assert!(matches!(
-        validate_secret(&with(KEY, Some(&other)), INGRESS_LEAF),
+        validate_ingress(&with(KEY, Some(&other))),
         Err(CertificateError::Pair)
     ));
-    let authority = validate_secret(&with(CERTIFICATE, Some(&pems().0)), INGRESS_LEAF);
+    let authority = validate_ingress(&with(CERTIFICATE, Some(&pems().0)));
     assert!(matches!(authority, Err(CertificateError::Authority)));
+}
+
+#[test]
+fn a_cluster_that_sleeps_has_its_own() {
+    let (chain, key) = ingress_pems();
+    for (rule, namespace, name, expected) in [
+        ("of all", PKI_NAMESPACE, SLEEPER_LEAF, true),
+        ("of a cluster", "yoke-bcdfghjk24", SLEEPER_LEAF, true),
+        ("of a Tenant", "tenant", SLEEPER_LEAF, false),
+        ("another", "yoke-bcdfghjk24", INGRESS_LEAF, false),
+    ] {
+        let mut object = sleeper_secret(namespace, &chain, &key);
+        object.metadata.name = Some(name.into());
+        let found = validate_sleeper(&object);
+        assert_eq!(found.is_ok(), expected, "{rule}");
+        if let Ok(found) = found {
+            assert_eq!(found.names, ["kubernetes".to_owned()].into());
+        }
+    }
 }

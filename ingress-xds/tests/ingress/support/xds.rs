@@ -5,18 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
-use yoke_api::names::KONNECTIVITY_PORT;
+use yoke_api::names::{KONNECTIVITY_PORT, PKI_NAMESPACE};
 use yoke_ingress_xds::base::{Input, Notice, Tracker};
 use yoke_ingress_xds::gate;
 use yoke_ingress_xds::metrics::{Metrics, PROCESS};
 use yoke_ingress_xds::model::{Event, ObjectKey, Watched};
 use yoke_ingress_xds::routing::{Routing, Snapshots};
 use yoke_ingress_xds::server::{Context, Server};
-use yoke_ingress_xds::sleeper::tls::{build_configs, read};
+use yoke_ingress_xds::sleeper::tls::{Certificates, build_configs, keep_shown};
 use yoke_ingress_xds::sleeper::{self, Sleeper};
 use yoke_ingress_xds::snapshot::Snapshot;
 use yoke_ingress_xds::tls::files_in;
@@ -74,6 +74,7 @@ pub struct Xds {
     base: mpsc::Sender<Input>,
     notices: Mutex<mpsc::Receiver<Notice>>,
     wakes: Mutex<mpsc::Receiver<Wake>>,
+    secrets: mpsc::Sender<Watched<Secret>>,
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
     certificate: Option<Leaf>,
@@ -145,14 +146,13 @@ impl Site {
         let routing = tokio::spawn(async move { routing.await.unwrap() });
         let (waker, wakes) = Waker::new(WAKES, metrics.clone(), Instant::now());
         let sleeper_address = sleeper.local_address();
-        let shown = self.sleeper.as_ref().map(|leaf| {
-            let secret = sleeper_secret(&leaf.certificate, &leaf.key);
-            Arc::new(read(&secret).unwrap())
-        });
-        let has_sleeper = shown.is_some();
+        let has_sleeper = self.sleeper.is_some();
+        let (secrets, seen) = mpsc::channel(16);
+        let (certificates, shown) = watch::channel(Certificates::new());
+        let keeping = keep_shown(seen, certificates, events.clone(), drain.clone());
         let sleeping = sleeper.serve(sleeper::Context {
+            tls: build_configs(shown, snapshots.clone()).unwrap(),
             snapshots: snapshots.clone(),
-            tls: build_configs(watch::channel(shown).1).unwrap(),
             waker: waker.clone(),
             metrics: metrics.clone(),
             drain: drain.clone(),
@@ -160,15 +160,19 @@ impl Site {
         // Where nobody is led there, none waits for its end.
         let sleeping = tokio::spawn(async move {
             if has_sleeper {
-                sleeping.await;
+                tokio::join!(keeping, sleeping);
             }
         });
-        if has_sleeper {
-            events.send(Event::Sleeper(true)).await.unwrap();
+        if let Some(leaf) = &self.sleeper {
+            let secret = sleeper_secret(PKI_NAMESPACE, &leaf.certificate, &leaf.key);
+            let listed = Watched::Listed([ObjectKey::of(&secret.metadata)].into());
+            secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
+            secrets.send(listed).await.unwrap();
         }
         let (address, serving) = self.serve(snapshots, base.clone(), waker, metrics, drain).await;
         Xds {
             wakes: Mutex::new(wakes),
+            secrets,
             address,
             sleeper: sleeper_address,
             events,
@@ -297,6 +301,12 @@ impl Xds {
     pub async fn show(&self, leaf: &Leaf) {
         let secret = certificate_secret(&leaf.certificate, &leaf.key);
         self.send(Event::Certificate(Watched::Applied(Box::new(secret)))).await;
+    }
+
+    /// A cluster gets a certificate for its further names, for when it sleeps.
+    pub async fn show_asleep(&self, cluster: &ClusterFixture, leaf: &Leaf) {
+        let secret = sleeper_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
+        self.secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
     }
 
     pub async fn apply(&self, cluster: &ClusterFixture) {

@@ -12,7 +12,7 @@ use yoke_api::names::{API_PORT, KUBECONFIG_KEY, kubeconfig_secret};
 use yoke_pki::bundle::{BundleError, Trust};
 use yoke_pki::inspect::{InspectError, Purpose, verify_chain};
 use yoke_pki::kubeconfig::{Authority, Credential, KubeconfigError};
-use yoke_pki::plan::{AuthorityRole, LeafRole, Plan};
+use yoke_pki::plan::{AuthorityRole, LeafRole, Plan, SLEEPER_LEAF};
 use yoke_pki::service_account::{KeyError, ServiceAccountKey};
 use yoke_pki::{Bundle, Kubeconfig, ParsedCertificate};
 
@@ -168,6 +168,9 @@ impl Materials {
                 authorities.entry(authority.role).or_default().push(issued.certificate);
             }
         }
+        // Nothing that runs waits for what is shown in its place by further names.
+        let sleeper = plan.leaves.iter().find(|leaf| leaf.role == LeafRole::Sleeper);
+        missing.retain(|name| sleeper.is_none_or(|sleeper| sleeper.name != *name));
         if !missing.is_empty() {
             return Ok(Err(missing));
         }
@@ -194,11 +197,11 @@ impl Materials {
         }))
     }
 
-    /// A leaf. All are there, or there would be no materials.
+    /// A leaf. All are there but for the sleeper's, or there would be no materials.
     pub fn leaf(&self, role: LeafRole) -> &Leaf {
         self.leaves
             .get(&role)
-            .expect("`read` gives all leaves of the plan or none")
+            .expect("`read` gives all these leaves of the plan or none")
     }
 
     /// Whether the API server's certificate carries a name.
@@ -304,7 +307,8 @@ fn check_pair(name: &str, leaf: &Leaf) -> Result<(), MaterialError> {
     }
 }
 
-/// The Secrets of the control plane's components, each for one container.
+/// The Secrets of the control plane's components, each for one container, and the one with what the ingress shows in their
+/// place by further names.
 pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Result<Vec<Secret>, KubeconfigError> {
     let leaf = |role| materials.leaf(role);
     let serving = leaf(LeafRole::ApiServer);
@@ -328,6 +332,10 @@ pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Re
                 ("kubeconfig", &kubeconfig),
             ],
         )
+    });
+    let sleeper = materials.leaves.get(&LeafRole::Sleeper).map(|own| {
+        let data = [(CERTIFICATE, own.certificate.as_str()), (KEY, &own.key)];
+        build_hosted(identity, SLEEPER_LEAF, component::PKI, &data)
     });
     let all = vec![
         build_hosted(
@@ -381,7 +389,7 @@ pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Re
             ],
         ),
     ];
-    Ok(all.into_iter().chain(konnectivity).collect())
+    Ok(all.into_iter().chain(konnectivity).chain(sleeper).collect())
 }
 
 /// The kubeconfig of a component: its own files, which client-go reads again when they change, and the API server beside it.

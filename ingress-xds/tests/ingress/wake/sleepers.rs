@@ -1,0 +1,89 @@
+//! Which sleeper a name leads to, and what it shows.
+
+use http::StatusCode;
+use tokio::net::TcpStream;
+use yoke_api::ingress::Callers;
+
+use super::{Night, on_connect, told};
+use crate::support::client::{BOTH, Client, Http, get};
+use crate::support::{PATIENCE, eventually};
+use crate::terminated::FURTHER;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_further_name_wakes_its_cluster() {
+    let mut night = Night::new(on_connect(Callers::Authenticated)).await;
+    let [of_a, of_b] = &night.stage.authorities;
+    let (to_a, to_b) = (of_a.leaf("sleeper", &[FURTHER]), of_b.leaf("sleeper", &[FURTHER]));
+    let (admin, nobody) = (night.admin(), night.stage.root.client(None));
+    // Whom nobody but A's own certificate convinces.
+    let only_a = of_a.client(None);
+    let awake = night.a.clone().with_extra_names(&[FURTHER]);
+    night.a = awake.clone().at(&[], awake.port);
+    night.tell(Some(on_connect(Callers::Authenticated))).await;
+    // B is as old, and its name comes later.
+    let b = night.stage.clusters[1].clone().with_extra_names(&[FURTHER]);
+    night.stage.xds().apply(&b.asleep(on_connect(Callers::Any))).await;
+    night.stage.xds().show_asleep(&night.stage.clusters[1], &to_b).await;
+    eventually("B has its own", PATIENCE, async || {
+        let name = night.stage.clusters[1].public_name();
+        let answer = night.try_ask(&name, &nobody, Http::One, None).await.ok()?;
+        (told(&answer).0 == StatusCode::SERVICE_UNAVAILABLE).then_some(())
+    })
+    .await;
+    while night.stage.xds().has_woken().await {}
+    assert!(
+        night.try_ask(FURTHER, &admin, Http::One, None).await.is_err(),
+        "A has no certificate for it"
+    );
+    night.stage.xds().show_asleep(&night.a, &to_a).await;
+    eventually("strangers are answered", PATIENCE, async || {
+        let answer = night.try_ask(FURTHER, &only_a, Http::Two, None).await.ok()?;
+        assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None));
+        Some(())
+    })
+    .await;
+    assert!(!night.stage.xds().has_woken().await);
+    for http in BOTH {
+        let answer = night.try_ask(FURTHER, &admin, http, None).await.unwrap();
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")), "{http:?}");
+    }
+    assert_eq!(night.stage.xds().wake().await.cluster, "a");
+    night.a = awake;
+    night.tell(None).await;
+    eventually("the API answers", PATIENCE, async || {
+        let answer = night.try_ask(FURTHER, &admin, Http::Two, None).await.ok()?;
+        (answer.status == StatusCode::OK && answer.body["cluster"] == "a").then_some(())
+    })
+    .await;
+    // The public name has the certificate of all.
+    night.tell(Some(on_connect(Callers::Authenticated))).await;
+    eventually("it sleeps again", PATIENCE, async || {
+        let name = night.a.public_name();
+        let answer = night.try_ask(&name, &nobody, Http::One, None).await.ok()?;
+        (answer.status == StatusCode::UNAUTHORIZED).then_some(())
+    })
+    .await;
+    assert!(
+        night
+            .try_ask(&night.a.public_name(), &only_a, Http::One, None)
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_ends_answers_until_it_is_known() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let xds = night.stage.xds();
+    xds.drain();
+    eventually("it serves Envoy no more", PATIENCE, async || {
+        TcpStream::connect(xds.address).await.err()
+    })
+    .await;
+    let mut client = Client::connect(xds.sleeper, &night.a.public_name(), &night.admin(), Http::Two)
+        .await
+        .unwrap();
+    let answer = client.ask(get(None)).await.unwrap();
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    assert_eq!(xds.wake().await.cluster, "a");
+}

@@ -1,0 +1,44 @@
+//! Host names of a Cluster beside the public one.
+
+use yoke_pki::cert_manager::Certificate;
+
+use crate::harness::{Host, PKI, condition};
+
+const COPY: &str = "yoke-sleeper";
+
+/// The ingress shows it while the Cluster sleeps.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_have_a_certificate_for_the_clusters_sleep() {
+    let host = Host::start().await;
+    host.bring_up_named("a", "api.example.org").await;
+    let id = host.cluster("a").await.id().unwrap();
+    let (own, hosted) = (format!("{id}-sleeper"), host.hosted("a").await);
+    let is_copied = async || {
+        let copy = host.text(&hosted, COPY, "tls.crt").await;
+        !copy.is_empty() && copy == host.text(PKI, &own, "tls.crt").await
+    };
+    host.bring("a", "it is copied", is_copied).await;
+    let asked = host.api::<Certificate>(PKI).get(&own).await.unwrap().spec;
+    assert_eq!(asked.dns_names, ["api.example.org"]);
+    assert_eq!(asked.issuer_ref.name, format!("{id}-ca-g1"));
+
+    // Renewed, it is copied again, whatever has become of the spec.
+    let before = host.text(&hosted, COPY, "tls.crt").await;
+    host.patch_cluster("a", serde_json::json!({"spec": {"class": "none"}}))
+        .await;
+    host.lose_secret(PKI, &own).await;
+    host.bring("a", "another is copied", async || {
+        host.text(&hosted, COPY, "tls.crt").await != before && is_copied().await
+    })
+    .await;
+    assert_eq!(condition(&host.cluster("a").await, "Accepted"), "False/UnknownClass");
+
+    let nothing = serde_json::json!({"spec": {"class": null, "endpoint": {"extraSANs": []}}});
+    host.patch_cluster("a", nothing).await;
+    host.bring("a", "it is gone", async || {
+        let certificate = host.api::<Certificate>(PKI).get_opt(&own).await.unwrap();
+        let secrets = [host.secret(PKI, &own).await, host.secret(&hosted, COPY).await];
+        certificate.is_none() && secrets.iter().all(Option::is_none)
+    })
+    .await;
+}
