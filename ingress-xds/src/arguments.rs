@@ -77,6 +77,9 @@ pub struct Arguments {
     /// Port of it, on every address
     #[arg(long, default_value_t = 18443, value_name = "PORT")]
     pub sleeper_port: u16,
+    /// Service in this process's namespace whose endpoints are its replicas: Envoy is told the sleepers of all [default: its own alone]
+    #[arg(long, value_name = "NAME", requires = "sleeper")]
+    pub sleeper_service: Option<String>,
     /// New connections a second from one source address to clusters that sleep
     #[arg(long, default_value_t = 50, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub sleeper_source_rate: u32,
@@ -141,6 +144,7 @@ impl Arguments {
         let to_socket = |address| SocketAddr::new(address, self.sleeper_port);
         Rules {
             sleeper: self.sleeper.map(to_socket),
+            replicas: self.sleeper_service.is_some(),
             ..Rules::new(&self.base_domain)
         }
     }
@@ -172,6 +176,7 @@ mod tests {
         assert_eq!(arguments.base_config_map, None);
         assert_eq!(arguments.cluster_series, 10_000);
         assert_eq!((arguments.sleeper, arguments.sleeper_port), (None, 18443));
+        assert!(Arguments::try_parse_from(needed.into_iter().chain(["--sleeper-service=x"])).is_err());
         assert!(Arguments::try_parse_from(["x"]).is_err());
         assert!(Arguments::try_parse_from(needed.into_iter().chain(["--name-rate=0"])).is_err());
         let twice = needed.into_iter().chain(["--name-rate=1", "--name-rate=2"]);

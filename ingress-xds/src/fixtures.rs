@@ -156,14 +156,6 @@ impl ClusterFixture {
 
     /// What Kubernetes writes for the control plane's Service.
     pub fn slice(&self) -> EndpointSlice {
-        let endpoint = |address: &String| Endpoint {
-            addresses: vec![address.clone()],
-            conditions: Some(EndpointConditions {
-                ready: Some(true),
-                ..Default::default()
-            }),
-            ..Default::default()
-        };
         let name = format!("{}-x1", self.config.upstream.service);
         let mut metadata = self.metadata(&name, labels::component::CONTROL_PLANE);
         let service = self.config.upstream.service.clone();
@@ -172,7 +164,7 @@ impl ClusterFixture {
         EndpointSlice {
             metadata,
             address_type: "IPv4".into(),
-            endpoints: self.addresses.iter().map(endpoint).collect(),
+            endpoints: self.addresses.iter().map(|address| endpoint(address)).collect(),
             ports: Some(vec![EndpointPort {
                 name: Some("https".into()),
                 port: Some(self.port.into()),
@@ -199,6 +191,31 @@ impl ClusterFixture {
             ),
             ..Default::default()
         }
+    }
+}
+
+/// What Kubernetes writes for the Service of ingress-xds.
+pub fn replica_slice(addresses: &[&str]) -> EndpointSlice {
+    EndpointSlice {
+        metadata: ObjectMeta {
+            name: Some("yoke-ingress-xds-x1".into()),
+            namespace: Some("yoke-system".into()),
+            ..Default::default()
+        },
+        address_type: "IPv4".into(),
+        endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
+        ports: None,
+    }
+}
+
+fn endpoint(address: &str) -> Endpoint {
+    Endpoint {
+        addresses: vec![address.to_owned()],
+        conditions: Some(EndpointConditions {
+            ready: Some(true),
+            ..Default::default()
+        }),
+        ..Default::default()
     }
 }
 

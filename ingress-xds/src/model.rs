@@ -146,6 +146,8 @@ pub enum Event {
     Certificate(Watched<Secret>),
     /// Of a certificate that the sleeper can show now.
     Sleeper(Watched<SleeperNames>),
+    /// Of an EndpointSlice of this process's own Service.
+    Replicas(Watched<EndpointSlice>),
 }
 
 /// Where a name leads.
@@ -153,7 +155,7 @@ pub enum Event {
 pub struct Target {
     /// The cluster.
     pub route: Arc<Route>,
-    /// Ready addresses of its control plane; of one that sleeps, of the sleeper.
+    /// Ready addresses of its control plane; of one that sleeps, of the sleepers.
     pub addresses: BTreeSet<IpAddr>,
     /// The port at each address.
     pub port: u16,
@@ -229,7 +231,7 @@ impl Table {
     /// An empty table.
     pub fn new(rules: Rules) -> Self {
         Self {
-            sleepers: Sleepers::new(rules.sleeper),
+            sleepers: Sleepers::new(rules.clone()),
             rules,
             configs: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -279,6 +281,10 @@ impl Table {
             }
             Event::Sleeper(seen) => {
                 let concerned = self.sleepers.apply(seen);
+                self.resolve_asleep(concerned);
+            }
+            Event::Replicas(seen) => {
+                let concerned = self.sleepers.apply_replicas(seen);
                 self.resolve_asleep(concerned);
             }
         }

@@ -27,7 +27,7 @@ use crate::tls::{files_in, keep_certificates};
 use crate::traffic::Shown;
 use crate::wake::Waker;
 use crate::wake::write::write_wakes;
-use crate::watch::{watch_base, watch_certificate, watch_configs, watch_sleeper, watch_slices};
+use crate::watch::{watch_base, watch_certificate, watch_configs, watch_replicas, watch_sleeper, watch_slices};
 
 const GRACE: Duration = Duration::from_secs(10);
 /// Observations on their way to the table; the watches wait when it is full.
@@ -126,12 +126,17 @@ async fn spawn_waker(supervisor: &mut Supervisor, arguments: &Arguments, waking:
         Ok::<_, Infallible>(())
     });
     if arguments.sleeper.is_some() {
-        spawn_sleeper(supervisor, arguments.sleeper_port, waker.clone(), waking).await?;
+        spawn_sleeper(supervisor, arguments, waker.clone(), waking).await?;
     }
     Ok(waker)
 }
 
-async fn spawn_sleeper(supervisor: &mut Supervisor, port: u16, waker: Waker, waking: Waking) -> anyhow::Result<()> {
+async fn spawn_sleeper(
+    supervisor: &mut Supervisor,
+    arguments: &Arguments,
+    waker: Waker,
+    waking: Waking,
+) -> anyhow::Result<()> {
     let Waking {
         client,
         events,
@@ -139,6 +144,7 @@ async fn spawn_sleeper(supervisor: &mut Supervisor, port: u16, waker: Waker, wak
         metrics,
         drain,
     } = waking;
+    let port = arguments.sleeper_port;
     let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
     let sleeper = match Sleeper::bind(address).await {
         Ok(sleeper) => sleeper,
@@ -147,6 +153,10 @@ async fn spawn_sleeper(supervisor: &mut Supervisor, port: u16, waker: Waker, wak
             .await
             .context("listening for clients of clusters that sleep")?,
     };
+    if let Some(service) = arguments.sleeper_service.clone() {
+        let replicas = watch_replicas(client.clone(), service, events.clone(), metrics.clone(), drain.clone());
+        supervisor.spawn("replica-watch", replicas);
+    }
     let (secrets, seen) = mpsc::channel(EVENTS);
     let (certificates, shown) = watch::channel(Certificates::new());
     let watched = watch_sleeper(client, secrets, metrics.clone(), drain.clone());

@@ -49,6 +49,8 @@ pub struct Rules {
     pub loopback: bool,
     /// Where Envoy reaches this process's sleeper, if it has one.
     pub sleeper: Option<SocketAddr>,
+    /// Whether EndpointSlices say where the sleepers of other replicas are, at the same port.
+    pub replicas: bool,
 }
 
 impl Rules {
@@ -60,6 +62,7 @@ impl Rules {
             konnectivity_port: KONNECTIVITY_PORT,
             loopback: false,
             sleeper: None,
+            replicas: false,
         }
     }
 }
@@ -228,16 +231,21 @@ pub fn validate_slice(rules: &Rules, object: &EndpointSlice) -> Result<Slice, Sl
     if !object.endpoints.is_empty() && !ports.iter().any(|port| is_api_port(rules, port)) {
         return Err(SliceError::Port { expected: rules.port });
     }
+    Ok(Slice {
+        service: service.clone(),
+        addresses: find_ready(rules, object),
+    })
+}
+
+/// Ready addresses in an EndpointSlice that can be dialled, whoever's they are.
+pub fn find_ready(rules: &Rules, object: &EndpointSlice) -> BTreeSet<IpAddr> {
     let ready = object.endpoints.iter().filter(|endpoint| is_ready(endpoint));
     let addresses = ready.flat_map(|endpoint| &endpoint.addresses);
     let good: BTreeSet<IpAddr> = addresses
         .filter_map(|text| text.parse().ok())
         .filter(|address| is_unicast(rules, *address))
         .collect();
-    Ok(Slice {
-        service: service.clone(),
-        addresses: good.into_iter().take(MAX_ADDRESSES).collect(),
-    })
+    good.into_iter().take(MAX_ADDRESSES).collect()
 }
 
 fn validate_identity(rules: &Rules, namespace: &str, config: &IngressConfig) -> Result<(), ConfigError> {

@@ -23,6 +23,7 @@ use yoke_runtime::Drain;
 use crate::base::Input;
 use crate::metrics::Metrics;
 use crate::model::{Event, ObjectKey, Watched};
+use crate::validate::SERVICE_NAME;
 
 /// A watch could not be kept.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +104,19 @@ pub async fn watch_base(
 /// Objects of one name, by which RBAC grants them, too.
 fn named(name: &str) -> Config {
     Config::default().fields(&format!("metadata.name={name}"))
+}
+
+/// Watches the addresses of this process's replicas: those of its own Service.
+pub async fn watch_replicas(
+    client: Client,
+    service: String,
+    events: mpsc::Sender<Event>,
+    metrics: Metrics,
+    drain: Drain,
+) -> Result<(), WatchError> {
+    let api = Api::<EndpointSlice>::default_namespaced(client);
+    let config = Config::default().labels(&format!("{SERVICE_NAME}={service}"));
+    watch(api, config, events, Event::Replicas, metrics, drain).await
 }
 
 async fn watch<K, E>(

@@ -3,7 +3,9 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, since, waking};
+use crate::fixtures::{
+    BASE_DOMAIN, ClusterFixture, certificate_secret, cluster, ingress_pems, replica_slice, since, waking,
+};
 
 type Routes = BTreeMap<String, (String, Vec<String>)>;
 
@@ -141,6 +143,58 @@ fn the_public_name_of_a_sleeping_cluster_leads_to_the_sleeper() {
     assert!(client_ca.starts_with("-----BEGIN CERTIFICATE-----"), "{client_ca}");
 }
 
+/// The EndpointSlice of this process's Service.
+fn replicas(addresses: &[&str]) -> Event {
+    Event::Replicas(Watched::Applied(Box::new(replica_slice(addresses))))
+}
+
+#[test]
+fn sleeping_clusters_lead_to_the_sleepers_of_all_replicas() {
+    let asleep = a().asleep(waking(since(), None));
+    let table_of = |own: &str| {
+        let mut table = Table::new(Rules {
+            sleeper: Some(own.parse().unwrap()),
+            replicas: true,
+            ..Rules::new(BASE_DOMAIN)
+        });
+        for event in [config(&asleep), config(&b()), slice(&b()), shown_for_all()] {
+            table.apply(event);
+        }
+        table
+    };
+    let mut table = table_of(SLEEPER);
+    let mut routes = Routes::new();
+    let gone = |key: ObjectKey| Event::Replicas(Watched::Deleted(key));
+    let key = ObjectKey::of(&replica_slice(&[]).metadata);
+    let all = ["10.9.9.7", "10.9.9.8", "10.9.9.9"];
+    let many: Vec<_> = (1..=20).map(|number| format!("10.0.1.{number}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    for (rule, event, expected) in [
+        ("not ready itself", replicas(&["10.9.9.8"]), &all[1..]),
+        ("all", replicas(&all), &all),
+        ("of another family", replicas(&["fd00::1"]), &all[2..]),
+        ("one left", replicas(&["10.9.9.7"]), &["10.9.9.7", "10.9.9.9"]),
+        ("gone", gone(key.clone()), &all[2..]),
+        ("again", replicas(&all), &all),
+        ("gone at a list", Event::Replicas(Watched::Listed([].into())), &all[2..]),
+    ] {
+        table.apply(event);
+        follow(&mut routes, &mut table);
+        assert_eq!(routes[A].1, expected, "{rule}");
+        assert_eq!(routes[B].1, ["10.0.0.2"], "{rule}: one that is awake");
+    }
+    table.apply(replicas(&many));
+    follow(&mut routes, &mut table);
+    assert_eq!(routes[A].1.len(), 16, "there is a limit");
+    assert!(routes[A].1.contains(&"10.9.9.9".to_owned()));
+    let mut other = table_of("10.9.9.8:18443");
+    for table in [&mut table, &mut other] {
+        table.apply(replicas(&all));
+    }
+    let [of_one, of_other] = [table, other].map(|mut table| table.take_changes().remove(A));
+    assert_eq!(of_one, of_other, "replicas tell the same");
+}
+
 #[test]
 fn further_names_lead_to_the_sleeper_if_it_has_a_certificate_of_their_cluster() {
     let names = ["api.example.org", "www.example.org"];
@@ -223,13 +277,26 @@ fn a_cluster_wakes_when_its_address_is_seen() {
 
 #[test]
 fn who_can_be_led_to_is_known_before_the_table_is() {
-    for (rule, rules, expected) in [("none", Rules::new(BASE_DOMAIN), true), ("one", with_sleeper(), false)] {
+    for (rule, rules, expected) in [
+        ("none", Rules::new(BASE_DOMAIN), true),
+        ("one", with_sleeper(), false),
+        (
+            "of several",
+            Rules {
+                replicas: true,
+                ..with_sleeper()
+            },
+            false,
+        ),
+    ] {
         let mut table = Table::new(rules);
         table.apply(Event::Config(Watched::Listed(BTreeSet::new())));
         table.apply(Event::Slice(Watched::Listed(BTreeSet::new())));
         table.apply(Event::Certificate(Watched::Listed(BTreeSet::new())));
         assert_eq!(table.is_synced(), expected, "{rule}");
         table.apply(Event::Sleeper(Watched::Listed(BTreeSet::new())));
+        assert_eq!(table.is_synced(), rule != "of several", "{rule}");
+        table.apply(Event::Replicas(Watched::Listed(BTreeSet::new())));
         assert!(table.is_synced(), "{rule}");
     }
 }

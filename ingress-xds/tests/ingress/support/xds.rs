@@ -29,7 +29,7 @@ use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, DrainTrigger, Readiness};
 use yoke_test_support::free_port;
 
-use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, sleeper_secret};
+use super::fixtures::{BASE_DOMAIN, ClusterFixture, certificate_secret, replica_slice, sleeper_secret};
 use super::pki::{Ca, Leaf, write_secret};
 use super::{PATIENCE, eventually};
 
@@ -60,6 +60,8 @@ pub struct Site {
     pub certificate: Option<Leaf>,
     /// What those are shown who come to a cluster that sleeps.
     pub sleeper: Option<Leaf>,
+    /// Where these are led.
+    pub sleeper_at: SocketAddr,
     directory: TempDir,
 }
 
@@ -78,6 +80,7 @@ pub struct Xds {
     registry: yoke_runtime::Metrics,
     readiness: Readiness,
     certificate: Option<Leaf>,
+    sleeping: JoinHandle<()>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -105,6 +108,7 @@ impl Site {
             series: 10,
             certificate: None,
             sleeper: None,
+            sleeper_at: super::loopback(0),
             directory,
         }
     }
@@ -122,9 +126,10 @@ impl Site {
 
     /// Starts the server. It has not read the host yet: see [`Xds::list`].
     pub async fn start(&self) -> Xds {
-        let sleeper = Sleeper::bind(super::loopback(0)).await.unwrap();
+        let sleeper = Sleeper::bind(self.sleeper_at).await.unwrap();
         let rules = Rules {
             sleeper: self.sleeper.is_some().then(|| sleeper.local_address()),
+            replicas: true,
             port: self.api_port,
             konnectivity_port: self.konnectivity_port,
             loopback: true,
@@ -169,6 +174,8 @@ impl Site {
             secrets.send(Watched::Applied(Box::new(secret))).await.unwrap();
             secrets.send(listed).await.unwrap();
         }
+        let alone = Event::Replicas(Watched::Listed(BTreeSet::new()));
+        events.send(alone).await.unwrap();
         let (address, serving) = self.serve(snapshots, base.clone(), waker, metrics, drain).await;
         Xds {
             wakes: Mutex::new(wakes),
@@ -182,7 +189,8 @@ impl Site {
             readiness,
             trigger,
             certificate: self.certificate.clone(),
-            tasks: vec![routing, serving, sleeping],
+            sleeping,
+            tasks: vec![routing, serving],
         }
     }
 
@@ -303,6 +311,17 @@ impl Xds {
         self.send(Event::Certificate(Watched::Applied(Box::new(secret)))).await;
     }
 
+    /// Replicas of this process are ready at these addresses.
+    pub async fn set_replicas(&self, addresses: &[&str]) {
+        let slice = replica_slice(addresses);
+        self.send(Event::Replicas(Watched::Applied(Box::new(slice)))).await;
+    }
+
+    /// Its sleeper answers no more.
+    pub fn lose_sleeper(&self) {
+        self.sleeping.abort();
+    }
+
     /// A cluster gets a certificate for its further names, for when it sleeps.
     pub async fn show_asleep(&self, cluster: &ClusterFixture, leaf: &Leaf) {
         let secret = sleeper_secret(&cluster.namespace(), &leaf.certificate, &leaf.key);
@@ -357,7 +376,7 @@ impl Xds {
     /// Ends it.
     pub async fn stop(self) {
         self.drain();
-        for task in self.tasks {
+        for task in self.tasks.into_iter().chain([self.sleeping]) {
             let ended = tokio::time::timeout(Duration::from_secs(10), task).await;
             ended.expect("the drain ends every task").unwrap();
         }

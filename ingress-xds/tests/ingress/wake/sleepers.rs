@@ -1,11 +1,14 @@
 //! Which sleeper a name leads to, and what it shows.
 
+use std::net::SocketAddr;
+
 use http::StatusCode;
 use tokio::net::TcpStream;
 use yoke_api::ingress::Callers;
 
 use super::{Night, on_connect, told};
 use crate::support::client::{BOTH, Client, Http, get};
+use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::FURTHER;
 
@@ -69,6 +72,39 @@ async fn a_further_name_wakes_its_cluster() {
             .await
             .is_err()
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sleeper_of_another_replica_answers() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let first = night.stage.xds();
+    let mut site = Site::new(night.stage.site.api_port).await;
+    site.sleeper.clone_from(&night.stage.site.sleeper);
+    site.sleeper_at = SocketAddr::from(([127, 0, 0, 9], first.sleeper.port()));
+    let other = site.start().await;
+    let asleep = night.a.clone().asleep(on_connect(Callers::Authenticated));
+    other.list(&[&asleep, &night.stage.clusters[1]]).await;
+    first.set_replicas(&["127.0.0.1", "127.0.0.9"]).await;
+    let nobody = night.stage.root.client(None);
+    eventually("both answer", PATIENCE, async || {
+        night.ask(&nobody, Http::One, None).await;
+        let answers = "yoke_ingress_xds_sleeper_answers_total{answer=\"no_identity\"}";
+        (other.metric(answers) > 0).then_some(())
+    })
+    .await;
+    first.lose_sleeper();
+    eventually("one is gone", PATIENCE, async || {
+        TcpStream::connect(first.sleeper).await.err()
+    })
+    .await;
+    for _ in 0..10 {
+        let answer = night.ask(&nobody, Http::One, None).await;
+        assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None));
+    }
+    let answer = night.ask(&night.admin(), Http::Two, None).await;
+    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    assert_eq!(other.wake().await.cluster, "a");
+    assert!(!first.has_woken().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
