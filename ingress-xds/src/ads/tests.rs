@@ -2,6 +2,7 @@
 
 mod random;
 
+use super::interest::WINDOW;
 use super::*;
 use crate::base::Base;
 use crate::snapshot::entries::entry;

@@ -1,0 +1,381 @@
+//! What a client wants of one type, what it holds, and what it is sent next. Pure; a part of [`super::Stream`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Kind, ProtocolError, Refusal, Request, Response};
+use crate::model::Route;
+use crate::snapshot::{Entry, Resource, Snapshot, resource_names};
+
+/// A resource name by which a client subscribes to all there are.
+const WILDCARD: &str = "*";
+/// Stands for a version that is not known; no content has it.
+const UNKNOWN: &str = "";
+/// Responses that may wait for their answer, for each type; bounds what is queued for a slow client.
+pub(super) const WINDOW: usize = 128;
+/// Removed names in one response. Names cannot be refused, so those of many tenants may share one.
+const REMOVED_BATCH: usize = 512;
+/// Names to which one client may subscribe. Envoy subscribes to what it was sent; more is no Envoy of ours.
+pub(super) const MAX_NAMES: usize = 500_000;
+
+/// What is served of one type under one name.
+#[derive(Debug)]
+struct Found<'a> {
+    resource: &'a Resource,
+    /// The cluster that it is of; `None` for what is of none.
+    route: Option<&'a Arc<Route>>,
+}
+
+impl Kind {
+    fn find<'a>(self, snapshot: &'a Snapshot, name: &str) -> Option<Found<'a>> {
+        let of_cluster = |entry: &'a Arc<Entry>, resource| Found {
+            resource,
+            route: Some(&entry.route),
+        };
+        let own = match self {
+            Self::Cluster => snapshot.get(name).map(|entry| of_cluster(entry, &entry.cluster)),
+            Self::Endpoints => snapshot.get(name).map(|entry| of_cluster(entry, &entry.endpoints)),
+            Self::Listener | Self::Routes => None,
+            Self::Secret => {
+                let certificate = snapshot.certificate().filter(|(own, _)| **own == *name);
+                certificate.map(|(_, resource)| Found { resource, route: None })
+            }
+        };
+        own.or_else(|| {
+            let resource = snapshot.base()?.get(self, name)?;
+            Some(Found { resource, route: None })
+        })
+    }
+
+    fn names(self, snapshot: &Snapshot) -> Vec<Arc<str>> {
+        let mut names: Vec<_> = match self {
+            Self::Cluster | Self::Endpoints => snapshot.names().cloned().collect(),
+            Self::Listener | Self::Routes => Vec::new(),
+            Self::Secret => snapshot
+                .certificate()
+                .map(|(name, _)| Arc::clone(name))
+                .into_iter()
+                .collect(),
+        };
+        names.extend(snapshot.base().into_iter().flat_map(|base| base.names(self)).cloned());
+        names
+    }
+}
+
+/// One type, as one client wants it.
+#[derive(Debug)]
+pub(super) struct Interest {
+    kind: Kind,
+    pub(super) opened: bool,
+    wildcard: bool,
+    names: BTreeSet<Arc<str>>,
+    /// The version of each name that the client holds, or that is on its way to it.
+    held: BTreeMap<Arc<str>, Arc<str>>,
+    /// The version of each name that the client refused last.
+    refused: BTreeMap<Arc<str>, Arc<str>>,
+    /// Names to look at, and whether to answer even if the client is up to date.
+    pub(super) due: BTreeMap<Arc<str>, bool>,
+    answer_due: bool,
+    pub(super) flights: BTreeMap<u64, Flight>,
+}
+
+/// A response that the client has not answered.
+#[derive(Debug)]
+pub(super) struct Flight {
+    route: Option<Arc<Route>>,
+    versions: Vec<(Arc<str>, Arc<str>)>,
+}
+
+/// The making of one response.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    snapshot: &'a Snapshot,
+    /// Names that must be served by the other type first.
+    first: Option<&'a BTreeMap<Arc<str>, bool>>,
+    /// Names that were due and have to wait for it, and whether to answer even if the client is up to date.
+    pub(super) held_back: Vec<(Arc<str>, bool)>,
+    /// Names that were looked at, and whether they are in the response.
+    pub(super) passed: Vec<(Arc<str>, bool)>,
+}
+
+impl Interest {
+    pub(super) fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            opened: false,
+            wildcard: false,
+            names: BTreeSet::new(),
+            held: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            due: BTreeMap::new(),
+            answer_due: false,
+            flights: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn covers(&self, name: &str) -> bool {
+        self.wildcard || self.names.contains(name)
+    }
+
+    /// Closes the flight that a request answers. An answer to a nonce that is not known is none.
+    pub(super) fn settle(&mut self, request: &Request, snapshot: &Snapshot) -> Option<Refusal> {
+        let flight = self.flights.remove(&request.nonce.parse().ok()?)?;
+        let reason = request.error.clone()?;
+        let kind = self.kind;
+        let is_current = |(name, version): &(Arc<str>, Arc<str>)| {
+            let found = kind.find(snapshot, name);
+            found.is_some_and(|found| found.resource.version == *version)
+        };
+        // If one of them has changed since, the others may be good without it.
+        let retry = !flight.versions.iter().all(is_current);
+        for sent in &flight.versions {
+            let is_current = is_current(sent);
+            let (name, version) = sent.clone();
+            let is_newest = self.held.get(&name) == Some(&version);
+            if is_newest {
+                // It may hold an earlier one, so it must still be told of a removal.
+                self.held.insert(Arc::clone(&name), Arc::from(UNKNOWN));
+            }
+            // Another version may be on its way, and this one be what is served again.
+            if retry && (is_newest || is_current) {
+                self.due.insert(Arc::clone(&name), true);
+            }
+            self.refused.insert(name, version);
+        }
+        Some(Refusal {
+            kind: self.kind,
+            route: flight.route,
+            resources: flight.versions,
+            reason,
+        })
+    }
+
+    pub(super) fn retry_refused(&mut self, entry: &Entry) {
+        if self.refused.is_empty() {
+            return;
+        }
+        for name in resource_names(&entry.route) {
+            if let Some((name, _)) = self.refused.get_key_value(name.as_str()) {
+                self.due.insert(Arc::clone(name), true);
+            }
+        }
+    }
+
+    /// Looks again at what the host's owner added before, adds now, or had added when nobody knew it.
+    pub(super) fn look_at_base(&mut self, snapshots: [&Snapshot; 2]) {
+        let kind = self.kind;
+        let bases = snapshots.into_iter().filter_map(Snapshot::base);
+        let names = bases.flat_map(|base| base.names(kind)).chain(self.held.keys());
+        let names: Vec<_> = names.filter(|name| kind.is_owners(name)).cloned().collect();
+        for name in names {
+            if self.covers(&name) {
+                // What was refused along with others may be good without them.
+                let retry = self.refused.contains_key(&name);
+                *self.due.entry(name).or_insert(false) |= retry;
+            }
+        }
+    }
+
+    pub(super) fn open(&mut self, request: &Request) {
+        self.opened = true;
+        // Only these have the older form of the wildcard: a first request without a name.
+        if matches!(self.kind, Kind::Cluster | Kind::Listener) && request.subscribe.is_empty() {
+            self.wildcard = true;
+        }
+        for (name, version) in &request.held {
+            self.held.insert(Arc::from(name.as_str()), Arc::from(version.as_str()));
+        }
+        if self.wildcard {
+            self.answer_due = true;
+        }
+    }
+
+    pub(super) fn unsubscribe(&mut self, names: &[String]) {
+        for name in names {
+            if name == WILDCARD {
+                self.wildcard = false;
+                let kept = &self.names;
+                self.held.retain(|name, _| kept.contains(name));
+                self.refused.retain(|name, _| kept.contains(name));
+                self.due.retain(|name, _| kept.contains(name));
+            } else if self.names.remove(name.as_str()) {
+                if self.wildcard {
+                    // It is still subscribed to, by the wildcard, and the client asks to be told so.
+                    self.due.insert(Arc::from(name.as_str()), true);
+                } else {
+                    self.held.remove(name.as_str());
+                    self.refused.remove(name.as_str());
+                    self.due.remove(name.as_str());
+                }
+            }
+        }
+    }
+
+    pub(super) fn subscribe(
+        &mut self,
+        names: &[String],
+        first: bool,
+        snapshot: &Snapshot,
+    ) -> Result<(), ProtocolError> {
+        let mut widened = first && self.wildcard;
+        for name in names {
+            if name == WILDCARD {
+                widened |= !self.wildcard;
+                self.wildcard = true;
+                self.answer_due = true;
+                continue;
+            }
+            let name: Arc<str> = Arc::from(name.as_str());
+            // In its first request the client says what it holds; later, subscribing means that it holds nothing.
+            let forced = !(first && self.held.contains_key(&name));
+            self.due.insert(Arc::clone(&name), forced);
+            self.names.insert(name);
+        }
+        if self.names.len() > MAX_NAMES {
+            return Err(ProtocolError::TooManyNames);
+        }
+        if widened {
+            let served = self.kind.names(snapshot);
+            for name in served.iter().chain(self.held.keys()) {
+                self.due.entry(Arc::clone(name)).or_insert(false);
+            }
+        }
+        if first && !self.wildcard {
+            // What the client holds and did not subscribe to is not ours to speak of.
+            let names = &self.names;
+            self.held.retain(|name, _| names.contains(name));
+        }
+        Ok(())
+    }
+
+    /// The next response, if there is one to send.
+    pub(super) fn next(&mut self, nonce: u64, turn: &mut Turn<'_>) -> Option<Response> {
+        if self.flights.len() >= WINDOW {
+            return None;
+        }
+        let mut response = Response {
+            kind: self.kind,
+            nonce: nonce.to_string(),
+            resources: Vec::new(),
+            removed: Vec::new(),
+        };
+        let route = self.fill(&mut response, turn);
+        let empty = response.resources.is_empty() && response.removed.is_empty();
+        if empty && !self.answer_due {
+            return None;
+        }
+        self.answer_due = false;
+        let sent = response.resources.iter();
+        let versions = sent.map(|(name, resource)| (Arc::clone(name), Arc::clone(&resource.version)));
+        let versions = versions.collect();
+        self.flights.insert(nonce, Flight { route, versions });
+        Some(response)
+    }
+
+    /// Puts either removed names into the response, or the resources of the cluster that is answered.
+    fn fill(&mut self, response: &mut Response, turn: &mut Turn<'_>) -> Option<Arc<Route>> {
+        while let Some((name, forced)) = self.pop_due(turn) {
+            let Some(found) = self.kind.find(turn.snapshot, &name) else {
+                if turn.snapshot.base().is_none() && self.kind.is_owners(&name) {
+                    turn.passed.push((name, false));
+                    continue;
+                }
+                self.refused.remove(&name);
+                // Envoy ignores that routes are gone, but takes it for an answer: a listener that names them would wait for
+                // ever, and a new Envoy for the listener. Without an answer both wait for 15 s.
+                let is_told = self.kind != Kind::Routes;
+                if (self.held.remove(&name).is_some() || forced) && is_told {
+                    response.removed.push(name.to_string());
+                }
+                turn.passed.push((name, false));
+                if response.removed.len() == REMOVED_BATCH {
+                    return None;
+                }
+                continue;
+            };
+            if !response.removed.is_empty() {
+                // What was gathered goes first.
+                self.due.insert(name, forced);
+                return None;
+            }
+            self.offer(response, turn, name, found.resource, forced);
+            if let Some(route) = found.route {
+                self.offer_siblings(response, turn, route);
+            }
+            if !response.resources.is_empty() {
+                return found.route.cloned();
+            }
+        }
+        None
+    }
+
+    fn pop_due(&mut self, turn: &mut Turn<'_>) -> Option<(Arc<str>, bool)> {
+        while let Some((name, forced)) = self.pop_gone(turn).or_else(|| self.due.pop_first()) {
+            if !turn.must_wait(&name) {
+                return Some((name, forced));
+            }
+            turn.held_back.push((name, forced));
+        }
+        None
+    }
+
+    /// A listener that is gone goes before all others: one of them may have its port.
+    fn pop_gone(&mut self, turn: &Turn<'_>) -> Option<(Arc<str>, bool)> {
+        if self.kind != Kind::Listener {
+            return None;
+        }
+        let is_gone = |name: &&Arc<str>| self.kind.find(turn.snapshot, name).is_none();
+        let name = self.due.keys().find(is_gone).cloned()?;
+        self.due.remove_entry(&name)
+    }
+
+    fn offer(
+        &mut self,
+        response: &mut Response,
+        turn: &mut Turn<'_>,
+        name: Arc<str>,
+        resource: &Resource,
+        forced: bool,
+    ) {
+        let known = [self.held.get(&name), self.refused.get(&name)].contains(&Some(&resource.version));
+        let sent = forced || !known;
+        if sent {
+            self.refused.remove(&name);
+            self.held.insert(Arc::clone(&name), Arc::clone(&resource.version));
+            response.resources.push((Arc::clone(&name), resource.clone()));
+        }
+        turn.passed.push((name, sent));
+    }
+
+    /// The other names of the same cluster go into the same response.
+    fn offer_siblings(&mut self, response: &mut Response, turn: &mut Turn<'_>, route: &Route) {
+        for sibling in resource_names(route) {
+            let other = self.kind.find(turn.snapshot, &sibling);
+            let own = other.filter(|other| other.route.is_some_and(|other| other.namespace == route.namespace));
+            let Some(own) = own else {
+                continue;
+            };
+            if turn.must_wait(&sibling) {
+                continue;
+            }
+            if let Some((sibling, forced)) = self.due.remove_entry(sibling.as_str()) {
+                self.offer(response, turn, sibling, own.resource, forced);
+            }
+        }
+    }
+}
+
+impl<'a> Turn<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, first: Option<&'a BTreeMap<Arc<str>, bool>>) -> Self {
+        Self {
+            snapshot,
+            first,
+            held_back: Vec::new(),
+            passed: Vec::new(),
+        }
+    }
+
+    fn must_wait(&self, name: &str) -> bool {
+        self.first.is_some_and(|first| first.contains_key(name))
+    }
+}
