@@ -27,6 +27,7 @@ pub mod down;
 pub mod environment;
 pub mod host_cluster;
 pub mod images;
+pub mod kernel;
 pub mod kubectl;
 pub mod layout;
 pub mod leftovers;

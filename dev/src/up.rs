@@ -11,6 +11,7 @@ use crate::host_cluster::node::Node;
 use crate::host_cluster::services::Services;
 use crate::host_cluster::{self, HostStore, manifests};
 use crate::images::{self, Images};
+use crate::kernel;
 use crate::kubectl::Kubectl;
 use crate::layout::{FIRST_NODE, Layout};
 use crate::network::Network;
@@ -92,7 +93,7 @@ impl Stack<'_> {
             Step::Prerequisites => {
                 debian::check_prerequisites()?;
                 self.store.settle(self.layout)?;
-                Ok(String::new())
+                kernel::prepare()
             }
             Step::Packages => Ok(match debian::install().await?.join(" ") {
                 nothing if nothing.is_empty() => "nothing was missing".to_owned(),

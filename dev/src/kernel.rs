@@ -1,0 +1,65 @@
+//! What the kernel has to give more of than it begins with.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// Things that one user may have watch files. Each kubelet, containerd and Envoy of the stack has some, and so has each control
+/// plane: thirty that are awake want more than the 128 that kernels begin with, and what starts then fails.
+const WATCHERS: &str = "/proc/sys/fs/inotify/max_user_instances";
+const WATCHERS_NEEDED: u64 = 1024;
+
+/// Gives the stack what it needs where it may. What it did is given back, or a warning.
+pub fn prepare() -> Result<String> {
+    raise(Path::new(WATCHERS), WATCHERS_NEEDED)
+}
+
+fn raise(file: &Path, needed: u64) -> Result<String> {
+    let reading = || format!("reading {}", file.display());
+    let text = fs::read_to_string(file).with_context(reading)?;
+    let given: u64 = text.trim().parse().with_context(reading)?;
+    if given >= needed {
+        return Ok(String::new());
+    }
+    let name = "fs.inotify.max_user_instances";
+    Ok(match fs::write(file, needed.to_string()) {
+        Ok(()) => format!("{name} was {given} and is {needed} now, for many control planes"),
+        Err(error) => format!(
+            "WARNING: {name} is {given} and cannot be raised ({error}): with some thirty control planes awake kubelet, Envoy or \
+             containerd fail to start; have the machine's owner set it to {needed}"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_low_is_raised() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("limit");
+        for (given, said, expected) in [
+            ("128\n", "was 128 and is 1024 now", "1024"),
+            ("1024\n", "", "1024\n"),
+            ("8192\n", "", "8192\n"),
+        ] {
+            fs::write(&file, given).unwrap();
+            let note = raise(&file, 1024).unwrap();
+            assert!(
+                note.contains(said) && said.is_empty() == note.is_empty(),
+                "{given}: {note}"
+            );
+            assert_eq!(fs::read_to_string(&file).unwrap(), expected);
+        }
+        assert!(raise(&directory.path().join("none"), 1024).is_err());
+    }
+
+    #[test]
+    fn what_may_not_be_raised_is_said() {
+        // Read-only, for root as well.
+        let note = raise(Path::new("/proc/sys/kernel/ngroups_max"), u64::MAX).unwrap();
+        assert!(note.starts_with("WARNING: "), "{note}");
+    }
+}
