@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
 use yoke_api::names::is_domain;
 
+use crate::gpus::Gpus;
 use crate::limits::{Limits, parse_cpus, parse_memory};
 
 /// The worker's folder, unless another one is named.
@@ -91,6 +92,9 @@ pub(crate) struct RunOptions {
     /// End it after this time, such as 2h or 90m
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "rm")]
     pub(crate) ttl: Option<Duration>,
+    /// GPUs of the machine that Pods may have
+    #[arg(long, value_enum, default_value_t, requires = "rm")]
+    pub(crate) gpus: Gpus,
 }
 
 #[derive(Args, Debug)]

@@ -10,6 +10,7 @@
 //! The network is that of whoever calls it: `nsenter --net=FILE yoke-worker run --rm …` gives it one of its own.
 //! (`ip netns exec` would hide the control groups.)
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::future::pending;
 use std::io::ErrorKind;
@@ -29,7 +30,7 @@ use crate::layout::Layout;
 use crate::machine::ignores_hangup;
 use crate::output::say;
 use crate::state::{Lock, Worker, is_at};
-use crate::{Error, live};
+use crate::{Error, gpus, live};
 
 /// Folders of the machine that parts of a worker write to whatever they are told.
 const USUAL: &[&str] = &[
@@ -156,7 +157,7 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
 }
 
 /// Puts folders of the worker's own in the place of the usual ones, for this box, and a file with the API's address in that of
-/// the machine's hosts. The folders are to be held as long as it is there.
+/// the machine's hosts. GPUs that it is not to have are hidden. The folders are to be held as long as it is there.
 pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
     for usual in USUAL {
@@ -171,11 +172,26 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
         files::write(&own, hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
     }
+    if !worker.has_gpus() {
+        hide(layout, &gpus::find().paths)?;
+    }
     Ok(held)
 }
 
-fn mount(own: &Path, usual: &str) -> Result<(), FileError> {
-    rustix::mount::mount_bind(own, usual).map_err(|error| FileError::new("mount over", Path::new(usual), error.into()))
+/// Puts an empty file, or an empty folder, in the place of each.
+fn hide(layout: &Layout, paths: &BTreeSet<PathBuf>) -> Result<(), FileError> {
+    let (file, folder) = (layout.usual().join("no-gpu"), layout.usual().join("no-gpus"));
+    files::make_folder(&folder)?;
+    files::write(&file, "", files::PUBLIC)?;
+    for path in paths {
+        mount(if path.is_dir() { &folder } else { &file }, path)?;
+    }
+    Ok(())
+}
+
+fn mount(own: &Path, usual: impl AsRef<Path>) -> Result<(), FileError> {
+    let usual = usual.as_ref();
+    rustix::mount::mount_bind(own, usual).map_err(|error| FileError::new("mount over", usual, error.into()))
 }
 
 /// Keeps a folder, which is made and noted if it is not there, from being removed by another box: the kernel would take away

@@ -9,12 +9,13 @@ use yoke_api::join_token::JoinLine;
 
 use crate::arguments::{FolderOptions, MachineOptions, NodeOptions, RunOptions, WorkerOptions};
 use crate::boxed::{self, Signals};
+use crate::gpus::Gpus;
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, cgroups, clean, clock, live, machine, preflight, root, setup, systemd};
+use crate::{Error, cgroups, clean, clock, gpus, live, machine, preflight, root, setup, systemd};
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -29,9 +30,14 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         return live::stay(&layout, &worker, &mut signals).await;
     };
     let name = setup::choose_name(&options.worker)?;
+    let with_gpus = options.gpus == Gpus::All;
+    if with_gpus && !gpus::find().any {
+        return Err(Error::NoGpu);
+    }
     check(&options.worker, line, false).await?;
     let (id, lock) = setup::make_room(&layout).await?;
-    let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
+    let mut worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
+    worker.gpus = with_gpus;
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;

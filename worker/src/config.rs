@@ -32,7 +32,7 @@ pub(crate) struct Machine {
 }
 
 /// containerd's configuration, in the version that 1.6, 1.7 and 2 read.
-pub(crate) fn build_containerd(layout: &Layout, machine: &Machine) -> String {
+pub(crate) fn build_containerd(layout: &Layout, worker: &Worker, machine: &Machine) -> String {
     format!(
         r#"version = 2
 root = "{dir}/root"
@@ -48,6 +48,7 @@ temp = "{dir}/tmp"
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = {restrict}
   netns_mounts_under_state_dir = true
+  enable_cdi = {gpus}
   sandbox_image = "{PAUSE_IMAGE}"
   stream_server_address = "127.0.0.1"
 
@@ -69,6 +70,7 @@ temp = "{dir}/tmp"
         dir = layout.containerd().display(),
         socket = layout.containerd_socket().display(),
         restrict = !machine.may_raise_oom_score,
+        gpus = worker.has_gpus(),
         bin = layout.bin().display(),
         cni = layout.cni_config().display(),
         runc = layout.binary("runc").display(),

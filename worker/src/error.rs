@@ -53,6 +53,11 @@ pub enum Error {
     /// There is not as much as the worker is to have.
     #[error("{0}")]
     Excess(String),
+    /// There is no GPU.
+    #[error(
+        "this machine has no GPU: no CDI specification names one, and there is no /dev/nvidia0, /dev/dri/renderD128 or /dev/kfd"
+    )]
+    NoGpu,
     /// Its content is somebody else's.
     #[error("{} is not empty, and no worker's", .0.display())]
     Foreign(PathBuf),
@@ -196,6 +201,7 @@ impl Error {
                 Some("choose a folder with --root that is the worker's alone: it is removed in the end")
             }
             Self::Excess(_) => Some("ask for less with --cpus and --memory, or leave them out: then it may take all"),
+            Self::NoGpu => Some("install its driver, or leave --gpus out"),
             Self::Populated(_) => Some(
                 "perhaps a worker's whose folder was removed by hand: end its processes, or choose another folder with --root",
             ),

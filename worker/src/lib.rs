@@ -26,6 +26,7 @@ mod drain;
 mod error;
 mod feed;
 mod files;
+mod gpus;
 mod hosts;
 mod id;
 mod join;

@@ -277,7 +277,7 @@ fn write_config(layout: &Layout, worker: &Worker, machine: &Machine) -> Result<(
     for folder in layout.folders() {
         files::make_folder(&folder)?;
     }
-    let containerd = config::build_containerd(layout, machine);
+    let containerd = config::build_containerd(layout, worker, machine);
     files::write(&layout.containerd_config(), &containerd, files::PUBLIC)?;
     let kubelet = config::build_kubelet(layout, worker, machine);
     files::write(&layout.kubelet_config(), &kubelet, files::PUBLIC)?;

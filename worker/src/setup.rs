@@ -77,6 +77,7 @@ pub(crate) fn build_worker(
         node_labels: line.node_labels.clone(),
         taints: line.taints.clone(),
         limits: options.limits(),
+        gpus: false,
         id,
         node_uid: None,
         place: Some(place),

@@ -59,6 +59,9 @@ pub(crate) struct Worker {
     /// What it may take of the machine.
     #[serde(default, skip_serializing_if = "Limits::are_none")]
     pub(crate) limits: Limits,
+    /// Whether an ephemeral one has the machine's GPUs. Others have.
+    #[serde(default)]
+    pub(crate) gpus: bool,
     /// What its parts on the machine are called by.
     pub(crate) id: Id,
     /// UID of its Node, once it has one: another machine may be given its name later.
@@ -110,6 +113,11 @@ impl Worker {
             }
         }
         Ok(worker)
+    }
+
+    /// Whether Pods may have the machine's GPUs.
+    pub(crate) fn has_gpus(&self) -> bool {
+        self.gpus || !self.ephemeral
     }
 
     /// Refuses to do anything from where what the worker has made is not seen.
@@ -196,6 +204,7 @@ impl Worker {
             node_labels: BTreeMap::new(),
             taints: Vec::new(),
             limits: Limits::default(),
+            gpus: false,
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
             place: None,

@@ -79,6 +79,11 @@ pub const RECIPES: &[Recipe] = &[
         kubernetes: None,
     },
     Recipe {
+        module: "device-plugin",
+        binaries: &[(".", "device-plugin")],
+        kubernetes: None,
+    },
+    Recipe {
         module: "coredns",
         binaries: &[(".", "coredns")],
         kubernetes: None,

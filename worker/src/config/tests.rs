@@ -72,7 +72,7 @@ fn a_kubelet_gives_pods_no_more_than_the_worker_may_take() {
 
 #[test]
 fn containerd_keeps_to_the_workers_folder() {
-    let config = build_containerd(&layout(), &machine());
+    let config = build_containerd(&layout(), &Worker::example(), &machine());
     assert!(config.contains("restrict_oom_score_adj = false\n"), "{config}");
     for line in config
         .lines()
@@ -84,7 +84,20 @@ fn containerd_keeps_to_the_workers_folder() {
         may_raise_oom_score: false,
         ..machine()
     };
-    assert!(build_containerd(&layout(), &weak).contains("restrict_oom_score_adj = true\n"));
+    let config = build_containerd(&layout(), &Worker::example(), &weak);
+    assert!(config.contains("restrict_oom_score_adj = true\n"));
+    assert!(config.contains("enable_cdi = false\n"));
+    let given = Worker {
+        gpus: true,
+        ..Worker::example()
+    };
+    let for_good = Worker {
+        ephemeral: false,
+        ..Worker::example()
+    };
+    for worker in [given, for_good] {
+        assert!(build_containerd(&layout(), &worker, &machine()).contains("enable_cdi = true\n"));
+    }
 }
 
 #[test]

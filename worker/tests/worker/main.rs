@@ -6,6 +6,7 @@ mod bundle;
 mod cluster;
 mod command;
 mod container;
+mod gpus;
 mod limits;
 mod machine;
 mod network;
