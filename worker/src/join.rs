@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -58,7 +58,7 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
         }
     };
     let unit = Unit::new(&layout, &worker.id);
-    tokio::select! {
+    let joined = tokio::select! {
         ready = wait_ready(&layout, &worker, &unit) => ready,
         refused = refusal::wait(&layout, &worker) => {
             match &former {
@@ -71,7 +71,12 @@ pub(crate) async fn join(options: &JoinOptions, line: Option<&JoinLine>) -> Resu
             say(&format!("{} goes on; `yoke-worker leave` removes it", unit.name()));
             Err(Error::Interrupted)
         }
+    };
+    if former.is_some() {
+        // What stays of it is removed by the next.
+        let _ = remove_folder(&layout.former());
     }
+    joined
 }
 
 /// Goes on with a worker that is there. One that runs by its unit is left as it is.
@@ -114,7 +119,9 @@ impl Former {
             (layout.bootstrap_kubeconfig(), files::SECRET),
             // The kubelet writes it with the server of the token.
             (layout.kubeconfig(), files::SECRET),
+            (layout.upgrade(), files::PUBLIC),
         ];
+        keep_programs(layout)?;
         let read = |(path, mode): (PathBuf, u32)| match fs::read(&path) {
             Ok(content) => Ok((path, mode, Some(content))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok((path, mode, None)),
@@ -145,6 +152,7 @@ impl Former {
             systemd::remove(&self.unit).await?;
         }
         let lock = Lock::take(layout)?;
+        put_back_programs(layout)?;
         for (path, mode, content) in &self.files {
             match content {
                 Some(content) => _ = files::write(path, content, *mode)?,
@@ -156,6 +164,50 @@ impl Former {
             systemd::start(&self.unit, LIMIT).await?;
         }
         Ok(())
+    }
+}
+
+/// What is written in their place are other files: one more name keeps what these are now.
+fn keep_programs(layout: &Layout) -> Result<(), FileError> {
+    let former = layout.former();
+    // Of one that was killed.
+    remove_folder(&former)?;
+    for (folder, kept) in programs(layout) {
+        // One that was killed may have none yet.
+        files::make_folder(&folder)?;
+        files::make_folder(&kept)?;
+        let entries = fs::read_dir(&folder).map_err(|error| FileError::new("read", &folder, error))?;
+        for entry in entries {
+            let linked = entry.and_then(|entry| fs::hard_link(entry.path(), kept.join(entry.file_name())));
+            linked.map_err(|error| FileError::new("keep what is in", &folder, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn put_back_programs(layout: &Layout) -> Result<(), FileError> {
+    for (folder, kept) in programs(layout) {
+        let put_back = fs::metadata(&kept)
+            .and_then(|_| fs::remove_dir_all(&folder))
+            .and_then(|()| fs::rename(&kept, &folder));
+        put_back.map_err(|error| FileError::new("put back", &folder, error))?;
+    }
+    remove_folder(&layout.former())
+}
+
+/// Folders of what is copied from a bundle, and of what was.
+fn programs(layout: &Layout) -> [(PathBuf, PathBuf); 2] {
+    let former = layout.former();
+    [
+        (layout.bin(), former.join("bin")),
+        (layout.images(), former.join("images")),
+    ]
+}
+
+fn remove_folder(folder: &Path) -> Result<(), FileError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::new("remove", folder, error)),
+        _ => Ok(()),
     }
 }
 

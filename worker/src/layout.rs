@@ -6,6 +6,7 @@
 //!    upgrade.json     what is being done about the kubelet's version, if anything is
 //!    sysctls.json     what settings of the kernel were before
 //!    bin/ images/     copies of the bundle
+//!    former/          those of the worker that was there before, until another token has been let in
 //!    config/          files of containerd, CNI and the kubelet, written anew at each start
 //!    pki/             the CAs, the kubelet's certificates, and the key of the network of Pods
 //!    containerd/ kubelet/ cni/ logs/    what these keep
@@ -86,6 +87,11 @@ impl Layout {
 
     pub(crate) fn images(&self) -> PathBuf {
         self.root.join("images")
+    }
+
+    /// Programs and images of the worker that was there before.
+    pub(crate) fn former(&self) -> PathBuf {
+        self.root.join("former")
     }
 
     pub(crate) fn containerd_config(&self) -> PathBuf {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::bundle;
 use crate::machine::{Init, Worker, members, until};
 use crate::node::{NAME, Story};
-use crate::program::{PEM, encode, token};
+use crate::program::{PEM, encode, path, token};
 
 /// A unit begins, and a Pod after it.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -40,6 +40,13 @@ impl Story {
 
     fn read_token(&self) -> String {
         fs::read_to_string(self.machine.token()).unwrap()
+    }
+
+    /// Programs and images of the worker, by their digests.
+    fn sum_programs(&self) -> Vec<String> {
+        let script = r#"cd "$0" && sha256sum bin/* images/* && ls -A bin images"#;
+        let sums = self.machine.ask("sh", &["-c", script, path(&self.machine.root())]);
+        sums.unwrap().lines().map(str::to_owned).collect()
     }
 
     /// The processes of Pods.
@@ -159,7 +166,14 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
     assert_eq!(join.ended().await, Some(0), "{}", join.said());
     story.end_certificate();
     let (own, before) = (story.read_token(), story.machine.read("worker.json"));
+    let programs = story.sum_programs();
     fs::write(story.machine.token(), with_unknown_secret(&own)).unwrap();
+    let bundle = dir.path().join("bundle");
+    let was = fs::read(bundle.join("portmap")).unwrap();
+    fs::remove_file(bundle.join("portmap")).unwrap();
+    fs::write(bundle.join("portmap"), [&was[..], b"of another release"].concat()).unwrap();
+    fs::copy(bundle.join("images/echo.tar"), bundle.join("images/other.tar")).unwrap();
+    bundle::seal(&bundle);
     let mut refused = story.machine.join_for_good();
     assert_eq!(refused.ended().await, Some(1), "{}", refused.said());
     assert!(
@@ -168,6 +182,8 @@ async fn a_worker_whose_certificate_has_ended_joins_by_another_token() {
         refused.said()
     );
     assert_eq!(story.machine.read("worker.json"), before);
+    assert_eq!(story.sum_programs(), programs);
+    assert!(!story.machine.root().join("former").exists());
     assert!(!story.machine.root().join("config/bootstrap.kubeconfig").exists());
     assert_eq!(story.show("ActiveState"), "active");
     fs::write(story.machine.token(), own).unwrap();
