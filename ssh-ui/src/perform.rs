@@ -91,9 +91,9 @@ async fn show_clusters(
 async fn create(host: &TenantHost, options: &CreateOptions, json: bool, progress: &Progress) -> Result<String, Error> {
     let mut cluster = host.create(&build_cluster(options)).await?;
     if options.waiting.wait {
-        host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress)
-            .await?;
-        cluster = host.get(&options.name).await?;
+        // It is not read once more: whoever hears that that failed would send the line again.
+        let seen = host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress);
+        cluster = seen.await?.unwrap_or(cluster);
     }
     match json {
         true => Ok(to_json(&build_report(&cluster, Timestamp::now()))?),
@@ -159,9 +159,8 @@ async fn change(
 ) -> Result<String, Error> {
     let mut cluster = host.set_state(&options.name, state).await?;
     if options.waiting.wait {
-        host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress)
-            .await?;
-        cluster = host.get(&options.name).await?;
+        let seen = host.wait(&options.name, Wanted::AsAsked, options.waiting.timeout, progress);
+        cluster = seen.await?.unwrap_or(cluster);
     }
     let how = match (state, options.waiting.wait) {
         (DesiredState::Asleep, true) => "sleeps",
@@ -194,5 +193,56 @@ async fn delete(
         (true, gone) => Ok(to_json(&serde_json::json!({"name": name, "gone": gone}))?),
         (false, true) => Ok(format!("Cluster {name} deleted\n")),
         (false, false) => Ok(format!("Cluster {name} is being deleted\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Response, StatusCode};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::command::parse;
+
+    /// A host that makes a Cluster, shows it to whoever waits, and cannot be asked for it alone.
+    async fn answer(request: http::Request<Body>) -> Result<Response<Body>, kube::Error> {
+        let ready = json!({"type": "Ready", "status": "True", "reason": "AsExpected", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let cluster = |status: Value| json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "c", "namespace": "t"}, "spec": {}, "status": status});
+        let list = || json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "ClusterList", "metadata": {"resourceVersion": "1"}, "items": [cluster(json!({"conditions": [ready]}))]});
+        let refused =
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "not now", "code": 500});
+        let (status, body) = match *request.method() {
+            Method::POST | Method::PATCH => (StatusCode::OK, cluster(json!({}))),
+            _ if request.uri().path().ends_with("/clusters/c") => (StatusCode::INTERNAL_SERVER_ERROR, refused),
+            _ => (StatusCode::OK, list()),
+        };
+        let mut response = Response::new(Body::from(body.to_string().into_bytes()));
+        *response.status_mut() = status;
+        Ok(response)
+    }
+
+    #[tokio::test]
+    async fn what_was_waited_for_is_not_read_once_more() {
+        let host = TenantHost::of(&Client::new(service_fn(answer), "t"), "t").unwrap();
+        let identity = Identity {
+            tenant: "t".into(),
+            key: "k".into(),
+            fingerprint: "f".into(),
+        };
+        let (progress, _lines) = mpsc::channel(16);
+        for line in ["create c --wait --json", "wake c --wait --json"] {
+            let request = parse(line.as_bytes()).unwrap();
+            let said = perform(&host, &identity, &request, &progress).await.unwrap();
+            let said: Value = serde_json::from_str(&said).unwrap();
+            assert_eq!(
+                (&said["name"], &said["ready"]),
+                (&json!("c"), &json!(true)),
+                "{line}: {said}"
+            );
+        }
     }
 }

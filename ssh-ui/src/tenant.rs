@@ -164,8 +164,14 @@ impl TenantHost {
     }
 
     /// Waits until a Cluster is so, at most as long as `limit` and as somebody listens to `progress`. What it waits for goes
-    /// there: each new message, and the last one again every minute.
-    pub async fn wait(&self, name: &str, wanted: Wanted, limit: Duration, progress: &Progress) -> Result<(), Error> {
+    /// there: each new message, and the last one again every minute. The Cluster is as it was seen then, if it is there.
+    pub async fn wait(
+        &self,
+        name: &str,
+        wanted: Wanted,
+        limit: Duration,
+        progress: &Progress,
+    ) -> Result<Option<Cluster>, Error> {
         let begun = Instant::now();
         let end = begun + limit;
         let mut changes = pin!(watcher::watch_object(self.clusters.clone(), name).default_backoff());
@@ -190,15 +196,15 @@ impl TenantHost {
                     continue;
                 }
             };
-            let verdict = match change {
-                Ok(Some(Some(Lenient(Ok(cluster))))) if wanted == Wanted::AsAsked => judge(&cluster),
-                Ok(Some(Some(_))) => Verdict::Waiting(None),
-                Ok(Some(None) | None) if wanted == Wanted::Gone => return Ok(()),
+            let (verdict, seen) = match change {
+                Ok(Some(Some(Lenient(Ok(cluster))))) if wanted == Wanted::AsAsked => (judge(&cluster), Some(cluster)),
+                Ok(Some(Some(_))) => (Verdict::Waiting(None), None),
+                Ok(Some(None) | None) if wanted == Wanted::Gone => return Ok(None),
                 Ok(Some(None) | None) => return Err(Error::Deleted(name.to_owned())),
-                Err(error) => Verdict::Waiting(may_come_back(name, error)?),
+                Err(error) => (Verdict::Waiting(may_come_back(name, error)?), None),
             };
             let message = match verdict {
-                Verdict::Done => return Ok(()),
+                Verdict::Done => return Ok(seen),
                 Verdict::Waiting(message) => {
                     refused = None;
                     message
