@@ -179,6 +179,11 @@ bench-ingress: tools ## Measure the ingress with 10,000 clusters (ARGS="--cluste
 	$(call timed,ingress,$(CARGO) build --release --package yoke-ingress-xds --package yoke-ingress-bench)
 	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-ingress-bench $(ARGS))
 
+.PHONY: bench-operator
+bench-operator: tools ## Measure the operator with 10,000 clusters (ARGS="--clusters 200" for a look)
+	$(call timed,operator,$(CARGO) build --release --package yoke-operator --package yoke-operator-bench)
+	$(call timed,measurements,PATH=$(BENCH_PATH) yoke-operator-bench $(ARGS))
+
 .PHONY: bench-density
 bench-density: yoke-dev ## Measure a thousand clusters on this machine (ARGS="--clusters 50 --awake 3" for a look)
 	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)

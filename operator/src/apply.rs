@@ -98,7 +98,7 @@ impl Applier {
         if known.is_some_and(|known| self.is_applied(known.as_ref(), &wanted, &digest)) {
             return Ok(());
         }
-        wanted["metadata"]["annotations"][labels::APPLIED_DIGEST] = digest.clone().into();
+        write_digest(&mut wanted, &digest);
         let result = api
             .patch(&object.name_any(), &self.params, &Patch::Apply(&wanted))
             .await;
@@ -228,6 +228,16 @@ fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> Key {
 /// The same for the same object, in whatever process.
 fn digest_of(wanted: &Value) -> String {
     HEXLOWER.encode(&Sha256::digest(wanted.to_string())[..8])
+}
+
+fn write_digest(wanted: &mut Value, digest: &str) {
+    wanted["metadata"]["annotations"][labels::APPLIED_DIGEST] = digest.into();
+}
+
+/// Makes an object what is applied of it: the same, with its digest.
+pub fn seal(wanted: &mut Value) {
+    let digest = digest_of(wanted);
+    write_digest(wanted, &digest);
 }
 
 /// Whether an object says all that is wanted of it.

@@ -1,0 +1,192 @@
+//! The Clusters: who they are, and what makes them settled.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, anyhow};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use yoke_api::cluster::ClusterStatus;
+use yoke_api::labels;
+use yoke_api::sleep::{ActivityStatus, SleepReason};
+use yoke_api::tenant::{TenantQuota, TenantSpec};
+use yoke_api::{Cluster, ClusterId, Tenant};
+use yoke_operator::cluster::build::{Blueprint, Materials, secrets};
+use yoke_operator::cluster::identity::Identity;
+use yoke_operator::cluster::validate::{Surroundings, validate};
+use yoke_operator::config::Config;
+use yoke_operator::nats::{Account, Nats, Size, streams};
+use yoke_pki::plan::LeafRole;
+use yoke_pki::service_account::ServiceAccountKey;
+
+use crate::authority::Authority;
+use crate::objects::{self, Settled};
+use crate::stored::{Stored, draw_uid};
+
+/// Addresses of Services.
+pub(crate) const SERVICES: &str = "127.96.0.0/16";
+/// More have no address of their own.
+pub(crate) const MOST: u64 = 60_000;
+const TENANTS: usize = 10;
+/// NATS reserves some times as much, and is let reserve ten terabytes.
+const QUOTA: &str = "16Mi";
+
+/// All that Clusters have in common.
+pub(crate) struct Fleet {
+    pub(crate) config: Config,
+    pub(crate) authority: Authority,
+    tenants: Vec<Tenant>,
+    nats_ca: String,
+    /// Drawing one takes long.
+    service_account: ServiceAccountKey,
+    awake: usize,
+    every: usize,
+}
+
+/// What one Cluster consists of.
+pub(crate) struct Member {
+    pub(crate) objects: Vec<Stored>,
+    /// The name by which its API is verified, and what it shows, if it is awake.
+    pub(crate) serving: Option<(String, secrets::Leaf)>,
+}
+
+impl Fleet {
+    /// So many Clusters, of which some are awake, spread over all.
+    pub(crate) fn new(config: Config, nats_ca: String, clusters: usize, awake: usize) -> Result<Self> {
+        let quota = TenantQuota {
+            clusters: i32::try_from(clusters)?,
+            storage: Quantity("100Ti".into()),
+            ..TenantQuota::default()
+        };
+        let tenant = |number| {
+            let spec = TenantSpec {
+                quota: quota.clone(),
+                ..TenantSpec::default()
+            };
+            Tenant::new(&format!("bench-{number}"), spec)
+        };
+        Ok(Self {
+            config,
+            authority: Authority::new()?,
+            tenants: (0..TENANTS).map(tenant).collect(),
+            nats_ca,
+            service_account: ServiceAccountKey::generate()?,
+            awake,
+            every: clusters / awake.max(1),
+        })
+    }
+
+    /// The Tenants.
+    pub(crate) fn tenants(&self) -> &[Tenant] {
+        &self.tenants
+    }
+
+    /// How many of the first so many Clusters are awake.
+    pub(crate) fn count_awake(&self, clusters: usize) -> usize {
+        (0..clusters).filter(|number| self.is_awake(*number)).count()
+    }
+
+    fn is_awake(&self, number: usize) -> bool {
+        self.awake > 0 && number.is_multiple_of(self.every) && number / self.every < self.awake
+    }
+
+    /// Draws a Cluster, and gives NATS its account and streams.
+    pub(crate) async fn settle(&self, nats: &Nats, number: usize) -> Result<Member> {
+        let is_asleep = !self.is_awake(number);
+        let tenant = &self.tenants[number % TENANTS];
+        let cluster = build_cluster(number, tenant, is_asleep);
+        let identity = Identity::of(&cluster, &self.config.base_domain).ok_or_else(|| anyhow!("no identity"))?;
+        let around = Surroundings {
+            config: &self.config,
+            tenant: Some(tenant),
+            namespace_is_tenants: true,
+            tenants: &[],
+            clusters: &[],
+            reserved: HashMap::new(),
+            running: None,
+        };
+        let accepted = validate(&cluster, &identity, &around).map_err(|refusal| anyhow!(refusal.message))?;
+        let size = Size {
+            quota: accepted.quota,
+            replicas: accepted.class.store_replicas,
+        };
+        let account = Account::draw(&identity.id, size, Timestamp::now().as_second())?;
+        streams::ensure(nats, &identity.id, &account, false).await?;
+        let issued = self.authority.issue(&accepted.plan.certificates)?;
+        let texts = account.to_data();
+        let materials = Materials::read(
+            &accepted.plan,
+            &secrets::Sources {
+                secret: |name: &str| issued.get(name).cloned(),
+                root: &self.authority.root,
+                service_account: self.service_account.private_pem(),
+                store_credentials: &texts["user.creds"],
+                nats_ca: &self.nats_ca,
+                copied: &BTreeMap::new(),
+                now: Timestamp::now(),
+            },
+        )?
+        .map_err(|missing| anyhow!("not issued: {}", missing.join(" ")))?;
+        let serving = (!is_asleep).then(|| (identity.upstream_name(), materials.leaf(LeafRole::ApiServer).clone()));
+        let objects = objects::build(&Settled {
+            cluster: &cluster,
+            blueprint: Blueprint {
+                identity: &identity,
+                accepted: &accepted,
+                spec: &cluster.spec,
+                config: &self.config,
+            },
+            materials: &materials,
+            issued: &issued,
+            store: texts,
+            service_account: &self.service_account,
+            is_asleep,
+            address: address_of(number),
+        })?;
+        Ok(Member { objects, serving })
+    }
+}
+
+fn build_cluster(number: usize, tenant: &Tenant, is_asleep: bool) -> Cluster {
+    let id = ClusterId::random();
+    let mut cluster = Cluster::new(&format!("c{number}"), Default::default());
+    cluster.metadata.namespace = tenant.metadata.name.clone();
+    cluster.metadata.uid = Some(draw_uid());
+    cluster.metadata.generation = Some(1);
+    cluster.metadata.labels = Some([(labels::ID.to_owned(), id.to_string())].into());
+    cluster.metadata.finalizers = Some(vec![labels::FINALIZER.to_owned()]);
+    cluster.spec.id = Some(id.to_string());
+    cluster.spec.storage.quota = Quantity(QUOTA.into());
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+    cluster.status = is_asleep.then(|| ClusterStatus {
+        activity: Some(ActivityStatus {
+            sleep_requested_time: Some(Time(now)),
+            sleep_reason: Some(SleepReason::Annotation),
+            ..ActivityStatus::default()
+        }),
+        ..ClusterStatus::default()
+    });
+    cluster
+}
+
+/// The address of a Cluster's Service; the first ones are the host's own.
+fn address_of(number: usize) -> Ipv4Addr {
+    let first = u32::from(Ipv4Addr::new(127, 96, 1, 0));
+    Ipv4Addr::from(first + u32::try_from(number).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_awake_are_spread_over_all() {
+        let config = Config::parse(include_str!("../../operator/testdata/config.yaml")).unwrap();
+        let fleet = Fleet::new(config, String::new(), 100, 3).unwrap();
+        let awake: Vec<_> = (0..100).filter(|number| fleet.is_awake(*number)).collect();
+        assert_eq!(awake, [0, 33, 66]);
+        assert_eq!((fleet.count_awake(100), fleet.count_awake(10)), (3, 1));
+        assert_eq!(address_of(300), Ipv4Addr::new(127, 96, 2, 44));
+    }
+}

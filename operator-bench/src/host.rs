@@ -1,0 +1,165 @@
+//! The host's API: a real kube-apiserver with its audit log, on etcd.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use yoke_api::names::PKI_NAMESPACE;
+use yoke_operator::cluster::build::secrets::Data;
+use yoke_pki::plan::ROOT;
+use yoke_test_support::kubernetes::{Options, install_crds};
+use yoke_test_support::{Process, free_port};
+
+use crate::fleet::SERVICES;
+use crate::sandbox::HOST;
+use crate::store::Store;
+
+/// As whom the operator comes.
+const USER: &str = "yoke-operator";
+const TOKEN: &str = "operator";
+/// The audit log has no other file: it is read from its beginning.
+const LOG_MEGABYTES: u32 = 4096;
+
+/// The server and its store, which end with this.
+pub(crate) struct Host {
+    pub(crate) client: Client,
+    pub(crate) store: Store,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) audit: PathBuf,
+    pub(crate) api: Process,
+    _store: Process,
+}
+
+impl Host {
+    /// Starts both. What is written is not synced: the disk is not what is measured.
+    pub(crate) async fn start(dir: &Path) -> Result<Self> {
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let (clients, peers) = (url(free_port()), url(free_port()));
+        let store = Process::spawn(
+            dir,
+            "etcd",
+            &[
+                format!("--data-dir={}", dir.join("etcd").display()),
+                format!("--listen-client-urls={clients}"),
+                format!("--advertise-client-urls={clients}"),
+                format!("--listen-peer-urls={peers}"),
+                format!("--initial-advertise-peer-urls={peers}"),
+                format!("--initial-cluster=default={peers}"),
+                format!("--quota-backend-bytes={}", 16_u64 << 30),
+                "--log-level=error".to_owned(),
+                "--unsafe-no-fsync".to_owned(),
+            ],
+        );
+        let (policy, audit) = (dir.join("audit-policy.json"), dir.join("audit.log"));
+        std::fs::write(&policy, build_policy().to_string())?;
+        let arguments = [
+            format!("--advertise-address={HOST}"),
+            format!("--service-cluster-ip-range={SERVICES}"),
+            format!("--audit-policy-file={}", policy.display()),
+            format!("--audit-log-path={}", audit.display()),
+            format!("--audit-log-maxsize={LOG_MEGABYTES}"),
+        ];
+        let options = Options {
+            users: &[(TOKEN, USER)],
+            arguments: &arguments,
+            // Its memory is not what is measured, and ten thousand Clusters take much.
+            environment: &[("GOGC", "50")],
+            ..Options::new(&clients)
+        };
+        let (api, client) = options.start(dir).await;
+        let kubeconfig = dir.join("kubeconfig");
+        std::fs::write(&kubeconfig, build_kubeconfig(&options.url()).to_string())?;
+        let host = Self {
+            client,
+            store: Store::new(&clients)?,
+            kubeconfig,
+            audit,
+            api,
+            _store: store,
+        };
+        host.prepare().await?;
+        Ok(host)
+    }
+
+    /// What the chart and cert-manager bring.
+    async fn prepare(&self) -> Result<()> {
+        let kinds = [
+            ("certificates", "Certificate"),
+            ("certificaterequests", "CertificateRequest"),
+            ("issuers", "Issuer"),
+        ];
+        let crds: Vec<CustomResourceDefinition> = kinds
+            .iter()
+            .map(|(plural, kind)| serde_json::from_value(build_crd(plural, kind)))
+            .collect::<Result<_, _>>()?;
+        install_crds(&self.client, &crds).await;
+        let namespaces = Api::<Namespace>::all(self.client.clone());
+        for name in ["yoke-system", PKI_NAMESPACE] {
+            create(&namespaces, json!({"metadata": {"name": name}})).await?;
+        }
+        let binding = json!({"metadata": {"name": USER},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}]});
+        create(&Api::<ClusterRoleBinding>::all(self.client.clone()), binding).await
+    }
+
+    /// Keeps the root certificate where cert-manager does.
+    pub(crate) async fn keep_root(&self, data: Data) -> Result<()> {
+        let texts = data
+            .into_iter()
+            .map(|(key, bytes)| Ok((key, String::from_utf8(bytes)?)));
+        let texts = texts.collect::<Result<std::collections::BTreeMap<_, _>>>()?;
+        let secret = json!({"metadata": {"name": ROOT}, "stringData": texts, "type": "kubernetes.io/tls"});
+        create(&Api::<Secret>::namespaced(self.client.clone(), PKI_NAMESPACE), secret).await
+    }
+}
+
+async fn create<K: Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize>(
+    api: &Api<K>,
+    value: Value,
+) -> Result<()> {
+    api.create(&PostParams::default(), &serde_json::from_value(value)?)
+        .await?;
+    Ok(())
+}
+
+fn build_crd(plural: &str, kind: &str) -> Value {
+    json!({
+        "metadata": {"name": format!("{plural}.cert-manager.io")},
+        "spec": {
+            "group": "cert-manager.io", "scope": "Namespaced",
+            "names": {"plural": plural, "kind": kind},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
+                {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
+        },
+    })
+}
+
+/// What the operator asks for, and nobody else, once for each request: a watch when it begins.
+fn build_policy() -> Value {
+    json!({
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "Metadata", "users": [USER], "verbs": ["watch"], "omitStages": ["RequestReceived", "ResponseComplete"]},
+            {"level": "Metadata", "users": [USER]},
+            {"level": "None"},
+        ],
+    })
+}
+
+fn build_kubeconfig(url: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "host", "cluster": {"server": url, "insecure-skip-tls-verify": true}}],
+        "users": [{"name": "operator", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "host", "context": {"cluster": "host", "user": "operator"}}],
+        "current-context": "host",
+    })
+}

@@ -1,0 +1,59 @@
+//! `make bench-operator`: the process `yoke-operator` with thousands of Clusters.
+//!
+//! ```text
+//! fleet ─▶ objects ─▶ store: etcd ◀─ host: kube-apiserver ◀─ operator: yoke-operator ─▶ tenants: their API servers
+//!   └──── authority: certificates        └─▶ audit           └─▶ usage ─▶ table       └─▶ nats: nats-server
+//! ```
+//!
+//! Real are kube-apiserver with Yoke's CRDs, etcd, nats-server with an account and streams for each Cluster, and the operator
+//! as a process. What a settled Cluster consists of is built by the operator's own code and put into etcd as kube-apiserver
+//! would have stored it, because no machine makes ten thousand of them in minutes. So are simulated: the work of the operator
+//! before the Clusters were settled; cert-manager, whose certificates one process issues with a pool of keys; the controllers of
+//! Kubernetes and kubelets, whose words stand in the statuses of StatefulSets and Pods; and the APIs of the Clusters that are
+//! awake, which are one server that keeps what it is given. No store runs, so machines are not watched for loss. Everything is
+//! in a network namespace of its own (`sandbox`).
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is the result")]
+
+mod audit;
+mod authority;
+mod fleet;
+mod host;
+mod nats;
+mod objects;
+mod operator;
+mod run;
+#[path = "../../ingress-bench/src/sandbox.rs"]
+#[allow(dead_code, reason = "no network of control planes is needed")]
+mod sandbox;
+mod store;
+mod stored;
+mod table;
+mod tenants;
+mod usage;
+
+use clap::Parser as _;
+
+fn main() -> anyhow::Result<()> {
+    let args = run::Args::parse();
+    if !sandbox::is_inside() {
+        return sandbox::enter();
+    }
+    yoke_runtime::install_crypto();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run::run(&args))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn without_arguments_it_is_ten_thousand_clusters() {
+        run::Args::command().debug_assert();
+        let args = run::Args::try_parse_from(["x"]).unwrap();
+        assert_eq!((args.clusters, args.awake), (10_000, 100));
+        assert!(run::Args::try_parse_from(["x", "--clusters=70000"]).is_err());
+    }
+}

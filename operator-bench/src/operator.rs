@@ -1,0 +1,144 @@
+//! The process `yoke-operator`, as the chart starts it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use yoke_operator::config::{Config, NatsConfig};
+use yoke_test_support::{Process, free_port};
+
+const EXAMPLE: &str = include_str!("../../operator/testdata/config.yaml");
+/// How long may be waited for all Clusters to be looked at.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(900);
+/// How often it is looked whether they are, and for how long they must be.
+const LOOK: Duration = Duration::from_millis(500);
+const QUIET: Duration = Duration::from_secs(5);
+
+/// The operator, which can be killed and started again.
+pub(crate) struct Operator {
+    dir: PathBuf,
+    config: PathBuf,
+    kubeconfig: PathBuf,
+    address: SocketAddr,
+    http: Client<HttpConnector, Empty<hyper::body::Bytes>>,
+    process: Option<Process>,
+}
+
+/// The configuration: that of the example, with NATS as it is here, and without what is not here.
+pub(crate) fn build_config(nats: &NatsConfig) -> Result<(Config, String)> {
+    let mut value: Value = serde_saphyr::from_str(EXAMPLE)?;
+    value["ingress"]["probe"] = false.into();
+    value["machineLoss"] = json!({"perMinute": 0});
+    value["nats"] = json!({"urls": nats.urls, "cidrs": nats.cidrs, "port": nats.port, "secretDir": nats.secret_dir});
+    let text = value.to_string();
+    Ok((Config::parse(&text)?, text))
+}
+
+impl Operator {
+    /// One that is not started yet.
+    pub(crate) fn new(dir: &Path, kubeconfig: &Path, config: &str) -> Result<Self> {
+        let path = dir.join("operator.yaml");
+        std::fs::write(&path, config)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            config: path,
+            kubeconfig: kubeconfig.to_owned(),
+            address: ([127, 0, 0, 1], free_port()).into(),
+            http: Client::builder(TokioExecutor::new()).build_http(),
+            process: None,
+        })
+    }
+
+    /// Starts it.
+    pub(crate) fn start(&mut self) -> u32 {
+        let arguments = [
+            format!("--config={}", self.config.display()),
+            format!("--listen={}", self.address),
+        ];
+        let kubeconfig = self.kubeconfig.display().to_string();
+        let process = Process::spawn_with(&self.dir, "yoke-operator", &arguments, &[("KUBECONFIG", &kubeconfig)]);
+        let id = process.id();
+        self.process = Some(process);
+        id
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> Result<u32> {
+        Ok(self.process.as_ref().context("the operator does not run")?.id())
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Waits until it has looked at so many Clusters, and looks no more often at them than `rate` times a second. Answers when
+    /// it came to that.
+    pub(crate) async fn settle(&mut self, clusters: usize, rate: f64) -> Result<Instant> {
+        let began = Instant::now();
+        let (mut seen, mut since) = (0.0, Instant::now());
+        loop {
+            ensure!(
+                began.elapsed() < PATIENCE,
+                "not settled within {PATIENCE:?}: {seen} looks"
+            );
+            let process = self.process.as_mut().context("the operator does not run")?;
+            ensure!(process.is_running(), "the operator has ended: {}", process.log());
+            tokio::time::sleep(LOOK).await;
+            let now = self.looks().await.unwrap_or(0.0);
+            // What is looked at at rest comes now and then, not evenly.
+            let many = now - seen > (rate * LOOK.as_secs_f64()).max(1.0) * 3.0;
+            if many || now < clusters as f64 {
+                since = Instant::now();
+            }
+            seen = now;
+            if since.elapsed() >= QUIET {
+                return Ok(since);
+            }
+        }
+    }
+
+    /// How often it has looked at Clusters.
+    async fn looks(&self) -> Result<f64> {
+        let uri = format!("http://{}/metrics", self.address).parse()?;
+        let body = self.http.get(uri).await?.into_body().collect().await?.to_bytes();
+        let page = String::from_utf8(body.to_vec())?;
+        Ok(find(&page, "yoke_operator_reconciles_total{controller=\"cluster\"}")?.unwrap_or(0.0))
+    }
+}
+
+fn find(page: &str, name: &str) -> Result<Option<f64>> {
+    let found = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found.map(|value| Ok(value.trim().parse()?)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_makes_a_configuration() {
+        let nats = NatsConfig {
+            urls: vec!["tls://127.0.0.1:4222".into()],
+            host_aliases: Default::default(),
+            cidrs: vec!["127.0.0.1/32".into()],
+            port: 4222,
+            secret_dir: "/x".into(),
+        };
+        let (config, _) = build_config(&nats).unwrap();
+        assert!(!config.ingress.probe && config.machine_loss.per_minute == 0);
+    }
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let page = "# HELP a_total what\na_total{type=\"b\"} 3\na_total_more 4\n";
+        assert_eq!(find(page, "a_total{type=\"b\"}").unwrap(), Some(3.0));
+        assert_eq!(find(page, "a_total").unwrap(), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! The order of a run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kube::Api;
+use kube::api::PostParams;
+use yoke_api::{Cluster, Tenant};
+use yoke_operator::nats::Nats;
+
+use crate::audit::Audit;
+use crate::fleet::{Fleet, MOST};
+use crate::host::Host;
+use crate::nats::Server;
+use crate::operator::{Operator, PATIENCE, build_config};
+use crate::table::{Rest, Start, print_rests, print_starts, print_targets};
+use crate::tenants::Tenants;
+use crate::usage::{Peak, Used};
+
+/// Clusters that are settled at the same time.
+const AT_ONCE: usize = 16;
+/// What the operator looks at at rest, in Clusters a second: those awake each half a minute, others about each three quarters
+/// of an hour.
+const AWAKE_EVERY: f64 = 30.0;
+const ASLEEP_EVERY: f64 = 2700.0;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Measures the operator with thousands of Clusters. Wants yoke-operator, nats-server, kube-apiserver, etcd, ip and unshare in
+/// PATH.
+#[derive(Debug, clap::Parser)]
+#[command(max_term_width = 110)]
+pub(crate) struct Args {
+    /// Clusters that the operator has in the end.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=MOST))]
+    pub(crate) clusters: u64,
+    /// Those of them that are awake.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) awake: usize,
+    /// How long is measured at rest.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    rest: u64,
+    /// How often the operator is killed.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    kills: usize,
+}
+
+/// All that runs.
+struct Stage {
+    host: Host,
+    operator: Operator,
+    fleet: Arc<Fleet>,
+    nats: Nats,
+    tenants: Tenants,
+    rest: Duration,
+    clusters: usize,
+}
+
+/// Measures everything, and prints the tables.
+pub(crate) async fn run(args: &Args) -> Result<()> {
+    let count = usize::try_from(args.clusters)?;
+    ensure!(args.awake <= count, "more Clusters awake than there are");
+    let dir = tempfile::Builder::new().prefix("operator-bench-").tempdir()?;
+    let server = Server::start_with_room("10TB").await;
+    let (config, text) = build_config(&server.config())?;
+    let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt"))?;
+    let nats = Nats::connect(&config.nats).await?;
+    let fleet = Arc::new(Fleet::new(config, nats_ca, count, args.awake)?);
+    let host = Host::start(dir.path()).await?;
+    host.keep_root(fleet.authority.root_data()).await?;
+    let mut stage = Stage {
+        operator: Operator::new(dir.path(), &host.kubeconfig, &text)?,
+        host,
+        fleet,
+        nats,
+        tenants: Tenants::serve().await?,
+        rest: Duration::from_secs(args.rest),
+        clusters: 0,
+    };
+    let (mut rests, mut starts) = (Vec::new(), Vec::new());
+    stage.begin().await?;
+    rests.push(stage.measure().await?);
+    for clusters in [count / 10, count] {
+        stage.operator.kill();
+        stage.add(clusters).await?;
+        let what = format!("first with {clusters} Clusters");
+        starts.push(stage.start(what).await?);
+        rests.push(stage.measure().await?);
+    }
+    for _ in 0..args.kills {
+        stage.operator.kill();
+        starts.push(stage.start(format!("after kill -9 with {count}")).await?);
+        rests.push(stage.measure().await?);
+    }
+    print_rests(&rests);
+    print_starts(&starts);
+    print_targets(&rests, &starts);
+    Ok(())
+}
+
+impl Stage {
+    /// Makes the Tenants, for whom the operator makes their namespaces.
+    async fn begin(&mut self) -> Result<()> {
+        let api = Api::<Tenant>::all(self.host.client.clone());
+        for tenant in self.fleet.tenants() {
+            api.create(&PostParams::default(), tenant).await?;
+        }
+        self.operator.start();
+        let began = Instant::now();
+        loop {
+            let all = api.list(&Default::default()).await?;
+            let is_ready = |tenant: &Tenant| {
+                let mut conditions = tenant.status.iter().flat_map(|status| &status.conditions);
+                conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+            };
+            if all.items.iter().all(is_ready) {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < LIMIT, "Tenants are not Ready within {LIMIT:?}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Settles Clusters until there are so many, while no operator runs.
+    async fn add(&mut self, clusters: usize) -> Result<()> {
+        let began = Instant::now();
+        let added = (self.clusters..clusters).map(|number| {
+            let (fleet, nats) = (Arc::clone(&self.fleet), self.nats.clone());
+            let (store, tenants) = (self.host.store.clone(), self.tenants.clone());
+            // A task of its own, for it is work for a processor.
+            let task = tokio::spawn(async move {
+                let member = fleet.settle(&nats, number).await?;
+                if let Some((name, leaf)) = &member.serving {
+                    tenants.add(name.clone(), leaf)?;
+                }
+                store.put(member.objects).await
+            });
+            async move { task.await? }
+        });
+        let added = stream::iter(added).buffer_unordered(AT_ONCE);
+        added.try_collect::<Vec<()>>().await.context("settling Clusters")?;
+        println!(
+            "{} Clusters settled in {:.0} s",
+            clusters - self.clusters,
+            began.elapsed().as_secs_f64()
+        );
+        self.clusters = clusters;
+        Ok(())
+    }
+
+    /// Starts the operator, and waits until it is settled and all Clusters are as they should be.
+    async fn start(&mut self, what: String) -> Result<Start> {
+        let audit = Audit::begin(&self.host.audit)?;
+        let began = Instant::now();
+        let id = self.operator.start();
+        let peak = Peak::of(id);
+        let awake = self.fleet.count_awake(self.clusters);
+        let rate = awake as f64 / AWAKE_EVERY + (self.clusters - awake) as f64 / ASLEEP_EVERY;
+        let settled = loop {
+            let settled = self.operator.settle(self.clusters, rate).await?;
+            match self.check(awake).await {
+                Ok(()) => break settled,
+                Err(error) if began.elapsed() > PATIENCE => return Err(error),
+                Err(error) => println!("not yet: {error}"),
+            }
+        };
+        let (reads, writes) = audit.count()?;
+        let start = Start {
+            what,
+            settled: settled - began,
+            cpu: Used::by(id)?.cpu,
+            peak: peak.most(),
+            reads,
+            writes,
+        };
+        print_starts(std::slice::from_ref(&start));
+        Ok(start)
+    }
+
+    /// Whether so many Clusters run, and the others sleep.
+    async fn check(&self, awake: usize) -> Result<()> {
+        let all = Api::<Cluster>::all(self.host.client.clone())
+            .list(&Default::default())
+            .await?;
+        let phases = all.items.iter().map(|cluster| {
+            let phase = cluster.status.as_ref().and_then(|status| status.phase);
+            phase.map_or_else(|| "none".to_owned(), |phase| format!("{phase:?}"))
+        });
+        let mut counts = BTreeMap::<String, usize>::new();
+        phases.for_each(|phase| *counts.entry(phase).or_default() += 1);
+        let mut wanted = BTreeMap::from([
+            ("Asleep".to_owned(), self.clusters - awake),
+            ("Running".to_owned(), awake),
+        ]);
+        wanted.retain(|_, count| *count > 0);
+        ensure!(counts == wanted, "{counts:?}, and not {wanted:?}");
+        Ok(())
+    }
+
+    /// What is used at rest.
+    async fn measure(&mut self) -> Result<Rest> {
+        let (operator, api) = (self.operator.id()?, self.host.api.id());
+        let audit = Audit::begin(&self.host.audit)?;
+        let before = (Used::by(operator)?, Used::by(api)?);
+        let began = Instant::now();
+        tokio::time::sleep(self.rest).await;
+        let after = (Used::by(operator)?, Used::by(api)?);
+        let rest = Rest {
+            clusters: self.clusters,
+            awake: self.fleet.count_awake(self.clusters),
+            length: began.elapsed(),
+            used: (before.0, after.0),
+            api: (before.1, after.1),
+            requests: audit.count()?,
+        };
+        print_rests(std::slice::from_ref(&rest));
+        Ok(rest)
+    }
+}

@@ -1,0 +1,125 @@
+//! The tables.
+
+use std::time::Duration;
+
+use crate::audit::{Requests, describe};
+use crate::usage::Used;
+
+/// What may be used at rest with all Clusters: MiB, milliseconds a second.
+const MEMORY: f64 = 150.0;
+const CPU: f64 = 20.0;
+/// In what time the operator is to be settled again.
+const SETTLED: f64 = 30.0;
+
+/// Between two moments at rest.
+pub(crate) struct Rest {
+    pub(crate) clusters: usize,
+    pub(crate) awake: usize,
+    pub(crate) length: Duration,
+    pub(crate) used: (Used, Used),
+    pub(crate) api: (Used, Used),
+    pub(crate) requests: (Requests, Requests),
+}
+
+/// What a start came to.
+pub(crate) struct Start {
+    pub(crate) what: String,
+    pub(crate) settled: Duration,
+    /// Processor time until then, in milliseconds.
+    pub(crate) cpu: f64,
+    /// The most memory until then, in MiB.
+    pub(crate) peak: f64,
+    pub(crate) reads: Requests,
+    pub(crate) writes: Requests,
+}
+
+/// Prints what the operator uses at rest.
+pub(crate) fn print_rests(rests: &[Rest]) {
+    println!(
+        "\n### At rest\n\n| Clusters | awake | memory, anonymous | PSS | CPU | CPU of kube-apiserver | requests a second |\n|---|---|---|---|---|---|---|"
+    );
+    for rest in rests {
+        let seconds = rest.length.as_secs_f64();
+        let rate = |used: (Used, Used)| (used.1.cpu - used.0.cpu) / seconds;
+        println!(
+            "| {} | {} | {:.1} MiB | {:.1} MiB | {:.1} ms/s | {:.1} ms/s | {} |",
+            rest.clusters,
+            rest.awake,
+            rest.used.1.memory,
+            rest.used.1.share,
+            rate(rest.used),
+            rate(rest.api),
+            describe_rates(&rest.requests, seconds)
+        );
+    }
+}
+
+/// Prints what was aimed at beside what was measured last.
+pub(crate) fn print_targets(rests: &[Rest], starts: &[Start]) {
+    let (Some(first), Some(last), Some(start)) = (rests.first(), rests.last(), starts.last()) else {
+        return;
+    };
+    let more = (last.used.1.memory - first.used.1.memory) * 1024.0 / last.clusters.max(1) as f64;
+    let cpu = (last.used.1.cpu - last.used.0.cpu) / last.length.as_secs_f64();
+    println!("\nEach Cluster adds {more:.1} KiB.\n\n| target | measured | |\n|---|---|---|");
+    print_target("memory in MiB", MEMORY, last.used.1.memory);
+    print_target("CPU in ms/s", CPU, cpu);
+    print_target(
+        "seconds until settled after kill -9",
+        SETTLED,
+        start.settled.as_secs_f64(),
+    );
+    print_target("writes until then", 0.0, start.writes.values().sum::<u64>() as f64);
+}
+
+fn print_target(what: &str, limit: f64, measured: f64) {
+    let met = if measured <= limit { "met" } else { "missed" };
+    println!("| {what}, at most {limit} | {measured:.1} | {met} |");
+}
+
+fn describe_rates((reads, writes): &(Requests, Requests), seconds: f64) -> String {
+    let rates: Vec<_> = reads
+        .iter()
+        .chain(writes)
+        .map(|(what, count)| format!("{:.2} {what}", *count as f64 / seconds))
+        .collect();
+    if rates.is_empty() {
+        "none".to_owned()
+    } else {
+        rates.join(", ")
+    }
+}
+
+/// Prints what starts came to.
+pub(crate) fn print_starts(starts: &[Start]) {
+    println!(
+        "\n### Starts\n\n| | settled after | CPU until then | most memory | reads | writes |\n|---|---|---|---|---|---|"
+    );
+    for start in starts {
+        println!(
+            "| {} | {:.1} s | {:.1} s | {:.0} MiB | {} | {} |",
+            start.what,
+            start.settled.as_secs_f64(),
+            start.cpu / 1000.0,
+            start.peak,
+            describe(&start.reads),
+            describe(&start.writes)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_reads_and_writes() {
+        let requests = |what: &str| Requests::from([(what.to_owned(), 30)]);
+        let both = (requests("get secrets"), requests("patch clusters/status"));
+        assert_eq!(
+            describe_rates(&both, 60.0),
+            "0.50 get secrets, 0.50 patch clusters/status"
+        );
+        assert_eq!(describe_rates(&Default::default(), 60.0), "none");
+    }
+}
