@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Mutex, PoisonError};
 
 use data_encoding::HEXLOWER;
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PartialObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
@@ -40,6 +41,95 @@ pub struct Applier {
 }
 
 type Key = (String, String, String);
+
+/// What is known of the objects of a kind.
+pub trait Known<K: Resource> {
+    /// How what there is of an object compares with what is wanted, as JSON and by its digest.
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight;
+
+    /// What tells one state of an object from another.
+    fn version(&self, object: &K) -> Option<String> {
+        object.meta().resource_version.clone()
+    }
+
+    /// Whether it is seen that an object is as it was applied; otherwise it is remembered of each version.
+    fn sees(&self) -> bool {
+        true
+    }
+}
+
+/// What is seen of an object that is to be applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// It is as it was applied, and that is what is wanted.
+    Applied,
+    /// What is wanted was applied, and it says something else: in other words, or since somebody changed it. Its version.
+    Reworded(Option<String>),
+    /// The same, but what it says is not known.
+    Unread(String),
+    /// Something else was applied, or nothing.
+    Other,
+}
+
+/// Objects of which a part is known, with the digests that they bear.
+#[derive(Clone, Debug)]
+pub struct Parts<K>(pub(crate) Store<K>)
+where
+    K: Resource<DynamicType = ()> + Clone + 'static;
+
+impl<K> std::ops::Deref for Parts<K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    type Target = Store<K>;
+
+    fn deref(&self) -> &Store<K> {
+        &self.0
+    }
+}
+
+impl<K> Known<K> for Parts<K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    fn compare(&self, object: &K, _: &Value, digest: &str) -> Sight {
+        let known = self.get(&ObjectRef::from_obj(object));
+        let borne = known.filter(|known| bears(known.as_ref(), digest));
+        borne.map_or(Sight::Other, |known| {
+            Sight::Unread(self.version(&known).unwrap_or_default())
+        })
+    }
+
+    /// Of its status nothing is applied.
+    fn version(&self, object: &K) -> Option<String> {
+        let meta = object.meta();
+        let mut hasher = DefaultHasher::new();
+        (&meta.uid, meta.generation, &meta.labels, &meta.annotations).hash(&mut hasher);
+        Some(format!("{:x}", hasher.finish()))
+    }
+
+    fn sees(&self) -> bool {
+        false
+    }
+}
+
+impl<K> Known<K> for Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize + 'static,
+{
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight {
+        let Some(known) = self.get(&ObjectRef::from_obj(object)) else {
+            return Sight::Other;
+        };
+        if !bears(known.as_ref(), digest) {
+            return Sight::Other;
+        }
+        match says(known.as_ref(), wanted) {
+            true => Sight::Applied,
+            false => Sight::Reworded(known.resource_version()),
+        }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Reworded {
@@ -78,24 +168,16 @@ impl Applier {
         }
     }
 
-    /// Applies an object that lives in a namespace. `store` is what is known of its kind.
-    pub async fn apply<K>(&self, store: &Store<K>, object: &K) -> Result<(), ApplyError>
+    /// Applies an object that lives in a namespace. `known` is what is known of its kind.
+    pub async fn apply<K>(&self, known: &impl Known<K>, object: &K) -> Result<(), ApplyError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let namespace = object.namespace().unwrap_or_default();
-        self.apply_by(store, &Api::namespaced(self.client.clone(), &namespace), object)
-            .await
-    }
-
-    async fn apply_by<K>(&self, store: &Store<K>, api: &Api<K>, object: &K) -> Result<(), ApplyError>
-    where
-        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
-    {
         let mut wanted = serde_json::to_value(object).expect("typed Kubernetes objects have string keys only");
         let digest = digest_of(&wanted);
-        let known = store.get(&ObjectRef::from_obj(object));
-        if known.is_some_and(|known| self.is_applied(known.as_ref(), &wanted, &digest)) {
+        let sight = known.compare(object, &wanted, &digest);
+        let api = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        if self.is_applied(known, &api, object, sight, (&wanted, &digest)).await? {
             return Ok(());
         }
         write_digest(&mut wanted, &digest);
@@ -103,30 +185,51 @@ impl Applier {
             .patch(&object.name_any(), &self.params, &Patch::Apply(&wanted))
             .await;
         let found = result.map_err(|source| failed("applying", object, source))?;
-        let key = key_of(object);
-        if says(&found, &wanted) {
-            self.lock().remove(&key);
+        if known.sees() && says(&found, &wanted) {
+            self.lock().remove(&key_of(object));
         } else {
-            let version = found.resource_version();
-            self.lock().insert(key, Reworded { digest, version });
+            self.note(object, digest, known.version(&found));
         }
         Ok(())
     }
 
     /// Whether an object is as it was applied, and that is what is wanted.
-    fn is_applied<K>(&self, known: &K, wanted: &Value, digest: &str) -> bool
+    async fn is_applied<K>(
+        &self,
+        known: &impl Known<K>,
+        api: &Api<K>,
+        object: &K,
+        sight: Sight,
+        (wanted, digest): (&Value, &str),
+    ) -> Result<bool, ApplyError>
     where
-        K: Resource<DynamicType = ()> + Serialize,
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let borne = known.annotations().get(labels::APPLIED_DIGEST);
-        if borne.map(String::as_str) != Some(digest) {
-            return false;
+        let version = match &sight {
+            Sight::Applied => return Ok(true),
+            Sight::Other => return Ok(false),
+            Sight::Reworded(version) => version.clone(),
+            Sight::Unread(version) => Some(version.clone()),
+        };
+        let is_noted = |noted: &Reworded| noted.digest == digest && noted.version == version;
+        if self.lock().get(&key_of(object)).is_some_and(is_noted) {
+            return Ok(true);
         }
-        says(known, wanted)
-            || self
-                .lock()
-                .get(&key_of(known))
-                .is_some_and(|reworded| reworded.digest == digest && reworded.version == known.resource_version())
+        if let Sight::Reworded(_) = sight {
+            return Ok(false);
+        }
+        let found = api.get_opt(&object.name_any()).await;
+        let found = found.map_err(|source| failed("reading", object, source))?;
+        let Some(found) = found.filter(|found| says(found, wanted)) else {
+            return Ok(false);
+        };
+        self.note(object, digest.to_owned(), known.version(&found));
+        Ok(true)
+    }
+
+    /// Notes that a version of an object is what is wanted, whatever it looks like.
+    fn note<K: Resource<DynamicType = ()>>(&self, object: &K, digest: String, version: Option<String>) {
+        self.lock().insert(key_of(object), Reworded { digest, version });
     }
 
     /// Makes an object that must not be there yet; `None` if one of its name is.
@@ -150,20 +253,37 @@ impl Applier {
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: object.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::background()
-        };
         self.lock().remove(&key_of(object));
-        match api.delete(&object.name_any(), &params).await {
-            Ok(_) => Ok(()),
-            // Conflict: another object of that name, which is not the one that was to go.
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-            Err(source) => Err(failed("deleting", object, source)),
+        let result = api.delete(&object.name_any(), &only(object)).await;
+        accept_absence(result).map_err(|source| failed("deleting", object, source))
+    }
+
+    /// The same, of an object of which only the name is known. Says whether there is one that is picked.
+    pub async fn delete_named<K>(
+        &self,
+        api: &Api<K>,
+        key: &ObjectRef<K>,
+        pick: impl Fn(&PartialObjectMeta<K>) -> bool,
+    ) -> Result<bool, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let named = (
+            K::kind(&()).into_owned(),
+            key.namespace.clone().unwrap_or_default(),
+            key.name.clone(),
+        );
+        let found = api.get_metadata_opt(&key.name).await;
+        let found = found.map_err(|source| failed_at("reading", named.clone(), source))?;
+        let Some(found) = found.filter(pick) else {
+            return Ok(false);
+        };
+        if found.metadata.deletion_timestamp.is_none() {
+            self.lock().remove(&named);
+            let result = api.delete(&key.name, &only(&found)).await;
+            accept_absence(result).map_err(|source| failed_at("deleting", named, source))?;
         }
+        Ok(true)
     }
 
     /// Removes the operator's finalizer, whoever else owns it too: a server-side apply would leave it to them. Only of the
@@ -197,6 +317,26 @@ impl Applier {
     }
 }
 
+/// Deletes the very object that was seen.
+fn only<K: Resource>(object: &K) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: object.meta().uid.clone(),
+            resource_version: None,
+        }),
+        ..DeleteParams::background()
+    }
+}
+
+fn accept_absence<T>(result: kube::Result<T>) -> kube::Result<()> {
+    match result {
+        Ok(_) => Ok(()),
+        // Conflict: another object of that name, which is not the one that was to go.
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(source) => Err(source),
+    }
+}
+
 /// Whether an object waits for the operator before it goes.
 pub(crate) fn is_held<K: Resource>(object: &K) -> bool {
     object
@@ -226,8 +366,13 @@ fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> Key {
 }
 
 /// The same for the same object, in whatever process.
-fn digest_of(wanted: &Value) -> String {
+pub(crate) fn digest_of(wanted: &Value) -> String {
     HEXLOWER.encode(&Sha256::digest(wanted.to_string())[..8])
+}
+
+fn bears<K: Resource>(object: &K, digest: &str) -> bool {
+    let borne = object.annotations().get(labels::APPLIED_DIGEST);
+    borne.map(String::as_str) == Some(digest)
 }
 
 fn write_digest(wanted: &mut Value, digest: &str) {
@@ -260,7 +405,10 @@ pub(crate) fn is_part(wanted: &Value, found: &Value) -> bool {
 }
 
 fn failed<K: Resource<DynamicType = ()>>(verb: &'static str, object: &K, source: kube::Error) -> ApplyError {
-    let (kind, namespace, name) = key_of(object);
+    failed_at(verb, key_of(object), source)
+}
+
+fn failed_at(verb: &'static str, (kind, namespace, name): Key, source: kube::Error) -> ApplyError {
     ApplyError {
         verb,
         kind,

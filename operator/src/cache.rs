@@ -2,12 +2,15 @@
 //! calls for.
 //!
 //! ```text
-//!  host API ─watch─▶ store (read by reconciliations) ─▶ Triggers ─▶ Controllers of Clusters, Tenants, JoinTokens
+//!  host API ─watch─▶ store, or ledger (read by reconciliations) ─▶ Triggers ─▶ Controllers of Clusters, Tenants, JoinTokens
 //! ```
 //!
 //! A trigger is sent after the store has the change, so a reconciliation sees at least what called for it.
 //!
 //! An object that cannot be read is told of and left out: it must not take the others of its kind with it.
+
+mod shelf;
+mod trim;
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
@@ -22,7 +25,6 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -30,10 +32,14 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use yoke_api::{Cluster, GROUP, JoinToken, Lenient, Tenant, labels};
+use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
+use self::shelf::{Shelf, Whole};
+use self::trim::without_extras;
+use crate::apply::Parts;
+use crate::ledger::{self, Ended, Ledger};
 use crate::metrics::OperatorMetrics;
 use crate::triggers::Triggers;
 
@@ -53,7 +59,7 @@ const PAGE: u32 = 8;
 pub enum SyncError {
     /// A watch ended before.
     #[error("a watch of the host API ended before its first list")]
-    Ended(#[source] WriterDropped),
+    Ended(#[source] Ended),
     /// It takes too long.
     #[error(
         "the host API did not answer the first lists within {SYNC_LIMIT:?}; kinds that it does not serve: {0}; are the \
@@ -79,22 +85,22 @@ pub struct Caches {
     pub config_maps: Store<ConfigMap>,
     /// Services of control planes.
     pub services: Store<Service>,
-    /// Control planes.
-    pub stateful_sets: Store<StatefulSet>,
+    /// Control planes: what is read of them.
+    pub stateful_sets: Parts<StatefulSet>,
     /// Pods of control planes.
     pub pods: Store<Pod>,
     /// NetworkPolicies of hosted namespaces.
-    pub network_policies: Store<NetworkPolicy>,
+    pub network_policies: Ledger<NetworkPolicy>,
     /// Roles in Tenants' namespaces.
     pub roles: Store<Role>,
     /// RoleBindings in Tenants' namespaces.
     pub role_bindings: Store<RoleBinding>,
     /// ResourceQuotas in Tenants' namespaces.
     pub resource_quotas: Store<ResourceQuota>,
-    /// Certificates of clusters.
-    pub certificates: Store<Certificate>,
+    /// Certificates of clusters, and the host names that they are for.
+    pub certificates: Ledger<Certificate>,
     /// Issuers of clusters.
-    pub issuers: Store<Issuer>,
+    pub issuers: Ledger<Issuer>,
 }
 
 /// Objects whose reconciliation is called for.
@@ -174,13 +180,16 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         unserved,
     };
     let every = watcher::Config::default().page_size(PAGE);
-    starter.spawn("watch-clusters", every.clone(), cluster_store.clone(), cluster_writer);
-    starter.spawn(
-        "watch-jointokens",
-        every.clone(),
-        join_token_store.clone(),
-        join_token_writer,
-    );
+    let clusters_kept = Whole {
+        store: cluster_store.clone(),
+        writer: cluster_writer,
+    };
+    starter.spawn("watch-clusters", every.clone(), clusters_kept);
+    let join_tokens_kept = Whole {
+        store: join_token_store.clone(),
+        writer: join_token_writer,
+    };
+    starter.spawn("watch-jointokens", every.clone(), join_tokens_kept);
     let caches = Caches {
         clusters: cluster_store,
         tenants: starter.watch("watch-tenants", every),
@@ -189,14 +198,16 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         secrets: starter.watch_ours("watch-secrets"),
         config_maps: starter.watch_ours("watch-configmaps"),
         services: starter.watch_ours("watch-services"),
-        stateful_sets: starter.watch_ours("watch-statefulsets"),
+        stateful_sets: Parts(starter.watch_ours("watch-statefulsets")),
         pods: starter.watch_ours("watch-pods"),
-        network_policies: starter.watch_ours("watch-networkpolicies"),
+        network_policies: starter.note_ours("watch-networkpolicies", |_| &[]),
         roles: starter.watch_ours("watch-roles"),
         role_bindings: starter.watch_ours("watch-rolebindings"),
         resource_quotas: starter.watch_ours("watch-resourcequotas"),
-        certificates: starter.watch_ours("watch-certificates"),
-        issuers: starter.watch_ours("watch-issuers"),
+        certificates: starter.note_ours("watch-certificates", |certificate: &Certificate| {
+            &certificate.spec.dns_names
+        }),
+        issuers: starter.note_ours("watch-issuers", |_| &[]),
     };
     let triggered = Triggered {
         clusters: clusters.boxed(),
@@ -208,30 +219,30 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
 }
 
 impl Caches {
-    async fn wait(&self, mut unserved: watch::Receiver<BTreeSet<&'static str>>) -> Result<(), WriterDropped> {
+    async fn wait(&self, mut unserved: watch::Receiver<BTreeSet<&'static str>>) -> Result<(), Ended> {
         // A chart without CRDs may be newer than those that are there. Workers cannot join then, and Clusters are kept.
         let join_tokens = async {
             tokio::select! {
-                ready = self.join_tokens.wait_until_ready() => ready,
+                ready = wait_for(&self.join_tokens) => ready,
                 Ok(_) = unserved.wait_for(|kinds| kinds.contains(JOIN_TOKEN)) => Ok(()),
             }
         };
         tokio::try_join!(
-            self.clusters.wait_until_ready(),
-            self.tenants.wait_until_ready(),
+            wait_for(&self.clusters),
+            wait_for(&self.tenants),
             join_tokens,
-            self.namespaces.wait_until_ready(),
-            self.secrets.wait_until_ready(),
-            self.config_maps.wait_until_ready(),
-            self.services.wait_until_ready(),
-            self.stateful_sets.wait_until_ready(),
-            self.pods.wait_until_ready(),
-            self.network_policies.wait_until_ready(),
-            self.roles.wait_until_ready(),
-            self.role_bindings.wait_until_ready(),
-            self.resource_quotas.wait_until_ready(),
-            self.certificates.wait_until_ready(),
-            self.issuers.wait_until_ready(),
+            wait_for(&self.namespaces),
+            wait_for(&self.secrets),
+            wait_for(&self.config_maps),
+            wait_for(&self.services),
+            wait_for(&self.stateful_sets),
+            wait_for(&self.pods),
+            self.network_policies.wait_until_listed(),
+            wait_for(&self.roles),
+            wait_for(&self.role_bindings),
+            wait_for(&self.resource_quotas),
+            self.certificates.wait_until_listed(),
+            self.issuers.wait_until_listed(),
         )
         .map(|_| ())
     }
@@ -252,6 +263,14 @@ impl Caches {
     }
 }
 
+async fn wait_for<K>(store: &Store<K>) -> Result<(), Ended>
+where
+    K: Lookup + Clone + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    store.wait_until_ready().await.map_err(|_| Ended)
+}
+
 struct Starter<'a> {
     client: &'a Client,
     supervisor: &'a mut Supervisor,
@@ -262,77 +281,40 @@ struct Starter<'a> {
 }
 
 impl Starter<'_> {
-    fn watch_ours<K>(&mut self, task: &'static str) -> Store<K>
-    where
-        K: Resource<DynamicType = ()>
-            + Lookup<DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Serialize
-            + Send
-            + Sync
-            + 'static,
-    {
-        let selector = format!("{}={}", labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR);
-        self.watch(task, watcher::Config::default().labels(&selector))
+    fn watch_ours<K: Watched>(&mut self, task: &'static str) -> Store<K> {
+        self.watch(task, build_ours())
     }
 
-    fn watch<K>(&mut self, task: &'static str, config: watcher::Config) -> Store<K>
-    where
-        K: Resource<DynamicType = ()>
-            + Lookup<DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Serialize
-            + Send
-            + Sync
-            + 'static,
-    {
+    /// The same, of which a line each is kept.
+    fn note_ours<K: Watched>(&mut self, task: &'static str, read_names: fn(&K) -> &[String]) -> Ledger<K> {
+        let (ledger, scribe) = ledger::open(read_names);
+        self.spawn(task, build_ours(), scribe);
+        ledger
+    }
+
+    fn watch<K: Watched>(&mut self, task: &'static str, config: watcher::Config) -> Store<K> {
         let (store, writer) = reflector::store();
-        self.spawn(task, config, store.clone(), writer);
-        store
+        let known = store.clone();
+        self.spawn(task, config, Whole { store, writer });
+        known
     }
 
-    fn spawn<K>(
-        &mut self,
-        task: &'static str,
-        config: watcher::Config,
-        store: Store<K>,
-        writer: reflector::store::Writer<K>,
-    ) where
-        K: Resource<DynamicType = ()>
-            + Lookup<DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Serialize
-            + Send
-            + Sync
-            + 'static,
-        <K as Lookup>::DynamicType: Eq + Hash + Clone,
-    {
+    fn spawn<K: Watched>(&mut self, task: &'static str, config: watcher::Config, mut shelf: impl Shelf<K>) {
         let mut triggers = self.triggers.clone();
         let drain = self.drain.clone();
         let api = Api::<Lenient<K>>::all(self.client.clone());
         let metrics = self.metrics.clone();
         let unserved = self.unserved.clone();
         self.supervisor.spawn(task, async move {
-            let stream = watcher(api, config)
-                .try_filter_map(move |event| std::future::ready(Ok(take_readable(task, &metrics, &store, event))))
-                .default_backoff()
-                .reflect(writer);
+            let stream = watcher(api, config).default_backoff();
             let mut stream = std::pin::pin!(stream);
             loop {
                 let next = tokio::select! {
                     () = drain.started() => return Ok::<_, std::io::Error>(()),
                     next = stream.try_next() => next,
                 };
-                match next {
-                    Ok(Some(Event::Apply(object) | Event::InitApply(object))) => triggers.send(&object, false).await,
-                    Ok(Some(Event::Delete(object))) => triggers.send(&object, true).await,
-                    Ok(Some(Event::Init | Event::InitDone)) => {}
+                let event = match next {
+                    Ok(Some(event)) => event,
                     // The watcher starts again by itself after an error; it never ends.
                     Ok(None) => return Ok(()),
                     Err(error) => {
@@ -340,11 +322,54 @@ impl Starter<'_> {
                             tell_unserved::<K>(&unserved);
                         }
                         tracing::warn!(task, error = %crate::chain(&error), "watch of the host API failed");
+                        continue;
                     }
+                };
+                let Some(event) = take_readable(task, &metrics, &mut shelf, event) else {
+                    continue;
+                };
+                shelf.keep(&event);
+                match event {
+                    Event::Apply(object) | Event::InitApply(object) => triggers.send(&object, false).await,
+                    Event::Delete(object) => triggers.send(&object, true).await,
+                    Event::Init | Event::InitDone => {}
                 }
             }
         });
     }
+}
+
+/// What a watch is of.
+trait Watched:
+    Resource<DynamicType = ()>
+    + Lookup<DynamicType = ()>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Serialize
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> Watched for K where
+    K: Resource<DynamicType = ()>
+        + Lookup<DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// Objects that the operator made, or asked others to make.
+fn build_ours() -> watcher::Config {
+    let selector = format!("{}={}", labels::MANAGED_BY, labels::MANAGED_BY_OPERATOR);
+    watcher::Config::default().labels(&selector)
 }
 
 /// Whether the host API has no such kind: of one that it has, a list is never missing.
@@ -375,7 +400,7 @@ fn tell_unserved<K: Resource<DynamicType = ()>>(unserved: &watch::Sender<BTreeSe
 fn take_readable<K>(
     task: &'static str,
     metrics: &OperatorMetrics,
-    store: &Store<K>,
+    shelf: &mut impl Shelf<K>,
     event: Event<Lenient<K>>,
 ) -> Option<Event<K>>
 where
@@ -389,7 +414,7 @@ where
         Event::Delete(Lenient(Err(invalid))) => {
             let mut key = ObjectRef::<K>::new(invalid.metadata.name.as_deref().unwrap_or_default());
             key.namespace = invalid.metadata.namespace;
-            return store.get(&key).map(|known| Event::Delete((*known).clone()));
+            return shelf.find_gone(key).map(Event::Delete);
         }
         Event::Delete(read) => (read, Event::Delete),
     };
@@ -409,18 +434,6 @@ where
     }
 }
 
-/// An object without what is not read here: who wrote which field, and what people may add at will to Yoke's own kinds, of
-/// which one annotation is read.
-fn without_extras<K: Resource<DynamicType = ()>>(mut object: K) -> K {
-    object.meta_mut().managed_fields = None;
-    if K::group(&()) == GROUP {
-        object.labels_mut().retain(|key, _| key == labels::ID);
-        object.annotations_mut().retain(|key, _| key == labels::SLEEP);
-        object.meta_mut().owner_references = None;
-    }
-    object
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -434,8 +447,9 @@ mod tests {
             object.owner_references_mut().push(Default::default());
         }
         let metrics = OperatorMetrics::new(&yoke_runtime::Metrics::new("operator"));
-        let (store, _writer) = reflector::store::<Cluster>();
-        let kept = take_readable("test", &metrics, &store, Event::Apply(Lenient(Ok(object))));
+        let (store, writer) = reflector::store::<Cluster>();
+        let mut shelf = Whole { store, writer };
+        let kept = take_readable("test", &metrics, &mut shelf, Event::Apply(Lenient(Ok(object))));
         let Some(Event::Apply(kept)) = kept else {
             panic!("{kept:?}");
         };
@@ -453,11 +467,13 @@ mod tests {
     #[test]
     fn one_that_cannot_be_read_is_left_out() {
         let metrics = OperatorMetrics::new(&yoke_runtime::Metrics::new("operator"));
-        let (store, mut writer) = reflector::store::<Cluster>();
+        let (store, writer) = reflector::store::<Cluster>();
+        let known = store.clone();
+        let mut shelf = Whole { store, writer };
         let mut see = |event| {
-            let event = take_readable("test", &metrics, &store, event);
-            event.iter().for_each(|event| writer.apply_watcher_event(event));
-            (event.is_some(), store.state().len())
+            let event = take_readable("test", &metrics, &mut shelf, event);
+            event.iter().for_each(|event| shelf.keep(event));
+            (event.is_some(), known.state().len())
         };
         let (good, bad) = (|name| object(name, "v1.35.4".into()), |name| object(name, 1.into()));
         assert_eq!(see(Event::Init), (true, 0));

@@ -106,12 +106,10 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
     let refusal = verdict.as_ref().err();
-    let left = plan_withdrawal(context, &cluster, &identity, &observed, refusal);
-    if let Some(left) = &left
-        && let Err(error) = withdraw::apply(context, &identity, left).await
-    {
-        return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
-    }
+    let left = match withdraw(context, &cluster, &identity, &observed, refusal).await {
+        Ok(left) => left,
+        Err(error) => return fail(context, &cluster, &identity, &observed, error, refusal).await,
+    };
     let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
     let mut outcome = match &verdict {
         verdict if cluster.spec.paused && observed.is_kept() => {
@@ -197,26 +195,29 @@ fn look_around<'c, T>(
     })
 }
 
-/// What is left of a Cluster's host names and sources; `None` if nothing can be taken back, or if what has its identity is not
-/// known to be its own.
-fn plan_withdrawal(
+/// Takes back what a Cluster may not have any more. What is left of its host names and sources; `None` if nothing can be taken
+/// back, or if what has its identity is not known to be its own.
+async fn withdraw(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     refusal: Option<&Refusal>,
-) -> Option<withdraw::Left> {
+) -> Result<Option<withdraw::Left>, ReconcileError> {
     let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
     if observed.namespace.is_none() || observed.is_foreign || is_anothers {
-        return None;
+        return Ok(None);
     }
     let held = refusal.is_some() && !cluster.spec.paused;
-    let had = withdraw::find(context, identity, held)?;
+    let Some(had) = withdraw::find(context, identity, held).await? else {
+        return Ok(None);
+    };
     // Neither names nor sources hang on what is reserved.
     let left = look_around(context, cluster, identity, HashMap::new(), |around| {
         withdraw::plan(had, cluster, identity, around)
     });
-    Some(left)
+    withdraw::apply(context, identity, &left).await?;
+    Ok(Some(left))
 }
 
 fn judge<'a>(

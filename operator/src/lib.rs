@@ -24,6 +24,7 @@ pub mod context;
 pub mod error;
 pub mod events;
 pub mod join_token;
+pub mod ledger;
 pub mod loss;
 pub mod metrics;
 pub mod nats;

@@ -12,6 +12,7 @@ use yoke_api::cluster::DeletionPolicy;
 use yoke_api::ingress::Asleep;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, Reason};
+use yoke_pki::cert_manager::Certificate;
 use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 
 use super::build::doors::{self, Open};
@@ -181,10 +182,7 @@ pub(super) async fn apply(
 /// Whether certificates of a Cluster were asked for already: what is begun goes on.
 fn is_begun(context: &Context, blueprint: &Blueprint<'_>) -> bool {
     let mut certificates = blueprint.accepted.plan.certificates.iter();
-    certificates.any(|certificate| {
-        let found = ObjectRef::new(&certificate.name_any()).within(PKI_NAMESPACE);
-        context.caches.certificates.get(&found).is_some()
-    })
+    certificates.any(|certificate| context.caches.certificates.has(PKI_NAMESPACE, &certificate.name_any()))
 }
 
 fn find_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
@@ -332,7 +330,10 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
 async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, copy: &str) -> Result<(), ApplyError> {
     let caches = &context.caches;
     let leaf = role.object_name(&identity.id);
-    if remove(context, &caches.certificates, &leaf, PKI_NAMESPACE).await? {
+    if caches.certificates.has(PKI_NAMESPACE, &leaf) {
+        let key = ObjectRef::<Certificate>::new(&leaf).within(PKI_NAMESPACE);
+        let api = Api::namespaced(context.client.clone(), PKI_NAMESPACE);
+        context.clusters.delete_named(&api, &key, |_| true).await?;
         return Ok(());
     }
     remove(context, &caches.secrets, &leaf, PKI_NAMESPACE).await?;

@@ -9,9 +9,9 @@ use std::time::Duration;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Preconditions};
+use kube::api::{DeleteParams, PartialObjectMeta, Preconditions};
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,6 +26,7 @@ use super::{gate, kept, patch, validate};
 use crate::apply::is_held;
 use crate::context::Context;
 use crate::error::ReconcileError;
+use crate::ledger::Ledger;
 use crate::nats::Account;
 
 /// Watches tell when something is gone; this is for what they do not tell.
@@ -126,8 +127,8 @@ pub(super) async fn remove_objects(
 ) -> Result<Option<&'static str>, ReconcileError> {
     let caches = &context.caches;
     let kept = identity.store_secret();
-    let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
-    let certificates = remove_all(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
+    let issuers = remove_noted(context, identity, &caches.issuers, PKI_NAMESPACE).await?;
+    let certificates = remove_noted(context, identity, &caches.certificates, PKI_NAMESPACE).await?;
     if issuers || certificates {
         return Ok(Some("Certificates are being removed."));
     }
@@ -165,13 +166,8 @@ async fn remove_all<K>(
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let has = |object: &K, key: &str, value: &str| object.labels().get(key).map(String::as_str) == Some(value);
     let found = store.state_filter(|object| {
-        object.meta().namespace.as_deref() == Some(namespace)
-            && has(object, labels::ID, identity.id.as_str())
-            && has(object, labels::CLUSTER, &identity.cluster)
-            && has(object, labels::TENANT, &identity.tenant)
-            && pick(object)
+        object.meta().namespace.as_deref() == Some(namespace) && is_labelled(object, identity) && pick(object)
     });
     let api = Api::<K>::namespaced(context.client.clone(), namespace);
     for object in &found {
@@ -180,6 +176,33 @@ where
         }
     }
     Ok(!found.is_empty())
+}
+
+/// The same, of objects of which a line each is known.
+async fn remove_noted<K>(
+    context: &Context,
+    identity: &Identity,
+    ledger: &Ledger<K>,
+    namespace: &str,
+) -> Result<bool, ReconcileError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api = Api::<K>::namespaced(context.client.clone(), namespace);
+    let mut found = false;
+    for name in ledger.find(namespace, identity.id.as_str()) {
+        let key = ObjectRef::new(&name).within(namespace);
+        let is_own = |object: &PartialObjectMeta<K>| is_labelled(object, identity);
+        found |= context.clusters.delete_named(&api, &key, is_own).await?;
+    }
+    Ok(found)
+}
+
+fn is_labelled<K: Resource>(object: &K, identity: &Identity) -> bool {
+    let has = |key: &str, value: &str| object.labels().get(key).map(String::as_str) == Some(value);
+    has(labels::ID, identity.id.as_str())
+        && has(labels::CLUSTER, &identity.cluster)
+        && has(labels::TENANT, &identity.tenant)
 }
 
 /// Takes away pods that no kubelet has ended in time.

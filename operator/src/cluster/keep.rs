@@ -106,8 +106,12 @@ async fn restart(
     }
     let after = lost.as_ref().map_or("", |lost| &lost.pod);
     let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}-{after}")).await?;
-    let patch = stateful_set::build_restart(set, number, &digest, lost.as_ref());
     let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
+    let found = api.get_opt(stateful_set::NAME).await;
+    let Some(set) = found.map_err(ReconcileError::host("the control plane"))? else {
+        return Ok(());
+    };
+    let patch = stateful_set::build_restart(&set, number, &digest, lost.as_ref());
     api.patch(
         stateful_set::NAME,
         &context.clusters.merge_params(),

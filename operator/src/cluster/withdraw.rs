@@ -3,11 +3,9 @@
 //!
 //! It waits for nothing else, neither for certificates nor for the end of a pause: the name may be another Cluster's by now.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::EndpointSpec;
 use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, MAX_SOURCES};
 use yoke_api::labels::component;
@@ -21,6 +19,7 @@ use super::identity::Identity;
 use super::validate::{self, Surroundings};
 use crate::apply::ApplyError;
 use crate::context::Context;
+use crate::error::ReconcileError;
 
 /// What is left when that is taken back which a Cluster may not have.
 #[derive(Clone, Debug)]
@@ -35,7 +34,7 @@ pub(super) struct Left {
 #[derive(Debug)]
 pub(super) struct Had {
     config: Option<IngressConfig>,
-    certificates: Vec<Arc<Certificate>>,
+    certificates: Vec<Certificate>,
     /// Whether its spec is not carried out otherwise.
     held: bool,
 }
@@ -63,22 +62,45 @@ pub(super) async fn tell_asleep(
 }
 
 /// Where a Cluster has something that may have to be taken back; `None` if nowhere, which is so of most.
-pub(super) fn find(context: &Context, identity: &Identity, held: bool) -> Option<Had> {
+pub(super) async fn find(context: &Context, identity: &Identity, held: bool) -> Result<Option<Had>, ReconcileError> {
     let config = find_told(context, identity);
-    let find_leaf = |role: LeafRole| {
-        let leaf = ObjectRef::<Certificate>::new(&role.object_name(&identity.id)).within(PKI_NAMESPACE);
-        let found = context.caches.certificates.get(&leaf);
-        found.filter(|certificate| without_dns_names(certificate, identity, |_| false) != certificate.spec)
-    };
+    let mut certificates = Vec::new();
+    for role in [LeafRole::ApiServer, LeafRole::Sleeper] {
+        certificates.extend(find_certificate(context, identity, role).await?);
+    }
     let had = Had {
         config: config.filter(|config| held || !config.extra_names.is_empty()),
-        certificates: [LeafRole::ApiServer, LeafRole::Sleeper]
-            .into_iter()
-            .filter_map(find_leaf)
-            .collect(),
+        certificates,
         held,
     };
-    (had.config.is_some() || !had.certificates.is_empty()).then_some(had)
+    Ok((had.config.is_some() || !had.certificates.is_empty()).then_some(had))
+}
+
+/// A serving certificate, if it is asked for by other names than the Cluster's own.
+async fn find_certificate(
+    context: &Context,
+    identity: &Identity,
+    role: LeafRole,
+) -> Result<Option<Certificate>, ReconcileError> {
+    let leaf = role.object_name(&identity.id);
+    let (own, names) = (
+        own_names(identity),
+        context.caches.certificates.names(PKI_NAMESPACE, &leaf),
+    );
+    if names.iter().all(|name| own.contains(name)) {
+        return Ok(None);
+    }
+    let api = Api::<Certificate>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let found = api.get_opt(&leaf).await;
+    found.map_err(ReconcileError::host("a serving certificate"))
+}
+
+fn own_names(identity: &Identity) -> [String; 3] {
+    [
+        identity.upstream_name(),
+        identity.public_name.to_string(),
+        identity.public_name.konnectivity(),
+    ]
 }
 
 /// Compares what a Cluster has with what it may have.
@@ -92,7 +114,7 @@ pub(super) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Su
         }
         left
     });
-    let narrow = |certificate: &Arc<Certificate>| {
+    let narrow = |certificate: &Certificate| {
         let spec = without_dns_names(certificate, identity, may_have);
         // One without a name cannot be issued: it goes when the spec is carried out.
         (spec != certificate.spec && !spec.dns_names.is_empty()).then(|| Certificate {
@@ -142,11 +164,7 @@ fn without_dns_names(
     identity: &Identity,
     may_have: impl Fn(&String) -> bool,
 ) -> CertificateSpec {
-    let own = [
-        identity.upstream_name(),
-        identity.public_name.to_string(),
-        identity.public_name.konnectivity(),
-    ];
+    let own = own_names(identity);
     let mut spec = certificate.spec.clone();
     spec.dns_names.retain(|name| own.contains(name) || may_have(name));
     spec

@@ -161,6 +161,34 @@ pub fn has_konnectivity(set: &StatefulSet) -> bool {
     containers.any(|container| container.name == konnectivity::NAME)
 }
 
+/// Takes from a control plane all of its pod but what is read of it here: there may be thousands, of 60 KiB each.
+pub fn keep_facts(set: &mut StatefulSet) {
+    let Some(pod) = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) else {
+        return;
+    };
+    let named = |container: &Container, args: Option<Vec<String>>| Container {
+        name: container.name.clone(),
+        args,
+        ..Container::default()
+    };
+    let has_spare = |container: &&Container| container.args.iter().flatten().any(|given| given == arguments::SPARE);
+    let stores = pod.init_containers.iter().flatten().filter(has_spare);
+    let stores: Vec<_> = stores
+        .map(|container| named(container, Some(vec![arguments::SPARE.to_owned()])))
+        .collect();
+    let servers = pod
+        .containers
+        .iter()
+        .filter(|container| container.name == konnectivity::NAME);
+    *pod = PodSpec {
+        affinity: pod.affinity.take(),
+        dns_config: pod.dns_config.take(),
+        containers: servers.map(|container| named(container, None)).collect(),
+        init_containers: Some(stores).filter(|stores| !stores.is_empty()),
+        ..PodSpec::default()
+    };
+}
+
 /// Digest of the pod's template but for the number of its start.
 pub fn template_digest(blueprint: &Blueprint<'_>, start: &Start) -> String {
     let start = Start {
