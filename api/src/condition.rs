@@ -200,6 +200,10 @@ reasons! {
     WakeDelayed,
     /// The host's machine that ran the control plane was lost; it is being started on another one.
     MachineLost,
+    /// The host's machine that runs the control plane is about to go; another one is to take it over.
+    MachineLeaving,
+    /// The host's machine that runs the control plane is about to go, and no other one has come to take it over in time.
+    TakeoverFailed,
     /// The cluster has Nodes, and `spec.sleep.withWorkers` is `Prevent`.
     WorkersConnected,
     /// A webhook that workers serve and that fails closed would keep them from coming back to a cluster that wakes.

@@ -66,6 +66,11 @@ impl HeldWatch {
         failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
     }
 
+    /// How many were made so far, by what was seen.
+    pub fn count(&self) -> u64 {
+        self.seen.borrow().made.len() as u64
+    }
+
     /// The longest time between two events, and how often all was listed anew.
     pub fn interruptions(&self) -> (Duration, usize) {
         let seen = self.seen.borrow();

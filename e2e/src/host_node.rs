@@ -1,18 +1,25 @@
-//! The second node of the host cluster, which tests lose.
+//! The second node of the host cluster, which tests lose and drain.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use kube::Api;
+use kube::api::PostParams;
 use serde_json::Value;
 use tokio::process::Command;
 
 use crate::command::run;
+use crate::network;
 use crate::stack::Stack;
+use crate::tenant::{READY_LIMIT, TenantFixture, hosted_namespace};
 use crate::wait::wait_for;
 
 const NUMBER: u8 = 2;
 const FIRST: &str = "yoke-host";
+/// A taint that keeps new pods off a node, and is no notice that the node is about to go.
+const FULL: &str = "yoke-e2e/full";
 /// Its images are copied, and a kubelet starts.
 const START_LIMIT: Duration = Duration::from_secs(300);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -77,12 +84,39 @@ impl HostNode {
 
     /// Has all new pods put there, or anywhere.
     pub async fn take_all(&self, all: bool) -> Result<()> {
-        let verb = if all { "cordon" } else { "uncordon" };
-        wait_for(&format!("kubectl {verb}"), LIMIT * 2, async || {
-            self.stack.host_kubectl(&[verb, FIRST]).await?.ok().map(Some)
+        let nodes: Api<Node> = Api::all(self.stack.host.clone());
+        wait_for("the taints of the first node", LIMIT * 2, async || {
+            let mut node = nodes.get(FIRST).await?;
+            let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();
+            taints.retain(|taint| taint.key != FULL);
+            taints.extend(all.then(|| Taint {
+                key: FULL.to_owned(),
+                effect: "NoSchedule".to_owned(),
+                ..Taint::default()
+            }));
+            nodes.replace(FIRST, &PostParams::default(), &node).await?;
+            Ok(Some(()))
         })
         .await
-        .map(drop)
+    }
+
+    /// A Cluster whose control plane is there: its hosted namespace, its kubeconfig and its pod, of which the kubelet has said
+    /// that it is ready.
+    pub async fn ready_cluster(&self, tenant: &TenantFixture, name: &str) -> Result<(String, PathBuf, Pod)> {
+        self.take_all(true).await?;
+        let made = tenant.ready_cluster(name).await;
+        self.take_all(false).await?;
+        let (cluster, kubeconfig) = made?;
+        let hosted = hosted_namespace(&cluster)?;
+        let selector = format!("yoke.drzzl.io/cluster={name}");
+        let pod = wait_for("the kubelet to say that the pod is ready", READY_LIMIT, async || {
+            let pod = network::pod(&self.stack, &hosted, &selector).await?;
+            Ok(Some(pod).filter(is_ready))
+        })
+        .await?;
+        let place = place_of(&pod);
+        ensure!(place == Some(&self.name), "the control plane is on {place:?}");
+        Ok((hosted, kubeconfig, pod))
     }
 
     /// The pid of its kubelet.
@@ -100,4 +134,16 @@ impl HostNode {
         command.args(arguments);
         run(command, limit).await?.ok().map(drop)
     }
+}
+
+/// Whether the kubelet says that a pod is ready.
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    ready.any(|condition| condition.status == "True")
+}
+
+/// The node that a pod is on.
+pub fn place_of(pod: &Pod) -> Option<&String> {
+    pod.spec.as_ref()?.node_name.as_ref()
 }

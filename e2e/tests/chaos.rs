@@ -132,10 +132,12 @@ impl Target {
             }
             Fault::KillSupervised(name) => signal(self.stack.supervised_pid(name).await?, "KILL").await,
             Fault::DeletePod => {
+                let selector = "yoke.drzzl.io/component=control-plane";
                 let delete = [
                     "delete",
                     "pod",
-                    "control-plane-0",
+                    "-l",
+                    selector,
                     "-n",
                     &self.hosted,
                     "--grace-period=0",

@@ -10,8 +10,9 @@ use kube::Api;
 use kube::api::ListParams;
 use yoke_e2e::acknowledged::{Clients, name_of};
 use yoke_e2e::held_watch::HeldWatch;
+use yoke_e2e::host_node::place_of;
 use yoke_e2e::stack::client;
-use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
+use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::signal;
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, wait_for, wait_until};
 
@@ -44,22 +45,7 @@ impl Moved {
         let stack = Stack::connect().await?;
         let node = HostNode::second(&stack).await?;
         let tenant = TenantFixture::create(&stack, test).await?.expecting(&EXPECTED);
-        node.take_all(true).await?;
-        let made = tenant.ready_cluster("a").await;
-        node.take_all(false).await?;
-        let (cluster, kubeconfig) = made?;
-        let hosted = hosted_namespace(&cluster)?;
-        // The operator hears nobody of whom the kubelet has not said that he is ready.
-        let pod = wait_for("the kubelet to say that the pod is ready", READY_LIMIT, async || {
-            let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
-            Ok(Some(pod).filter(is_ready))
-        })
-        .await?;
-        ensure!(
-            place_of(&pod) == Some(&node.name),
-            "the control plane is on {:?}",
-            place_of(&pod)
-        );
+        let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, "a").await?;
         Ok(Self {
             stack,
             node,
@@ -109,16 +95,6 @@ impl Moved {
         ensure!(pods.len() == 1, "{} pods", pods.len());
         Ok(())
     }
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
-    ready.any(|condition| condition.status == "True")
-}
-
-fn place_of(pod: &Pod) -> Option<&String> {
-    pod.spec.as_ref()?.node_name.as_ref()
 }
 
 fn read_all(file: &mut std::fs::File) -> Result<String> {

@@ -81,6 +81,7 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
         all.push(build_issued(settled, certificate));
     }
     all.extend(build_service(settled));
+    all.extend((!settled.is_asleep).then(|| Stored::applied(&hosted::build_budget(identity))));
     let keys = [
         ("sa.key", settled.service_account.private_pem()),
         ("sa.pub", settled.service_account.public_pem()),
@@ -99,7 +100,7 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
 
 fn build_service(settled: &Settled<'_>) -> [Stored; 2] {
     let (identity, address) = (settled.blueprint.identity, settled.address.to_string());
-    let service = hosted::build_service(identity, settled.blueprint.spec.konnectivity.is_enabled());
+    let service = hosted::build_service(identity, settled.blueprint.spec.konnectivity.is_enabled(), 0);
     let parent =
         json!({"group": "", "resource": "services", "namespace": service.namespace(), "name": service.name_any()});
     let taken = IPAddress {
@@ -178,6 +179,7 @@ fn build_control_plane(settled: &Settled<'_>) -> Vec<Stored> {
         incarnation: u64::try_from(Timestamp::now().as_second()).unwrap_or(1),
         digest: settled.materials.restart_digest(has_konnectivity),
         replicas: i32::from(!settled.is_asleep),
+        first: 0,
         has_spare: streams::has_spare(blueprint.accepted.class.store_replicas),
         has_konnectivity,
         lost: None,

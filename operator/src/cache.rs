@@ -24,6 +24,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
@@ -41,6 +42,7 @@ use self::trim::without_extras;
 use crate::apply::Parts;
 use crate::ledger::{self, Ended, Ledger};
 use crate::metrics::OperatorMetrics;
+use crate::notice::Machine;
 use crate::triggers::Triggers;
 
 /// Triggers that wait to be taken. When they are this many, watches wait too: so somebody takes them at any time, without
@@ -89,6 +91,10 @@ pub struct Caches {
     pub stateful_sets: Parts<StatefulSet>,
     /// Pods of control planes.
     pub pods: Store<Pod>,
+    /// PodDisruptionBudgets of control planes.
+    pub budgets: Store<PodDisruptionBudget>,
+    /// Nodes of the host.
+    pub machines: Store<Machine>,
     /// NetworkPolicies of hosted namespaces.
     pub network_policies: Ledger<NetworkPolicy>,
     /// Roles in Tenants' namespaces.
@@ -200,6 +206,8 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         services: starter.watch_ours("watch-services"),
         stateful_sets: Parts(starter.watch_ours("watch-statefulsets")),
         pods: starter.watch_ours("watch-pods"),
+        budgets: starter.watch_ours("watch-poddisruptionbudgets"),
+        machines: starter.watch("watch-nodes", watcher::Config::default()),
         network_policies: starter.note_ours("watch-networkpolicies", |_| &[]),
         roles: starter.watch_ours("watch-roles"),
         role_bindings: starter.watch_ours("watch-rolebindings"),
@@ -237,6 +245,8 @@ impl Caches {
             wait_for(&self.services),
             wait_for(&self.stateful_sets),
             wait_for(&self.pods),
+            wait_for(&self.budgets),
+            wait_for(&self.machines),
             self.network_policies.wait_until_listed(),
             wait_for(&self.roles),
             wait_for(&self.role_bindings),

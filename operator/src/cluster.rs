@@ -31,6 +31,7 @@ pub mod rest;
 pub mod schedule;
 pub mod status;
 mod store;
+mod takeover;
 mod turns;
 pub mod validate;
 mod withdraw;
@@ -106,6 +107,12 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
     let refusal = verdict.as_ref().err();
+    // Nothing takes over from a control plane that is left as it is.
+    if (refusal.is_some() || cluster.spec.paused)
+        && let Err(error) = takeover::ensure_budget(context, &identity, false).await
+    {
+        return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
+    }
     let left = match withdraw(context, &cluster, &identity, &observed, refusal).await {
         Ok(left) => left,
         Err(error) => return fail(context, &cluster, &identity, &observed, error, refusal).await,
@@ -330,6 +337,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         workers: None,
         lost: false,
         queued: false,
+        leaving: None,
         failure: None,
     }
 }
@@ -359,6 +367,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         workers: applied.workers,
         lost: applied.lost,
         queued: applied.queued,
+        leaving: applied.leaving,
         failure: None,
     }
 }

@@ -80,6 +80,9 @@ pub struct Config {
     /// Machines of the host that are lost.
     #[serde(default)]
     pub machine_loss: MachineLossConfig,
+    /// Machines of the host that are about to go.
+    #[serde(default)]
+    pub planned_takeover: PlannedTakeoverConfig,
     /// Pull policy of every image in a control plane.
     #[serde(default = "default_pull_policy")]
     pub image_pull_policy: String,
@@ -219,6 +222,27 @@ impl Default for MachineLossConfig {
     }
 }
 
+/// Machines of the host that are about to go.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PlannedTakeoverConfig {
+    /// How many control planes begin to be taken over in a minute at most; 0 leaves all to evictions.
+    #[serde(default = "default_takeovers")]
+    pub per_minute: usize,
+    /// Keys of taints that say so of a Node.
+    #[serde(default)]
+    pub taints: Vec<String>,
+}
+
+impl Default for PlannedTakeoverConfig {
+    fn default() -> Self {
+        Self {
+            per_minute: default_takeovers(),
+            taints: Vec::new(),
+        }
+    }
+}
+
 /// One Kubernetes version that the host offers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -330,6 +354,9 @@ fn default_oidc_cidrs() -> Vec<String> {
 }
 fn default_losses() -> usize {
     3
+}
+fn default_takeovers() -> usize {
+    60
 }
 fn default_nats_port() -> u16 {
     4222

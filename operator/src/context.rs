@@ -21,6 +21,7 @@ use crate::join_token::Slots;
 use crate::loss::Losses;
 use crate::metrics::OperatorMetrics;
 use crate::nats::{Account, Nats};
+use crate::notice::Notices;
 use crate::reaper::Reaper;
 use crate::signer::Signer;
 use crate::tenant_api::{BaseObjects, TenantApis};
@@ -58,6 +59,8 @@ pub struct Context {
     pub turns: Turns,
     /// Pods that were lost with their machines.
     pub losses: Losses,
+    /// Control planes whose machines are about to go.
+    pub notices: Notices,
     /// Who works on JoinTokens.
     pub slots: Slots,
     /// Writes of the JoinToken controller.
@@ -91,6 +94,8 @@ pub struct Seen {
     pub workers: WorkersSeen,
     /// UID of the pod whose controllers were seen at work.
     pub controllers: Option<String>,
+    /// Number of the pod that serves, since a takeover.
+    pub first: i32,
     /// UID of the pod that the ingress was told answers, after a wake.
     pub awake: Option<String>,
     /// When its webhooks were looked at, and the name of one that would keep workers from coming back.

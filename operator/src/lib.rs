@@ -29,6 +29,7 @@ pub mod loss;
 pub mod metrics;
 pub mod nats;
 pub mod network;
+pub mod notice;
 pub mod quantity;
 mod rbac;
 pub mod reaper;

@@ -25,6 +25,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use yoke_api::{Cluster, ClusterId};
 use yoke_runtime::Drain;
 
+use crate::cluster::build::stateful_set;
+use crate::cluster::gate::takeover;
 use crate::context::Context;
 use crate::tenant_api::Way;
 pub use plan::Lost;
@@ -280,11 +282,24 @@ fn find_stranded(context: &Context, machines: &BTreeMap<String, Vec<Member>>) ->
 
 /// Notes what is lost with a machine. Answers the Clusters to call for: what is paused stays as it is.
 fn give_up(context: &Context, machine: &str, members: &[&Member]) -> Vec<ObjectRef<Cluster>> {
-    context.losses.note(machine, members, Instant::now());
+    let members: Vec<_> = members
+        .iter()
+        .copied()
+        .filter(|member| serves(context, member))
+        .collect();
+    context.losses.note(machine, &members, Instant::now());
     let is_paused = |member: &Member| {
         let cluster = context.caches.clusters.get(&member.cluster);
         cluster.is_none_or(|cluster| cluster.spec.paused)
     };
     let members = members.iter().filter(|member| !is_paused(member));
     members.map(|member| member.cluster.clone()).collect()
+}
+
+/// Whether a pod is the one that serves: one that stood by, or ends since another one took over, is no loss.
+fn serves(context: &Context, member: &Member) -> bool {
+    let hosted = member.id.hosted_namespace().to_string();
+    let set = ObjectRef::new(stateful_set::NAME).within(&hosted);
+    let set = context.caches.stateful_sets.get(&set);
+    member.name == stateful_set::pod_name(takeover::first_of(set.as_deref()))
 }

@@ -79,6 +79,8 @@ pub struct OperatorMetrics {
     reap_failures: Counter,
     machines_lost: Counter,
     losses_held: Counter,
+    takeovers: Counter,
+    takeover_failures: Counter,
 }
 
 impl OperatorMetrics {
@@ -101,6 +103,8 @@ impl OperatorMetrics {
             reap_failures: Counter::default(),
             machines_lost: Counter::default(),
             losses_held: Counter::default(),
+            takeovers: Counter::default(),
+            takeover_failures: Counter::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -166,6 +170,16 @@ impl OperatorMetrics {
                 "Times that a machine seemed lost and was not given up, since too many were within a minute",
                 own.losses_held.clone(),
             );
+            registry.register(
+                "takeovers",
+                "Control planes for which another pod was asked to stand by, since their machines are about to go",
+                own.takeovers.clone(),
+            );
+            registry.register(
+                "takeover_failures",
+                "Those of them for which none came in time",
+                own.takeover_failures.clone(),
+            );
         });
         own
     }
@@ -228,6 +242,16 @@ impl OperatorMetrics {
     /// One was not, since too many were.
     pub fn held_loss(&self) {
         self.losses_held.inc();
+    }
+
+    /// A takeover was begun.
+    pub fn began_takeover(&self) {
+        self.takeovers.inc();
+    }
+
+    /// One came to nothing.
+    pub fn failed_takeover(&self) {
+        self.takeover_failures.inc();
     }
 
     /// Sets how many orphans are left alone.

@@ -25,7 +25,7 @@ use crate::join_token::Slots;
 use crate::metrics::OperatorMetrics;
 use crate::nats::Nats;
 use crate::tenant_api::{TenantApis, build_base};
-use crate::{cluster, join_token, loss, reaper, signer, tenant};
+use crate::{cluster, join_token, loss, notice, reaper, signer, tenant};
 
 /// Reconciliations that end soon after SIGTERM are waited for this long.
 const GRACE: Duration = Duration::from_secs(20);
@@ -88,6 +88,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         reaper,
         turns,
         losses: loss::Losses::default(),
+        notices: notice::Notices::default(),
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         apis: TenantApis::default(),
@@ -145,12 +146,15 @@ async fn run_controllers(
     let orphans = cluster::orphans::run(Arc::clone(&context), drain.clone());
     let (calls, called) = mpsc::channel(CALLS);
     let guarded = keeper.run(Arc::clone(&context), calls.clone(), drain.clone());
-    let losses = loss::run(Arc::clone(&context), calls, drain.clone());
+    let losses = loss::run(Arc::clone(&context), calls.clone(), drain.clone());
+    // Before the first reconciliation, which would take back what a predecessor has begun.
+    context.notices.look(&context);
+    let notices = notice::run(Arc::clone(&context), calls, drain.clone());
     let triggers = stream::select_all([triggered.clusters, called.boxed(), due]).boxed();
     let clusters = run_clusters(Arc::clone(&context), triggers, drain.clone());
     let join_tokens = run_join_tokens(Arc::clone(&context), triggered.join_tokens, drain.clone());
     let tenants = run_tenants(context, triggered.tenants, drain);
-    let (_, (), (), (), (), ()) = tokio::join!(orphans, guarded, losses, clusters, join_tokens, tenants);
+    let (_, (), (), (), (), (), ()) = tokio::join!(orphans, guarded, losses, notices, clusters, join_tokens, tenants);
     Ok(())
 }
 

@@ -196,7 +196,8 @@ impl TenantApis {
 }
 
 impl TenantApi {
-    fn new(access: &Access) -> Result<Self, TenantApiError> {
+    /// One beside those that are kept.
+    pub(crate) fn new(access: &Access) -> Result<Self, TenantApiError> {
         let client = connection::build_client(access).map_err(TenantApiError::Client)?;
         Ok(Self { client })
     }
@@ -215,6 +216,16 @@ impl TenantApi {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the server has read who may do what: until then it lets nobody do anything.
+    pub async fn check_informed(&self) -> Result<(), TenantApiError> {
+        let request = http::Request::get("/readyz/informer-sync")
+            .body(Vec::new())
+            .map_err(|error| TenantApiError::Client(error.into()))?;
+        limited("/readyz/informer-sync", self.client.request_text(request))
+            .await
+            .map(|_| ())
     }
 
     /// Version that the server says it is.

@@ -13,7 +13,7 @@ use crate::cluster::build::stateful_set::keep_facts;
 const TLS: &str = "kubernetes.io/tls";
 
 /// An object without what is not read here: who wrote which field, and what people may add at will to Yoke's own kinds, of
-/// which one annotation is read. Of pods and of what they are made of few fields are.
+/// which one annotation is read. Of a Node's metadata its name is; of pods and of what they are made of few fields are.
 pub(super) fn without_extras<K: Resource<DynamicType = ()> + 'static>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     if K::group(&()) == GROUP {
@@ -21,12 +21,17 @@ pub(super) fn without_extras<K: Resource<DynamicType = ()> + 'static>(mut object
         object.annotations_mut().retain(|key, _| key == labels::SLEEP);
         object.meta_mut().owner_references = None;
     }
+    if K::kind(&()) == "Node" {
+        object.labels_mut().clear();
+        object.annotations_mut().clear();
+    }
     let any: &mut dyn Any = &mut object;
     if let Some(set) = any.downcast_mut::<StatefulSet>() {
         keep_facts(set);
     } else if let Some(pod) = any.downcast_mut::<Pod>() {
         pod.spec = pod.spec.take().map(|spec| PodSpec {
             node_name: spec.node_name,
+            tolerations: spec.tolerations,
             ..PodSpec::default()
         });
     } else if let Some(secret) = any.downcast_mut::<Secret>() {
@@ -63,11 +68,13 @@ mod tests {
         pod.metadata.name = Some("p".into());
         pod.spec = Some(PodSpec {
             node_name: Some("n".into()),
+            tolerations: Some(vec![Default::default()]),
             containers: vec![Default::default()],
             ..PodSpec::default()
         });
         let spec = without_extras(pod).spec.unwrap();
         assert_eq!((spec.node_name.as_deref(), spec.containers.len()), (Some("n"), 0));
+        assert_eq!(spec.tolerations.unwrap().len(), 1, "other machines are chosen by them");
         let secret = |kind: &str| {
             let mut secret = Secret {
                 type_: Some(kind.to_owned()),

@@ -25,12 +25,13 @@ use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
 use super::turns::Wanted;
-use super::{addons, copies, incarnation, kept, lost, probe, withdraw, workers};
+use super::{addons, copies, incarnation, kept, lost, probe, takeover, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::nats::{Size, streams};
+use crate::notice;
 
 /// What was done and found.
 #[derive(Debug)]
@@ -53,6 +54,8 @@ pub(super) struct Applied {
     pub(super) lost: bool,
     /// Whether nothing was done, because other Clusters are made first.
     pub(super) queued: bool,
+    /// What is to become of it, if its machine is about to go.
+    pub(super) leaving: Option<notice::State>,
 }
 
 impl Applied {
@@ -73,6 +76,7 @@ impl Applied {
             workers: None,
             wake_problem: None,
             lost: false,
+            leaving: None,
             queued: false,
         }
     }
@@ -225,17 +229,23 @@ async fn apply_surroundings(
     ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
     let files = hosted::build_api_server_files(blueprint);
     tokio::try_join!(
-        apply_doors(context, blueprint.identity, blueprint.open()),
+        apply_doors(context, blueprint.identity, observed, blueprint.open()),
         context.clusters.apply(&context.caches.config_maps, &files),
     )?;
     Ok(())
 }
 
 /// The way to the control plane, who may go it, and where the control plane itself may go.
-pub(super) async fn apply_doors(context: &Context, identity: &Identity, open: Open) -> Result<(), ApplyError> {
+pub(super) async fn apply_doors(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    open: Open,
+) -> Result<(), ApplyError> {
     let caches = &context.caches;
+    let first = takeover::find_first(context, identity, observed.stateful_set.as_deref());
     let (service, policy) = (
-        hosted::build_service(identity, open.konnectivity),
+        hosted::build_service(identity, open.konnectivity, first),
         doors::build_network_policy(identity, &context.config, open),
     );
     tokio::try_join!(
@@ -392,15 +402,26 @@ async fn apply_control_plane(
     let mut start = stateful_set::Start {
         incarnation: 0,
         digest,
-        replicas: i32::from(!is_asleep),
+        replicas: 0,
+        first: takeover::find_first(context, blueprint.identity, observed.stateful_set.as_deref()),
         has_spare,
         has_konnectivity,
         lost,
     };
     let template = stateful_set::template_digest(blueprint, &start);
     start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
+    let pods = takeover::plan_pods(context, blueprint.identity, observed, start.incarnation);
+    if !is_asleep {
+        (start.first, start.replicas) = (pods.first, pods.replicas);
+    }
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
+    if pods.takes_over && !is_asleep {
+        takeover::hand_over(context, blueprint, observed, materials, start.first).await?;
+    }
+    let holds = !is_asleep && takeover::holds_evictions(context, observed);
+    takeover::ensure_budget(context, blueprint.identity, holds).await?;
+    applied.leaving = takeover::find_state(context, observed).filter(|_| !is_asleep);
     copies::replace_stuck(context, observed).await?;
     lost::remove(context, blueprint.identity, observed, start.incarnation).await?;
     applied.control_plane = lost::plan_control_plane(context, blueprint.identity, Some(&set), observed);

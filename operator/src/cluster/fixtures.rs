@@ -120,6 +120,7 @@ pub(super) fn outcome() -> Outcome {
         workers: None,
         lost: false,
         queued: false,
+        leaving: None,
         failure: None,
     }
 }

@@ -1,5 +1,7 @@
 //! What may be done now, and what the control plane is doing, from what is observed. Pure.
 
+pub mod takeover;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -54,11 +56,8 @@ pub fn plan_control_plane(set: Option<&StatefulSet>, pods: &[impl AsRef<Pod>]) -
             ControlPlane::GoingToSleep
         };
     }
-    let living = pods
-        .iter()
-        .map(AsRef::as_ref)
-        .find(|pod| pod.metadata.deletion_timestamp.is_none());
-    let Some(pod) = living else {
+    let serving = takeover::serving(set, pods).find(|pod| pod.metadata.deletion_timestamp.is_none());
+    let Some(pod) = serving else {
         return ControlPlane::Pending("The control plane's pod is being made.".into());
     };
     if let Some((container, why)) = find_failing(pod) {

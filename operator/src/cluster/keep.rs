@@ -1,7 +1,7 @@
 //! Keeps a control plane alive whose Cluster is refused now: what changes by itself, certificates above all, goes on; what
 //! the spec asks for anew does not, but for what becomes of the data. Of a Cluster that is paused only certificates go on.
 
-use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use kube::Api;
 use kube::api::Patch;
 use yoke_api::{Cluster, Reason};
@@ -32,7 +32,7 @@ pub(super) async fn keep(
         konnectivity: asked.konnectivity,
         activity: false,
     };
-    apply_doors(context, identity, open).await?;
+    apply_doors(context, identity, observed, open).await?;
     let (service_account, (account, credentials)) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),
         kept::ensure_account(context, cluster, identity, kept::size_of(context, cluster)),
@@ -41,6 +41,7 @@ pub(super) async fn keep(
     let plan = validate::plan_names(identity, asked.konnectivity);
     if let Ok(materials) = copies::read(context, identity, &plan, &service_account, &credentials).await? {
         let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
+        stand_down(context, identity, observed).await?;
         restart(context, identity, observed, &materials).await?;
         copies::replace_stuck(context, observed).await?;
         let set = observed.stateful_set.as_deref();
@@ -86,6 +87,31 @@ fn find_store(cluster: &Cluster) -> Store {
         bytes: before.as_ref().and_then(|before| before.bytes),
         account: before.map(|before| before.account),
     }
+}
+
+/// Ends a pod that was to take over from one that stays where it is now.
+async fn stand_down(context: &Context, identity: &Identity, observed: &Observed) -> Result<(), ReconcileError> {
+    let spec = observed.stateful_set.as_deref().and_then(|set| set.spec.as_ref());
+    if spec.and_then(|spec| spec.replicas).is_none_or(|replicas| replicas < 2) {
+        return Ok(());
+    }
+    let alone = StatefulSetSpec {
+        replicas: Some(1),
+        ..StatefulSetSpec::default()
+    };
+    let patch = StatefulSet {
+        spec: Some(alone),
+        ..StatefulSet::default()
+    };
+    let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
+    api.patch(
+        stateful_set::NAME,
+        &context.clusters.merge_params(),
+        &Patch::Strategic(&patch),
+    )
+    .await
+    .map_err(ReconcileError::host("the control plane"))?;
+    Ok(())
 }
 
 /// Starts the control plane again, as it is, if something changed that it reads once, or its pod was lost with its machine.

@@ -13,6 +13,7 @@ use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
 use super::build::stateful_set;
+use super::gate::takeover;
 use super::identity::Identity;
 use super::kept::{self, data_of};
 use crate::cache::Caches;
@@ -40,7 +41,7 @@ pub(super) struct Observed {
 pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
     let mut observed = observe_identity(caches, identity);
     let status = observed.stateful_set.as_deref().and_then(|set| set.status.as_ref());
-    observed.is_trusted = status.and_then(|status| status.ready_replicas) == Some(1)
+    observed.is_trusted = status.and_then(|status| status.ready_replicas) >= Some(1)
         && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
     observed
 }
@@ -102,7 +103,8 @@ impl Observed {
         let set = self.stateful_set.as_deref()?;
         let replicas = set.spec.as_ref().and_then(|spec| spec.replicas);
         let seen = set.status.as_ref().and_then(|status| status.observed_generation);
-        let [pod] = self.pods.as_slice() else {
+        let mut serving = takeover::serving(Some(set), &self.pods);
+        let (Some(pod), None) = (serving.next(), serving.next()) else {
             return None;
         };
         let stays = replicas != Some(0) && seen == set.metadata.generation && pod.metadata.deletion_timestamp.is_none();

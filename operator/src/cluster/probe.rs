@@ -1,5 +1,6 @@
 //! Whether a cluster's API answers: to the operator inside the host, and by the way that the kubeconfig goes.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
@@ -119,16 +120,20 @@ pub(super) async fn answers(
 
 /// How to reach the API inside the host; `None` while the Service has no address.
 fn inside(identity: &Identity, service: Option<&Service>, materials: &Materials) -> Option<Access> {
-    let operator = materials.leaf(LeafRole::Operator);
     let address = service?.spec.as_ref()?.cluster_ip.as_deref()?;
-    let address: std::net::IpAddr = address.parse().ok()?;
-    Some(Access {
-        url: format!("https://{}", std::net::SocketAddr::new(address, API_PORT)),
+    Some(at(identity, address.parse().ok()?, materials))
+}
+
+/// How to reach the API server of one pod.
+pub(super) fn at(identity: &Identity, address: IpAddr, materials: &Materials) -> Access {
+    let operator = materials.leaf(LeafRole::Operator);
+    Access {
+        url: format!("https://{}", SocketAddr::new(address, API_PORT)),
         server_name: identity.upstream_name(),
         authority: materials.root_ca.clone(),
         certificate: operator.certificate.clone(),
         key: Secret(operator.key.clone()),
-    })
+    }
 }
 
 fn through_ingress(context: &Context, identity: &Identity, inside: &Access) -> Access {

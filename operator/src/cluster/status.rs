@@ -17,6 +17,7 @@ use super::validate::Refusal;
 use super::workers::Workers;
 use crate::conditions::{self, State};
 use crate::config::Config;
+use crate::notice;
 use phase::{plan_history, plan_phase};
 use states::plan_states;
 
@@ -102,6 +103,8 @@ pub struct Outcome {
     pub lost: bool,
     /// Whether it waits for its turn to be made.
     pub queued: bool,
+    /// What is to become of it, if its machine is about to go.
+    pub leaving: Option<notice::State>,
     /// What failed unexpectedly.
     pub failure: Option<String>,
 }

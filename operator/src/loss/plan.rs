@@ -38,6 +38,8 @@ pub struct Member {
     pub cluster: ObjectRef<Cluster>,
     /// UID of its pod.
     pub pod: String,
+    /// Name of its pod.
+    pub name: String,
     /// Whether the kubelet's last word is that all of it runs, and that its API server is ready.
     pub is_ready: bool,
     /// When the pod was made, of one that no kubelet has taken yet.
@@ -118,6 +120,7 @@ fn to_member(pod: &Pod) -> Option<Member> {
         id: label(labels::ID)?.parse().ok()?,
         cluster,
         pod: pod.uid()?,
+        name: pod.name_any(),
         is_ready: runs && containers.any(|container| container.name == "kube-apiserver" && container.ready),
         waits_since: pod.creation_timestamp().map(|made| made.0).filter(|_| !is_taken),
     })

@@ -22,6 +22,7 @@ use yoke_operator::join_token::Slots;
 use yoke_operator::loss::Losses;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_operator::nats::{Account, Nats, Size, streams};
+use yoke_operator::notice::Notices;
 use yoke_operator::reaper::{Pace, Reaper};
 use yoke_operator::signer::Signer;
 use yoke_operator::tenant_api::{TenantApis, build_base};
@@ -596,6 +597,7 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
         // Nobody heeds these calls either.
         turns: cluster::Turns::new().0,
         losses: Losses::default(),
+        notices: Notices::default(),
         slots: Slots::default(),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         base: build_base(&config.ingress.address, config.ingress.port),

@@ -31,6 +31,7 @@ mod starts;
 // The tests of NATS alone use more of it.
 #[allow(dead_code)]
 mod support;
+mod takeover;
 mod tenant_api;
 mod upgrade;
 mod users;

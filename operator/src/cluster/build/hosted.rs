@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 use yoke_api::Cidr;
@@ -11,11 +13,13 @@ use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
-use super::{Blueprint, Materials, arguments, audit, authentication, konnectivity};
+use super::{Blueprint, Materials, arguments, audit, authentication, konnectivity, stateful_set};
 use crate::cluster::identity::Identity;
 
 /// Name of the ConfigMap with kube-apiserver's files.
 pub(super) const API_SERVER_FILES: &str = "kube-apiserver";
+/// The well-known label of a StatefulSet's pod.
+const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 
 /// The hosted namespace. It holds pods of the strictest kind only, and tells what is to become of the data.
 pub fn build_namespace(identity: &Identity, policy: DeletionPolicy) -> Namespace {
@@ -42,18 +46,37 @@ pub fn build_namespace(identity: &Identity, policy: DeletionPolicy) -> Namespace
 /// The Service by which the ingress and the operator reach the API server, and agents the konnectivity-server if there is one.
 ///
 /// Its addresses are published before they are ready, so that everything on the way is set up while the API server starts;
-/// there is one pod, and who finds it not listening tries again either way.
-pub fn build_service(identity: &Identity, konnectivity: bool) -> Service {
+/// it is for one pod, the one with this number, and who finds it not listening tries again either way.
+pub fn build_service(identity: &Identity, konnectivity: bool, number: i32) -> Service {
     let mut ports = vec![build_port(API_PORT_NAME, API_PORT)];
     ports.extend(konnectivity.then(|| build_port(KONNECTIVITY_PORT_NAME, KONNECTIVITY_PORT)));
+    let mut pods = selector(identity);
+    pods.insert(POD_NAME.to_owned(), stateful_set::pod_name(number));
     Service {
         metadata: identity.hosted_meta(&identity.cluster, component::CONTROL_PLANE),
         spec: Some(ServiceSpec {
-            selector: Some(selector(identity)),
+            selector: Some(pods),
             ports: Some(ports),
             publish_not_ready_addresses: Some(true),
             type_: Some("ClusterIP".into()),
             ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Has evictions wait while one pod alone serves. One that is not ready serves nobody, and goes at any time.
+pub fn build_budget(identity: &Identity) -> PodDisruptionBudget {
+    PodDisruptionBudget {
+        metadata: identity.hosted_meta(stateful_set::NAME, component::CONTROL_PLANE),
+        spec: Some(PodDisruptionBudgetSpec {
+            min_available: Some(IntOrString::Int(1)),
+            selector: Some(LabelSelector {
+                match_labels: Some(selector(identity)),
+                ..LabelSelector::default()
+            }),
+            unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
+            ..PodDisruptionBudgetSpec::default()
         }),
         status: None,
     }
@@ -69,7 +92,7 @@ fn build_port(name: &str, port: u16) -> ServicePort {
     }
 }
 
-/// Labels by which the control plane's pod is found.
+/// Labels by which the control plane's pods are found.
 pub(super) fn selector(identity: &Identity) -> BTreeMap<String, String> {
     [
         (labels::ID.to_owned(), identity.id.to_string()),

@@ -1,7 +1,7 @@
 //! The control plane: one pod of four containers, or five with a konnectivity-server, with no volume that outlives it.
 
 use data_encoding::HEXLOWER;
-use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetOrdinals, StatefulSetSpec, StatefulSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, ExecAction,
     HTTPGetAction, HostAlias, Lifecycle, LifecycleHandler, PodDNSConfig, PodDNSConfigOption, PodSecurityContext,
@@ -23,7 +23,7 @@ use crate::loss::Lost;
 use crate::quantity;
 use crate::security::build_security;
 
-/// Name of the StatefulSet; its pod is `control-plane-0`.
+/// Name of the StatefulSet; its first pod is `control-plane-0`, and each planned takeover counts on.
 pub const NAME: &str = "control-plane";
 
 /// By which the chart's PodMonitor finds it.
@@ -56,8 +56,10 @@ pub struct Start {
     pub incarnation: u64,
     /// Digest of what is read once.
     pub digest: String,
-    /// 0 while asleep.
+    /// 0 while asleep, 2 while another pod stands by.
     pub replicas: i32,
+    /// Number of the pod that serves; one that stands by has the next one.
+    pub first: i32,
     /// Whether NATS has the store's stream for every other snapshot: one that is not there would be waited for.
     pub has_spare: bool,
     /// Whether there is a konnectivity-server: without its Secret it would be waited for.
@@ -73,6 +75,9 @@ pub fn build_stateful_set(blueprint: &Blueprint<'_>, start: &Start) -> StatefulS
         metadata: identity.hosted_meta(NAME, component::CONTROL_PLANE),
         spec: Some(StatefulSetSpec {
             replicas: Some(start.replicas),
+            ordinals: (start.first > 0).then_some(StatefulSetOrdinals {
+                start: Some(start.first),
+            }),
             selector: LabelSelector {
                 match_labels: Some(selector(identity)),
                 ..LabelSelector::default()
@@ -132,6 +137,11 @@ pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str, lost: Op
         }),
         status: None,
     }
+}
+
+/// Name of the pod with a number.
+pub fn pod_name(number: i32) -> String {
+    format!("{NAME}-{number}")
 }
 
 /// The digest of what a control plane has read once.

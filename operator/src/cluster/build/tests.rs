@@ -57,6 +57,7 @@ fn objects_are_those_of_the_golden_files() {
             incarnation: 3,
             digest: "0123456789abcdef".into(),
             replicas: i32::from(cluster.spec.state == yoke_api::cluster::DesiredState::Running),
+            first: 0,
             has_spare: crate::nats::streams::has_spare(accepted.class.store_replicas),
             has_konnectivity: cluster.spec.konnectivity.is_enabled(),
             lost: None,
@@ -106,11 +107,20 @@ fn objects_are_those_of_the_golden_files() {
                 }
             ),
         );
+        let standing_by = stateful_set::Start {
+            replicas: 2,
+            first: 4,
+            ..start.clone()
+        };
+        let spec = stateful_set::build_stateful_set(&blueprint, &standing_by).spec.unwrap();
+        assert_eq!(Some(spec.template), set.spec.clone().map(|spec| spec.template));
+        assert_eq!((spec.replicas, spec.ordinals.unwrap().start), (Some(2), Some(4)));
         compare(
             &case,
             "statefulset",
             &stateful_set::build_stateful_set(&blueprint, &start),
         );
+        compare(&case, "poddisruptionbudget", &hosted::build_budget(&identity));
         compare(
             &case,
             "networkpolicy",
@@ -119,7 +129,7 @@ fn objects_are_those_of_the_golden_files() {
         compare(
             &case,
             "service",
-            &hosted::build_service(&identity, blueprint.open().konnectivity),
+            &hosted::build_service(&identity, blueprint.open().konnectivity, 0),
         );
         compare(
             &case,

@@ -12,7 +12,7 @@ fn set(replicas: i32) -> StatefulSet {
 
 fn pod(statuses: serde_json::Value) -> Arc<Pod> {
     let pod = serde_json::json!({
-        "metadata": {"uid": "p", "annotations": {
+        "metadata": {"name": "control-plane-0", "uid": "p", "annotations": {
             "yoke.drzzl.io/incarnation": "7"}},
         "status": {"containerStatuses": statuses},
     });

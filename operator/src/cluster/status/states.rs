@@ -7,6 +7,7 @@ use super::Outcome;
 use crate::cluster::gate::ControlPlane;
 use crate::cluster::validate::Refusal;
 use crate::conditions::{self, State};
+use crate::notice;
 
 /// What is not looked at while nothing is done for a Cluster.
 const NOT_LOOKED_AT: [ConditionType; 8] = [
@@ -235,6 +236,15 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     if outcome.paused {
         return State::no(Reason::Paused, "Reconciliation is paused by spec.paused.");
     }
+    if matches!(
+        outcome.leaving,
+        Some(notice::State::StandBy(_) | notice::State::Waiting)
+    ) {
+        return State::yes(
+            Reason::MachineLeaving,
+            "The machine that runs the control plane is about to go; another one is to take it over.",
+        );
+    }
     match (&outcome.control_plane, ready.status) {
         (ControlPlane::GoingToSleep, _) => State::yes(Reason::Updating, "The control plane is being stopped."),
         (ControlPlane::Running { current: false, .. }, _) => State::yes(
@@ -255,6 +265,12 @@ fn plan_degraded(outcome: &Outcome) -> State {
         return State::yes(
             Reason::ContainerFailing,
             format!("Container {container} ends again and again ({why})."),
+        );
+    }
+    if outcome.leaving == Some(notice::State::Failed) {
+        return State::yes(
+            Reason::TakeoverFailed,
+            "The machine that runs the control plane is about to go, and no other one has come to take it over in time.",
         );
     }
     let lacks = matches!(

@@ -228,6 +228,41 @@ fn history_tells_versions_that_ran() {
 }
 
 #[test]
+fn a_machine_that_is_about_to_go_shows() {
+    use crate::notice::State;
+    let progressing = ("True", "MachineLeaving");
+    for (rule, leaving, expected, degraded) in [
+        ("all is well", None, ("False", "AsExpected"), "False"),
+        ("others come first", Some(State::Waiting), progressing, "False"),
+        (
+            "another pod stands by",
+            Some(State::StandBy(std::time::Instant::now())),
+            progressing,
+            "False",
+        ),
+        (
+            "there is no other machine",
+            Some(State::Nowhere),
+            ("False", "AsExpected"),
+            "False",
+        ),
+        (
+            "none came in time",
+            Some(State::Failed),
+            ("False", "AsExpected"),
+            "True",
+        ),
+    ] {
+        let status = plan(None, &Outcome { leaving, ..outcome() }, 2000);
+        let find = |type_| conditions::find(&status.conditions, type_).unwrap();
+        let (found, attention) = (find(ConditionType::Progressing), find(ConditionType::Degraded));
+        assert_eq!((found.status.as_str(), found.reason.as_str()), expected, "{rule}");
+        assert_eq!(attention.status, degraded, "{rule}");
+        assert_eq!(find(ConditionType::Ready).status, "True", "{rule}");
+    }
+}
+
+#[test]
 fn silence_after_the_start_time_is_unavailable() {
     let ran = plan(None, &outcome(), 1001);
     let silent = Outcome {

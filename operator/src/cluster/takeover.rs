@@ -1,0 +1,136 @@
+//! A control plane whose machine is about to go: what is known of it, and what is done beside its StatefulSet.
+
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::runtime::reflector::ObjectRef;
+
+use super::build::{Blueprint, Materials, hosted, stateful_set};
+use super::gate::takeover::{self, Step};
+use super::identity::Identity;
+use super::observe::Observed;
+use super::probe;
+use crate::apply::ApplyError;
+use crate::context::Context;
+use crate::notice::{self, State};
+use crate::tenant_api::{Access, TenantApi, Way};
+
+/// How often one that takes over is asked whether it lets others in.
+const EVERY: Duration = Duration::from_millis(25);
+/// How long that is waited for.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Which pods there are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pods {
+    /// Number of the one that serves.
+    pub(super) first: i32,
+    /// How many.
+    pub(super) replicas: i32,
+    /// Whether another one serves from now on.
+    pub(super) takes_over: bool,
+}
+
+/// Number of the pod that serves. The watch may lag behind what was applied.
+pub(super) fn find_first(context: &Context, identity: &Identity, set: Option<&StatefulSet>) -> i32 {
+    takeover::first_of(set).max(context.seen(&identity.id).first)
+}
+
+/// Which pods there are to be of a control plane that is awake, and is to run with this number of a start.
+pub(super) fn plan_pods(context: &Context, identity: &Identity, observed: &Observed, incarnation: u64) -> Pods {
+    let set = observed.stateful_set.as_deref();
+    let first = find_first(context, identity, set);
+    let leaves = matches!(find_state(context, observed), Some(State::StandBy(_)));
+    let step = match takeover::first_of(set) {
+        known if known < first => Step::Alone,
+        _ => takeover::plan_step(set, &observed.pods, incarnation, leaves, Timestamp::now()),
+    };
+    let (first, replicas) = match step {
+        Step::Alone => (first, 1),
+        Step::StandBy => (first, 2),
+        Step::TakeOver => (first.saturating_add(1), 1),
+    };
+    Pods {
+        first,
+        replicas,
+        takes_over: step == Step::TakeOver,
+    }
+}
+
+/// What is to become of the control plane, if its machine is about to go.
+pub(super) fn find_state(context: &Context, observed: &Observed) -> Option<State> {
+    context.notices.of(find_pod(observed)?.metadata.uid.as_deref()?)
+}
+
+/// The pod that serves.
+fn find_pod(observed: &Observed) -> Option<&Pod> {
+    let mut serving = takeover::serving(observed.stateful_set.as_deref(), &observed.pods);
+    serving.find(|pod| pod.metadata.deletion_timestamp.is_none())
+}
+
+/// Sends everybody to the pod that serves from now on, as soon as it lets them in: who waited in its queue would be the first
+/// to be refused, while it has not read yet who may do what.
+pub(super) async fn hand_over(
+    context: &Context,
+    blueprint: &Blueprint<'_>,
+    observed: &Observed,
+    materials: Option<&Materials>,
+    first: i32,
+) -> Result<(), ApplyError> {
+    let (identity, konnectivity) = (blueprint.identity, blueprint.open().konnectivity);
+    context.note(&identity.id, |seen| (seen.first, seen.slow) = (first, None));
+    let name = stateful_set::pod_name(first);
+    let mut pods = observed.pods.iter();
+    let pod = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
+    let address = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok());
+    if let (Some(address), Some(materials)) = (address, materials) {
+        let informed = wait_informed(probe::at(identity, address, materials));
+        if tokio::time::timeout(LONGEST, informed).await.is_err() {
+            tracing::warn!(cluster = %identity.id, pod = name, "pod that takes over does not answer yet");
+        }
+    }
+    context.apis.forget_way(&identity.id, Way::Inside);
+    let service = hosted::build_service(identity, konnectivity, first);
+    context.clusters.apply(&context.caches.services, &service).await?;
+    tracing::info!(cluster = %identity.id, pod = name, "another pod has taken over");
+    Ok(())
+}
+
+async fn wait_informed(access: Access) {
+    let Ok(api) = TenantApi::new(&access) else {
+        return;
+    };
+    while api.check_informed().await.is_err() {
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Whether an eviction is to wait until another pod takes over: not where none will.
+pub(super) fn holds_evictions(context: &Context, observed: &Observed) -> bool {
+    let state = find_state(context, observed);
+    context.config.planned_takeover.per_minute > 0
+        && !matches!(state, Some(State::Failed | State::Nowhere))
+        && find_pod(observed).is_some_and(|pod| notice::has_other(context, pod))
+}
+
+/// Has evictions wait, or not.
+pub(super) async fn ensure_budget(context: &Context, identity: &Identity, holds: bool) -> Result<(), ApplyError> {
+    let budgets = &context.caches.budgets;
+    if holds {
+        return context.clusters.apply(budgets, &hosted::build_budget(identity)).await;
+    }
+    let hosted = identity.hosted().to_string();
+    let key = ObjectRef::<PodDisruptionBudget>::new(stateful_set::NAME).within(&hosted);
+    let Some(budget) = budgets
+        .get(&key)
+        .filter(|budget| budget.metadata.deletion_timestamp.is_none())
+    else {
+        return Ok(());
+    };
+    let api = Api::namespaced(context.client.clone(), &hosted);
+    context.clusters.delete(&api, budget.as_ref()).await
+}

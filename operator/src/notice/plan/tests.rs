@@ -1,0 +1,158 @@
+use serde_json::json;
+
+use super::*;
+
+const TAINTS: [&str; 2] = ["node.kubernetes.io/unschedulable", "karpenter.sh/disrupted"];
+
+fn taints() -> Vec<String> {
+    TAINTS.map(str::to_owned).to_vec()
+}
+
+fn machine(name: &str, taints: &[(&str, &str)]) -> std::sync::Arc<Machine> {
+    let taints: Vec<_> = taints
+        .iter()
+        .map(|(key, effect)| json!({"key": key, "effect": effect}))
+        .collect();
+    let value = json!({"metadata": {"name": name}, "spec": {"taints": taints, "podCIDR": "10.0.0.0/24"}});
+    std::sync::Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn pod(uid: &str, machine: &str) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "control-plane-0", "uid": uid, "labels": {
+            "yoke.drzzl.io/tenant": "demo", "yoke.drzzl.io/cluster": uid}},
+        "spec": {"containers": [], "nodeName": machine,
+            "tolerations": [{"key": "spot", "operator": "Exists"}, {"key": "size", "value": "large", "effect": "NoSchedule"}]},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn another_machine_takes_a_pod_by_its_taints() {
+    for (rule, others, expected) in [
+        ("none", vec![], false),
+        ("one", vec![machine("b", &[])], true),
+        (
+            "one that is about to go",
+            vec![machine("b", &[(TAINTS[1], "NoSchedule")])],
+            false,
+        ),
+        (
+            "one that is not at work",
+            vec![machine("b", &[(AWAY[1], "NoExecute")])],
+            false,
+        ),
+        ("one for others", vec![machine("b", &[("gpu", "NoSchedule")])], false),
+        (
+            "one rather for others",
+            vec![machine("b", &[("gpu", "PreferNoSchedule")])],
+            true,
+        ),
+        (
+            "one that it bears with",
+            vec![machine("b", &[("spot", "NoSchedule")])],
+            true,
+        ),
+        ("another value", vec![machine("b", &[("size", "NoSchedule")])], false),
+        (
+            "the second of two",
+            vec![machine("b", &[(TAINTS[0], "NoSchedule")]), machine("c", &[])],
+            true,
+        ),
+    ] {
+        let machines: Vec<_> = others.into_iter().chain([machine("a", &[])]).collect();
+        assert_eq!(has_other(&machines, &pod("p", "a"), &taints()), expected, "{rule}");
+    }
+}
+
+#[test]
+fn who_leaves_is_on_a_machine_with_a_notice() {
+    let machines = [
+        machine("a", &[(TAINTS[0], "NoSchedule")]),
+        machine("b", &[("gpu", "NoExecute")]),
+    ];
+    let mut ending = pod("r", "a");
+    ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
+    let mut unplaced = pod("s", "a");
+    unplaced.spec.as_mut().unwrap().node_name = None;
+    let pods = [pod("q", "a"), pod("p", "a"), pod("o", "b"), ending, unplaced].map(Box::new);
+    let leavers = plan_leavers(&machines, &pods, &taints());
+    let names: Vec<_> = leavers.iter().map(|leaver| leaver.pod.as_str()).collect();
+    assert_eq!(names, ["p", "q"]);
+    assert_eq!(leavers[0].cluster, ObjectRef::new("p").within("demo"));
+    assert!(!leavers[0].has_other, "the other machine is for others");
+}
+
+fn leaver(pod: &str, has_other: bool) -> Leaver {
+    Leaver {
+        pod: pod.into(),
+        cluster: ObjectRef::new(pod).within("demo"),
+        machine: "a".into(),
+        has_other,
+    }
+}
+
+#[test]
+fn so_many_are_taken_over_in_a_minute() {
+    let now = Instant::now();
+    let mut past = VecDeque::new();
+    let mut states = |before: &HashMap<String, Notice>, at: u64, leavers: &[Leaver]| {
+        let now = now + Duration::from_secs(at);
+        plan_notices(before, leavers.to_vec(), &mut past, 1, now)
+    };
+    let both = [leaver("p", true), leaver("q", true)];
+    let first = states(&HashMap::new(), 0, &both);
+    assert_eq!(first["p"].state, State::StandBy(now));
+    assert_eq!(first["q"].state, State::Waiting);
+    let second = states(&first, 61, &both);
+    assert_eq!(second["p"].state, State::StandBy(now), "it goes on");
+    assert_eq!(second["q"].state, State::StandBy(now + Duration::from_secs(61)));
+    let third = states(&second, 111, &both);
+    assert_eq!(third["p"].state, State::Failed, "nobody has come in time");
+    let fourth = states(&third, 500, &both[..1]);
+    assert_eq!(fourth["p"].state, State::Failed, "it is not tried again");
+    assert!(!fourth.contains_key("q"), "it has left");
+    let alone = states(&HashMap::new(), 500, &[leaver("p", false)]);
+    assert_eq!(alone["p"].state, State::Nowhere);
+    let again = states(&alone, 501, &both[..1]);
+    assert!(
+        matches!(again["p"].state, State::StandBy(_)),
+        "there is another machine now"
+    );
+}
+
+#[test]
+fn clusters_are_called_for_while_there_is_something_to_do() {
+    let notice = |pod: &str, state| {
+        let cluster = ObjectRef::new(pod).within("demo");
+        let machine = "a".to_owned();
+        (
+            pod.to_owned(),
+            Notice {
+                cluster,
+                machine,
+                state,
+            },
+        )
+    };
+    let now = Instant::now();
+    let before: HashMap<_, _> = [
+        notice("gone", State::Nowhere),
+        notice("failed", State::Failed),
+        notice("fails", State::StandBy(now)),
+        notice("on", State::StandBy(now)),
+        notice("waits", State::Waiting),
+    ]
+    .into();
+    let after: HashMap<_, _> = [
+        notice("failed", State::Failed),
+        notice("fails", State::Failed),
+        notice("on", State::StandBy(now)),
+        notice("waits", State::Waiting),
+        notice("new", State::Waiting),
+    ]
+    .into();
+    let mut called: Vec<_> = plan_calls(&before, &after).into_iter().map(|it| it.name).collect();
+    called.sort();
+    assert_eq!(called, ["fails", "gone", "new", "on"]);
+}

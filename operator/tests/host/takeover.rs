@@ -1,0 +1,237 @@
+//! A machine of the host is about to go, with a control plane on it. Kubernetes' own controllers make pods and hold evictions;
+//! the test is scheduler and kubelet.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use yoke_test_support::Process;
+
+use crate::harness::{Host, condition};
+
+const FIRST: &str = "control-plane-0";
+const SECOND: &str = "control-plane-1";
+/// An eviction that takes longer is refused.
+const REFUSED: Duration = Duration::from_secs(2);
+
+/// A control plane on a machine beside another one.
+struct Stage {
+    host: Host,
+    hosted: String,
+    _controllers: Process,
+}
+
+impl Stage {
+    async fn start(machines: &[&str]) -> Self {
+        let host = Host::start().await;
+        for name in machines {
+            let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": {"a": "b"}}})).unwrap();
+            nodes(&host).create(&PostParams::default(), &node).await.unwrap();
+        }
+        host.bring_up("a").await;
+        let hosted = host.hosted("a").await;
+        let url = host.url();
+        let controllers = host.start_controllers(&url, "statefulset-controller,disruption-controller");
+        let stage = Self {
+            host,
+            hosted,
+            _controllers: controllers,
+        };
+        for machine in machines {
+            // Those that are made are not ready, by a taint.
+            stage.taint(machine, &[]).await;
+        }
+        stage.place(FIRST, "one").await;
+        stage
+    }
+
+    /// Puts a pod on a machine, as the scheduler does, whose kubelet runs it.
+    async fn place(&self, pod: &str, machine: &str) {
+        self.bring("there is a pod", async || self.pod(pod).await.is_some())
+            .await;
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
+            "target": {"kind": "Node", "name": machine}});
+        let path = format!("/api/v1/namespaces/{}/pods/{pod}/binding", self.hosted);
+        let request = http::Request::post(path).header("content-type", "application/json");
+        let request = request.body(binding.to_string().into_bytes()).unwrap();
+        self.host.client.request_text(request).await.unwrap();
+        // Who stands by is not ready.
+        let ready = pod == FIRST;
+        let condition = if ready { "True" } else { "False" };
+        let now = Timestamp::now().to_string();
+        let status = json!({"status": {"phase": "Running", "startTime": now,
+            "conditions": [{"type": "Ready", "status": condition}],
+            "containerStatuses": [{"name": "kube-apiserver", "image": "a", "imageID": "", "ready": ready, "restartCount": 0,
+                "state": {"running": {"startedAt": now}}}]}});
+        let pods = self.host.api::<Pod>(&self.hosted);
+        pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+    }
+
+    async fn taint(&self, machine: &str, keys: &[&str]) {
+        let taints: Vec<_> = keys
+            .iter()
+            .map(|key| json!({"key": key, "effect": "NoSchedule"}))
+            .collect();
+        let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
+        nodes(&self.host)
+            .patch(machine, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+
+    /// Reconciles, with looks at Nodes in between, until it is so.
+    async fn bring(&self, what: &str, so: impl AsyncFn() -> bool) {
+        self.host
+            .bring("a", what, async || {
+                self.host.context.notices.look(&self.host.context);
+                so().await
+            })
+            .await;
+    }
+
+    async fn pod(&self, name: &str) -> Option<Pod> {
+        self.host.api(&self.hosted).get_opt(name).await.unwrap()
+    }
+
+    async fn budget(&self) -> Option<PodDisruptionBudget> {
+        self.host.api(&self.hosted).get_opt("control-plane").await.unwrap()
+    }
+
+    /// Evicts the first pod; whether that is done now.
+    async fn evict(&self) -> bool {
+        let pods = self.host.api::<Pod>(&self.hosted);
+        // The client asks again by itself, as long as it is answered 429.
+        let evicted = tokio::time::timeout(REFUSED, pods.evict(FIRST, &EvictParams::default())).await;
+        evicted.map(|evicted| evicted.unwrap()).is_ok()
+    }
+
+    /// Number of the first pod, how many there are to be, and the number of the start.
+    async fn set(&self) -> (i32, i32, String) {
+        let spec = self.host.stateful_set(&self.hosted).await.unwrap().spec.unwrap();
+        let annotations = spec.template.metadata.unwrap().annotations.unwrap();
+        let first = spec.ordinals.and_then(|ordinals| ordinals.start);
+        (
+            first.unwrap_or_default(),
+            spec.replicas.unwrap(),
+            annotations["yoke.drzzl.io/incarnation"].clone(),
+        )
+    }
+
+    /// The pod that everybody is sent to.
+    async fn target(&self) -> Option<String> {
+        let service = self.host.api::<Service>(&self.hosted).get("a").await.unwrap();
+        service.spec?.selector?.remove("statefulset.kubernetes.io/pod-name")
+    }
+}
+
+fn nodes(host: &Host) -> Api<Node> {
+    Api::all(host.client.clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_pod_takes_over_before_its_machine_goes() {
+    let mut stage = Stage::start(&["one", "two"]).await;
+    let (_, _, incarnation) = stage.set().await;
+    stage
+        .bring("an eviction waits", async || {
+            let budget = stage.budget().await.and_then(|budget| budget.status);
+            budget.is_some_and(|status| status.current_healthy == 1)
+        })
+        .await;
+    assert!(!stage.evict().await, "nobody stands by");
+    let machine = kube::runtime::reflector::ObjectRef::new("one");
+    let machine = stage.host.context.caches.machines.get(&machine).unwrap();
+    assert!(machine.labels().is_empty(), "of a Node its name and taints are kept");
+
+    stage.taint("one", &["karpenter.sh/disrupted"]).await;
+    stage
+        .bring("another pod stands by", async || stage.pod(SECOND).await.is_some())
+        .await;
+    assert_eq!(stage.set().await, (0, 2, incarnation.clone()));
+    let state = condition(&stage.host.cluster("a").await, "Progressing");
+    assert_eq!(state, "True/MachineLeaving");
+    assert_eq!(stage.target().await.as_deref(), Some(FIRST));
+    assert!(!stage.evict().await, "it does not run yet");
+    // The operator starts anew, and goes on.
+    stage.host.restart_operator().await;
+    stage.host.context.notices.look(&stage.host.context);
+    stage.host.reconcile("a").await.unwrap();
+    assert_eq!(stage.set().await.1, 2);
+
+    stage.place(SECOND, "two").await;
+    stage
+        .bring("it takes over", async || {
+            let pod = stage.pod(FIRST).await.unwrap();
+            pod.metadata.deletion_timestamp.is_some()
+        })
+        .await;
+    assert_eq!(stage.set().await, (1, 1, incarnation.clone()));
+    assert_eq!(stage.target().await.as_deref(), Some(SECOND));
+    let now = DeleteParams::default().grace_period(0);
+    stage.host.api::<Pod>(&stage.hosted).delete(FIRST, &now).await.unwrap();
+    // It stays so, for an operator that has just started, too.
+    stage.host.restart_operator().await;
+    for _ in 0..3 {
+        stage.host.context.notices.look(&stage.host.context);
+        stage.host.reconcile("a").await.unwrap();
+    }
+    assert_eq!(stage.set().await, (1, 1, incarnation));
+    assert!(stage.pod(FIRST).await.is_none());
+    assert!(stage.pod(SECOND).await.unwrap().metadata.deletion_timestamp.is_none());
+
+    // Asleep it has no pod, and the next one has the number of the last.
+    for (state, replicas) in [("Asleep", 0), ("Running", 1)] {
+        stage.host.patch_cluster("a", json!({"spec": {"state": state}})).await;
+        stage.bring(state, async || stage.set().await.1 == replicas).await;
+        assert_eq!(stage.set().await.0, 1);
+        assert!(stage.budget().await.is_none(), "there is nobody to evict");
+        let _ = stage.host.api::<Pod>(&stage.hosted).delete(SECOND, &now).await;
+    }
+    stage.place(SECOND, "two").await;
+    stage.taint("one", &[]).await;
+    stage
+        .bring("an eviction waits again", async || stage.budget().await.is_some())
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_without_another_is_drained_all_the_same() {
+    let stage = Stage::start(&["one", "two"]).await;
+    stage
+        .bring("an eviction waits", async || stage.budget().await.is_some())
+        .await;
+    // The notice is taken back before anybody stands by.
+    stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
+    stage
+        .bring("another pod is to stand by", async || stage.set().await.1 == 2)
+        .await;
+    stage.taint("one", &[]).await;
+    stage
+        .bring("it is not needed any more", async || stage.set().await.1 == 1)
+        .await;
+    assert_eq!(stage.set().await.0, 0);
+
+    // Paused, it stays as it is, and is in nobody's way.
+    stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
+    stage
+        .bring("evictions are let through", async || stage.budget().await.is_none())
+        .await;
+    stage.host.patch_cluster("a", json!({"spec": {"paused": false}})).await;
+    stage
+        .bring("an eviction waits again", async || stage.budget().await.is_some())
+        .await;
+
+    stage.taint("two", &["node.kubernetes.io/unschedulable"]).await;
+    stage.taint("one", &["node.kubernetes.io/unschedulable"]).await;
+    stage
+        .bring("there is nowhere to go", async || stage.budget().await.is_none())
+        .await;
+    assert_eq!(stage.set().await.1, 1);
+    stage.bring("it is evicted", async || stage.evict().await).await;
+}
