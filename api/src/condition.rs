@@ -204,7 +204,7 @@ reasons! {
     MachineLeaving,
     /// The host's machine that runs the control plane is about to go, and no other one has come to take it over in time.
     TakeoverFailed,
-    /// The cluster has Nodes, and `spec.sleep.withWorkers` is `Prevent`.
+    /// A Node of the cluster is connected, and `spec.sleep.withWorkers` is `Prevent`.
     WorkersConnected,
     /// A webhook that workers serve and that fails closed would keep them from coming back to a cluster that wakes.
     WebhookBlocksWake,

@@ -37,8 +37,9 @@ pub struct SleepSpec {
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
     pub schedules: Vec<SleepSchedule>,
 
-    /// Whether the Cluster goes to sleep by itself while it has Nodes. What runs on them goes on while it sleeps, and nothing is
-    /// scheduled, healed or scaled. The annotation `yoke.drzzl.io/sleep=now` and `spec.state: Asleep` do not ask.
+    /// Whether the Cluster goes to sleep by itself while it has Nodes, of which one was heard within five minutes. What runs on
+    /// them goes on while it sleeps, and nothing is scheduled, healed or scaled. The annotation `yoke.drzzl.io/sleep=now` and
+    /// `spec.state: Asleep` do not ask.
     #[serde(default)]
     pub with_workers: WithWorkers,
 

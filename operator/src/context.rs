@@ -98,6 +98,8 @@ pub struct Seen {
     pub first: i32,
     /// UID of the pod that the ingress was told answers, after a wake.
     pub awake: Option<String>,
+    /// When its Nodes were looked at, and the name of one that is connected.
+    pub connected: Option<(Instant, Option<String>)>,
     /// When its webhooks were looked at, and the name of one that would keep workers from coming back.
     pub webhooks: Option<(Instant, Option<String>)>,
     /// When it was last used, as it was last asked.

@@ -36,6 +36,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(15);
 /// The same, of what is not known yet.
 const SOON: Duration = Duration::from_secs(1);
+/// How old may be what is said of its Nodes.
+const NODES_EVERY: Duration = Duration::from_secs(60);
 
 /// A store did not say when its cluster was last used.
 #[derive(Debug, thiserror::Error)]
@@ -158,14 +160,37 @@ async fn heed_use(
 async fn find_possible(context: &Context, cluster: &Cluster, identity: &Identity, age: Duration) -> State {
     let id = &identity.id;
     let nodes = context.seen(id).nodes.map(|(nodes, _)| nodes);
-    if cluster.spec.sleep.with_workers == WithWorkers::Allow && nodes.is_some_and(|nodes| nodes > 0) {
-        look_at_webhooks(context, id, age).await;
+    if nodes.is_some_and(|nodes| nodes > 0) {
+        match cluster.spec.sleep.with_workers {
+            WithWorkers::Allow => look_at_webhooks(context, id, age).await,
+            WithWorkers::Prevent => look_at_nodes(context, id, age.min(NODES_EVERY)).await,
+        }
     }
     let inside = Inside {
         nodes,
+        connected: context.seen(id).connected.map(|(_, name)| name),
         webhook: context.seen(id).webhooks.map(|(_, name)| name),
     };
     idle::plan_possible(cluster, &inside, &context.caches.join_tokens.state(), Timestamp::now())
+}
+
+async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
+    let is_fresh = |(since, _): (Instant, Option<String>)| since.elapsed() < age;
+    let Some(api) = context.apis.known(id, Way::Inside) else {
+        return;
+    };
+    if context.seen(id).connected.is_some_and(is_fresh) {
+        return;
+    }
+    let now = Timestamp::now();
+    let found = match api.find_node(|node| idle::is_connected(node, now)).await {
+        Ok(name) => Some((Instant::now(), name)),
+        Err(error) => {
+            tracing::warn!(cluster = %id, error = %crate::chain(&error), "whether its Nodes are connected is not known");
+            None
+        }
+    };
+    context.note(id, |seen| seen.connected = found);
 }
 
 async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use yoke_api::sleep::WithWorkers;
 use yoke_api::{Cluster, JoinToken, Reason};
@@ -12,6 +13,8 @@ use crate::conditions::State;
 
 /// The API server ends watches at the latest after this, in seconds, unless a client asked for more.
 const WATCH_MAX: i64 = 3600;
+/// A Node that Kubernetes has heard nothing of for this long, and then moves Pods away from, is no worker that is connected.
+const SILENCE: SignedDuration = SignedDuration::from_mins(5);
 
 /// What a store heard of requests. All times are by the clock of its machine, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -68,8 +71,20 @@ pub fn plan_next(report: &Report, started: Timestamp, after: Duration) -> Next {
 pub struct Inside {
     /// How many Nodes it has.
     pub nodes: Option<i32>,
+    /// The name of one that is connected, if one is.
+    pub connected: Option<Option<String>>,
     /// The name of a webhook that would keep workers from coming back, if there is one.
     pub webhook: Option<Option<String>>,
+}
+
+/// Whether something was heard of a Node: one that has just been made is about to say more.
+pub fn is_connected(node: &Node, now: Timestamp) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.and_then(|all| all.iter().find(|condition| condition.type_ == "Ready"));
+    // As the node lifecycle controller says it.
+    let silent = ready.filter(|ready| ready.status == "Unknown");
+    let since = silent.and_then(|ready| ready.last_transition_time.as_ref());
+    since.is_none_or(|since| now.duration_since(since.0) < SILENCE)
 }
 
 /// Whether nothing stands against that a Cluster goes to sleep by itself.
@@ -77,20 +92,27 @@ pub struct Inside {
 /// Webhooks matter where there are workers: without any, nobody serves them now either.
 pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, tokens: &[T], now: Timestamp) -> State {
     let unknown = |what: &str| State::unknown(Reason::APIServerNotReady, format!("{what} not looked at yet."));
-    match (inside.nodes, cluster.spec.sleep.with_workers, &inside.webhook) {
-        (Some(0), ..) | (Some(_), WithWorkers::Allow, Some(None)) => {}
-        (None, ..) => return unknown("Its Nodes are"),
-        (Some(nodes), WithWorkers::Prevent, _) => {
-            let message = format!("The cluster has {nodes} Nodes, and spec.sleep.withWorkers is Prevent.");
-            return State::no(Reason::WorkersConnected, message);
-        }
-        (Some(_), WithWorkers::Allow, Some(Some(name))) => {
-            let message = format!(
-                "Webhook {name} is served in the cluster and fails closed: workers would not come back when the cluster wakes."
-            );
-            return State::no(Reason::WebhookBlocksWake, message);
-        }
-        (Some(_), WithWorkers::Allow, None) => return unknown("Its webhooks are"),
+    match (inside.nodes, cluster.spec.sleep.with_workers) {
+        (Some(0), _) => {}
+        (None, _) => return unknown("Its Nodes are"),
+        (Some(_), WithWorkers::Prevent) => match &inside.connected {
+            Some(None) => {}
+            None => return unknown("Its Nodes are"),
+            Some(Some(name)) => {
+                let message = format!("Node {name} is connected, and spec.sleep.withWorkers is Prevent.");
+                return State::no(Reason::WorkersConnected, message);
+            }
+        },
+        (Some(_), WithWorkers::Allow) => match &inside.webhook {
+            Some(None) => {}
+            None => return unknown("Its webhooks are"),
+            Some(Some(name)) => {
+                let message = format!(
+                    "Webhook {name} is served in the cluster and fails closed: workers would not come back when the cluster wakes."
+                );
+                return State::no(Reason::WebhookBlocksWake, message);
+            }
+        },
     }
     let tokens = tokens.iter().map(AsRef::as_ref);
     match tokens
@@ -123,6 +145,7 @@ fn holds(token: &JoinToken, cluster: &Cluster, now: Timestamp) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use yoke_api::JoinTokenSpec;
     use yoke_api::join_token::{JoinTokenStatus, Use};
@@ -159,10 +182,19 @@ mod tests {
 
     #[test]
     fn workers_keep_it_awake_unless_they_may_not() {
-        let possible = |with_workers, nodes, webhook: Option<Option<&str>>| {
+        let possible = |with_workers, nodes, found: Option<Option<&str>>| {
             let cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.with_workers = with_workers);
-            let webhook = webhook.map(|name| name.map(str::to_owned));
-            let state = plan_possible::<Arc<JoinToken>>(&cluster, &Inside { nodes, webhook }, &[], at(1));
+            let found = found.map(|name| name.map(str::to_owned));
+            let (connected, webhook) = match with_workers {
+                WithWorkers::Prevent => (found, None),
+                WithWorkers::Allow => (None, found),
+            };
+            let inside = Inside {
+                nodes,
+                connected,
+                webhook,
+            };
+            let state = plan_possible::<Arc<JoinToken>>(&cluster, &inside, &[], at(1));
             (state.status, state.reason)
         };
         let (yes, unknown) = ((Some(true), Reason::AsExpected), (None, Reason::APIServerNotReady));
@@ -170,14 +202,44 @@ mod tests {
         let (none, some) = (Some(None), Some(Some("a.example.org")));
         assert_eq!(possible(prevent, Some(0), None), yes);
         assert_eq!(
-            possible(prevent, Some(2), none),
+            possible(prevent, Some(2), some),
             (Some(false), Reason::WorkersConnected)
         );
+        assert_eq!(possible(prevent, Some(2), none), yes);
+        assert_eq!(possible(prevent, Some(2), None), unknown);
         assert_eq!(possible(prevent, None, none), unknown);
         assert_eq!(possible(allow, Some(2), none), yes);
         assert_eq!(possible(allow, Some(2), some), (Some(false), Reason::WebhookBlocksWake));
         assert_eq!(possible(allow, Some(2), None), unknown);
         assert_eq!(possible(allow, Some(0), some), yes);
+    }
+
+    #[test]
+    fn a_node_that_is_silent_for_long_is_not_connected() {
+        let ready = |status: &str, since: Option<i64>| NodeCondition {
+            type_: "Ready".into(),
+            status: status.into(),
+            last_transition_time: since.map(|second| Time(at(second))),
+            ..NodeCondition::default()
+        };
+        for (rule, condition, expected) in [
+            ("ready", Some(ready("True", Some(0))), true),
+            ("heard of, and not ready", Some(ready("False", Some(0))), true),
+            ("silent since a moment", Some(ready("Unknown", Some(701))), true),
+            ("silent", Some(ready("Unknown", Some(700))), false),
+            ("since when is not known", Some(ready("Unknown", None)), true),
+            ("just made", None, true),
+        ] {
+            let status = NodeStatus {
+                conditions: condition.map(|condition| vec![condition]),
+                ..NodeStatus::default()
+            };
+            let node = Node {
+                status: Some(status),
+                ..Node::default()
+            };
+            assert_eq!(is_connected(&node, at(1000)), expected, "{rule}");
+        }
     }
 
     #[test]
@@ -207,7 +269,7 @@ mod tests {
             let tokens = [Arc::new(token)];
             let inside = Inside {
                 nodes: Some(0),
-                webhook: None,
+                ..Inside::default()
             };
             let possible = plan_possible(&fixtures::cluster("a"), &inside, &tokens, at(1059));
             assert!(possible.status == Some(true) || possible.reason == Reason::JoinTokenHolds);

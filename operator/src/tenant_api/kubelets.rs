@@ -9,7 +9,7 @@ use serde::Serialize;
 use yoke_api::{KubernetesVersion, Lenient, labels};
 
 use super::nodes::PAGES;
-use super::pages::list_pages;
+use super::pages::{find_in_pages, list_pages};
 use super::{TenantApi, TenantApiError, limited};
 
 /// Of what is looked at of a Node, each value is a name, a version or a sentence.
@@ -34,6 +34,13 @@ impl TenantApi {
     pub(crate) async fn kubelets(&self) -> Result<Vec<Node>, TenantApiError> {
         let api = Api::all(self.client.clone());
         list_pages("its Nodes", &api, ListParams::default(), PAGES, strip).await
+    }
+
+    /// The name of a Node that is so, if there is one.
+    pub(crate) async fn find_node(&self, is_so: impl Fn(&Node) -> bool) -> Result<Option<String>, TenantApiError> {
+        let api = Api::all(self.client.clone());
+        let look = |node: Node| is_so(&node).then(|| node.name_any());
+        find_in_pages("its Nodes", &api, ListParams::default(), PAGES, look).await
     }
 
     /// Asks the worker of a Node that is still as it was seen to bring its kubelet to a version; or takes back what it was asked.

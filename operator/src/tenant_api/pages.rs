@@ -29,14 +29,37 @@ pub(super) async fn list_pages<K>(
 where
     Lenient<K>: Clone + Debug + DeserializeOwned,
 {
-    let (mut params, mut found) = (params.limit(pages.size), Vec::new());
+    let mut found = Vec::new();
+    let keep_all = |object| {
+        found.push(keep(object));
+        None::<()>
+    };
+    find_in_pages(what, api, params, pages, keep_all).await?;
+    Ok(found)
+}
+
+/// The first that `look` finds in a list, as far as it can be read. What comes after it is not asked for.
+pub(super) async fn find_in_pages<K, T>(
+    what: &'static str,
+    api: &Api<Lenient<K>>,
+    params: ListParams,
+    pages: Pages,
+    mut look: impl FnMut(K) -> Option<T>,
+) -> Result<Option<T>, TenantApiError>
+where
+    Lenient<K>: Clone + Debug + DeserializeOwned,
+{
+    let mut params = params.limit(pages.size);
     for _ in 0..pages.max {
         let list = limited(what, api.list(&params)).await?;
-        found.extend(list.items.into_iter().filter_map(|object| object.0.ok()).map(&keep));
+        let mut objects = list.items.into_iter().filter_map(|object| object.0.ok());
+        if let Some(found) = objects.find_map(&mut look) {
+            return Ok(Some(found));
+        }
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => break,
         }
     }
-    Ok(found)
+    Ok(None)
 }

@@ -141,6 +141,21 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     .await;
     tokens.delete("j", &Default::default()).await.unwrap();
 
+    // A worker is connected, and then silent for as long as the last one is.
+    let node = |ready: &str| {
+        let past = Timestamp::now() - SignedDuration::from_mins(6);
+        let ready = json!({"type": "Ready", "status": ready, "lastTransitionTime": past.to_string()});
+        json!({"metadata": {"name": "n"}, "status": {"conditions": [ready]}})
+    };
+    server.behaviour.lock().unwrap().nodes = vec![node("True")];
+    look(&mut host).await;
+    assert_eq!(replicas(&host).await, Some(1), "a worker is connected");
+    host.bring("a", "what stands against it is said", async || {
+        condition(&host.cluster("a").await, "SleepPossible") == "False/WorkersConnected"
+    })
+    .await;
+    server.behaviour.lock().unwrap().nodes = vec![node("Unknown")];
+
     host.restart_operator().await;
     host.bring("a", "it goes to sleep", async || replicas(&host).await == Some(0))
         .await;

@@ -34,6 +34,8 @@ pub(crate) struct Behaviour {
     pub(crate) refuses: Option<&'static str>,
     /// What was deleted, by path.
     pub(crate) deleted: Vec<String>,
+    /// Its Nodes.
+    pub(crate) nodes: Vec<serde_json::Value>,
     /// Number of writes.
     pub(crate) writes: usize,
     /// Number of requests.
@@ -190,7 +192,10 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
             "ServiceAccount",
             serde_json::json!({"metadata": {"name": "default", "namespace": "default"}}),
         ),
-        (_, "/api/v1/nodes") => object("NodeList", serde_json::json!({"metadata": {}, "items": []})),
+        (_, "/api/v1/nodes") => object(
+            "NodeList",
+            serde_json::json!({"metadata": {}, "items": behaviour.nodes.clone()}),
+        ),
         _ => behaviour
             .objects
             .get(path)
