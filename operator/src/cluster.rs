@@ -297,7 +297,13 @@ fn plan_kept(
             .stateful_set
             .as_deref()
             .is_some_and(build::stateful_set::has_konnectivity),
-        asleep: apply::plan_told(context, identity, observed, plan_held(cluster, observed, refusal)),
+        asleep: apply::plan_told(
+            context,
+            cluster,
+            identity,
+            observed,
+            plan_held(cluster, observed, refusal),
+        ),
     }
 }
 

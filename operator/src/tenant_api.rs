@@ -204,7 +204,12 @@ impl TenantApi {
 
     /// Whether `/readyz` answers 200.
     pub async fn check_ready(&self) -> Result<(), TenantApiError> {
-        let request = http::Request::get("/readyz")
+        self.check("/readyz").await
+    }
+
+    /// Whether a path answers 200 that asks the server how it is.
+    pub async fn check(&self, path: &str) -> Result<(), TenantApiError> {
+        let request = http::Request::get(path)
             .body(Vec::new())
             .map_err(|error| TenantApiError::Client(error.into()))?;
         match limited("/readyz", self.client.request_text(request)).await {
@@ -216,16 +221,6 @@ impl TenantApi {
             }
             Err(error) => Err(error),
         }
-    }
-
-    /// Whether the server has read who may do what: until then it lets nobody do anything.
-    pub async fn check_informed(&self) -> Result<(), TenantApiError> {
-        let request = http::Request::get("/readyz/informer-sync")
-            .body(Vec::new())
-            .map_err(|error| TenantApiError::Client(error.into()))?;
-        limited("/readyz/informer-sync", self.client.request_text(request))
-            .await
-            .map(|_| ())
     }
 
     /// Version that the server says it is.

@@ -131,7 +131,13 @@ pub(super) async fn apply(
     let plan = &blueprint.accepted.plan;
     let is_asleep = Rest::of(cluster).is_asleep();
     let mut asked = Asked {
-        asleep: plan_told(context, identity, observed, Rest::of(cluster).to_told(&identity.uid)),
+        asleep: plan_told(
+            context,
+            cluster,
+            identity,
+            observed,
+            Rest::of(cluster).to_told(&identity.uid),
+        ),
         ..Asked::of(blueprint.spec)
     };
     if let Some(Asleep::Waking { problem, .. }) = &asked.asleep {
@@ -167,7 +173,7 @@ pub(super) async fn apply(
     // Who connects goes to the API as soon as that answers, and not before.
     if asked.asleep.is_some()
         && let Some(pod) = observed.staying_pod()
-        && probe::answers(context, identity, observed, &materials).await
+        && probe::answers(context, cluster, identity, observed, &materials).await
     {
         asked.asleep = None;
         applied.wake_problem = None;
@@ -201,16 +207,19 @@ fn find_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
 /// What the ingress tells those who connect while no API answers.
 pub(super) fn plan_told(
     context: &Context,
+    cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     wanted: Option<Asleep>,
 ) -> Option<Asleep> {
     let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
-    // The cache may lag behind what the ingress was told, and the kubelet behind the API.
+    // The cache may lag behind what the ingress was told, and the kubelet behind the API. Of a first start the kubelet does
+    // not know when it is complete.
     let known = context.seen(&identity.id).awake;
+    let found = kept::had_api(cluster) && observed.answers().is_ok();
     let answers = observed
         .staying_pod()
-        .is_some_and(|pod| observed.answers().is_ok() || known.is_some() && known == pod.metadata.uid);
+        .is_some_and(|pod| found || known.is_some() && known == pod.metadata.uid);
     let wait = || match gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods) {
         ControlPlane::Pending(why) => why,
         ControlPlane::Failing { container, why } => format!("Container {container} ends again and again ({why})."),

@@ -48,7 +48,7 @@ struct Place<'a> {
 }
 
 /// Whether this very Cluster ever had an API, and so has state that hangs on what was drawn for it.
-fn had_api(cluster: &Cluster) -> bool {
+pub(super) fn had_api(cluster: &Cluster) -> bool {
     let mut history = cluster.status.iter().flat_map(|status| &status.history);
     history.any(|entry| entry.completed.is_some())
 }

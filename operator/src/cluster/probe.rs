@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
 use yoke_api::names::API_PORT;
-use yoke_api::{ClusterId, Reason};
+use yoke_api::{Cluster, ClusterId, Reason};
 use yoke_pki::plan::LeafRole;
 
 use super::apply::Applied;
 use super::build::hosted::Asked;
+use super::build::stateful_set::to_serving;
 use super::build::{Materials, secrets};
 use super::gate::ControlPlane;
 use super::identity::Identity;
+use super::kept;
 use super::observe::Observed;
 use super::status::Lack;
 use crate::context::Context;
@@ -104,9 +106,10 @@ pub(super) async fn look_at_api(
     }
 }
 
-/// Whether the API answers now, inside the host.
+/// Whether the API answers now, inside the host, as those who use the cluster are to find it.
 pub(super) async fn answers(
     context: &Context,
+    cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     materials: &Materials,
@@ -114,8 +117,15 @@ pub(super) async fn answers(
     let Some(inside) = inside(identity, observed.service.as_deref(), materials) else {
         return false;
     };
-    let asked = tokio::time::timeout(LOOK_LIMIT, ask(context, &identity.id, Way::Inside, &inside)).await;
-    asked.is_ok_and(|api| api.is_ok())
+    let asked = async {
+        if !kept::had_api(cluster) {
+            return ask(context, &identity.id, Way::Inside, &inside).await.map(|_| ());
+        }
+        let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
+        api.check(&to_serving("/readyz")).await
+    };
+    let asked = tokio::time::timeout(LOOK_LIMIT, asked).await;
+    asked.is_ok_and(|answered| answered.is_ok())
 }
 
 /// How to reach the API inside the host; `None` while the Service has no address.

@@ -21,6 +21,8 @@ use crate::tenant_api::{Access, TenantApi, Way};
 
 /// How often one that takes over is asked whether it lets others in.
 const EVERY: Duration = Duration::from_millis(25);
+/// What a server answers once it has read who may do what: until then it lets nobody do anything.
+const INFORMED: &str = "/readyz/informer-sync";
 /// How long that is waited for.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -104,7 +106,7 @@ async fn wait_informed(access: Access) {
     let Ok(api) = TenantApi::new(&access) else {
         return;
     };
-    while api.check_informed().await.is_err() {
+    while api.check(INFORMED).await.is_err() {
         tokio::time::sleep(EVERY).await;
     }
 }

@@ -9,6 +9,7 @@ use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
 use crate::answers::{ready, run_pod, run_ready};
 use crate::harness::{Host, condition};
+use crate::tenant_api::TenantServer;
 
 const SLEEP: &str = "yoke.drzzl.io/sleep";
 
@@ -121,6 +122,61 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
         activity.sleep_requested_time > activity.wake_requested_time,
         "{activity:?}"
     );
+}
+
+/// Sends it to sleep, and connects.
+async fn wake(host: &Host) {
+    annotate(host, "now").await;
+    host.bring("a", "it sleeps", async || {
+        matches!(told(host).await, Some(Asleep::OnConnect { .. }))
+    })
+    .await;
+    if host
+        .api::<Pod>(&host.hosted("a").await)
+        .get_opt("control-plane-0")
+        .await
+        .unwrap()
+        .is_some()
+    {
+        end_pod(host).await;
+    }
+    connect(host, Timestamp::now() + SignedDuration::from_secs(2)).await;
+    host.bring("a", "a control plane is asked for", async || {
+        replicas(host).await == Some(1)
+    })
+    .await;
+    run_pod(host, "a").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let server = TenantServer::start(&host, "a").await;
+    {
+        let mut behaviour = server.behaviour.lock().unwrap();
+        (behaviour.has_account, behaviour.is_starting) = (true, true);
+    }
+    wake(&host).await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+        let told = told(&host).await;
+        assert!(
+            matches!(told, Some(Asleep::Waking { .. })),
+            "its first start is not complete, whatever the kubelet finds: {told:?}"
+        );
+    }
+    server.behaviour.lock().unwrap().is_starting = false;
+    host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(told(&host).await, None);
+
+    server.behaviour.lock().unwrap().is_starting = true;
+    wake(&host).await;
+    be_unready(&host).await;
+    host.bring("a", "callers are let in", async || told(&host).await.is_none())
+        .await;
+    assert_eq!(ready(&host).await, "False/APIServerNotReady");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -341,11 +341,14 @@ fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
     }
 }
 
+/// Of a path that asks an API server how it is, one that asks whether it serves a cluster that had an API before.
+pub fn to_serving(path: &str) -> String {
+    let excluded = NOT_AWAITED.map(|hook| format!("exclude=poststarthook/{hook}"));
+    format!("{path}?{}", excluded.join("&"))
+}
+
 fn build_api_server(blueprint: &Blueprint<'_>, start: &Start) -> Container {
-    let excluded = NOT_AWAITED
-        .map(|hook| format!("exclude=poststarthook/{hook}"))
-        .join("&");
-    let probe = |path| build_probe(&format!("{path}?{excluded}"), API_PORT, "HTTPS");
+    let probe = |path| build_probe(&to_serving(path), API_PORT, "HTTPS");
     let base = build_container(blueprint, blueprint.accepted.class.resources.api_server.clone());
     let mut mounts = vec![
         build_mount(secrets::API_SERVER, PKI, true),
