@@ -114,12 +114,22 @@ pub(super) async fn answers(
     observed: &Observed,
     materials: &Materials,
 ) -> bool {
-    let Some(inside) = inside(identity, observed.service.as_deref(), materials) else {
+    let pod = observed.staying_pod().and_then(|pod| pod.metadata.uid.as_deref());
+    let inside = inside(identity, observed.service.as_deref(), materials);
+    let (Some(pod), Some(inside)) = (pod, inside) else {
         return false;
     };
     let asked = async {
         if !kept::had_api(cluster) {
-            return ask(context, &identity.id, Way::Inside, &inside).await.map(|_| ());
+            let api = ask(context, &identity.id, Way::Inside, &inside).await?;
+            let target = Target {
+                identity,
+                pod,
+                inside: &inside,
+                ingress: None,
+            };
+            // Nobody may do anything before.
+            return apply_base(context, &target, &api).await;
         }
         let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
         api.check(&to_serving("/readyz")).await
