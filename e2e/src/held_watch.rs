@@ -5,13 +5,15 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::acknowledged::{Record, name_of};
 
 /// How soon the client asks again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -75,6 +77,17 @@ impl HeldWatch {
     pub fn interruptions(&self) -> (Duration, usize) {
         let seen = self.seen.borrow();
         (seen.gap, seen.lists)
+    }
+
+    /// Ends it. An error unless it told of all objects of a record once, in order.
+    pub fn check(self, record: &Record) -> Result<()> {
+        let expected: Vec<_> = (0..record.appended).map(name_of).collect();
+        let mut told = self.end()?;
+        told.retain(|name| name.starts_with("appended-"));
+        // The last one may have been made without an answer.
+        told.truncate(expected.len());
+        ensure!(told == expected, "the watch told {} of {}", told.len(), expected.len());
+        Ok(())
     }
 
     /// Ends it. Names of what was made, each as often as it was told.

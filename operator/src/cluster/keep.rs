@@ -103,15 +103,7 @@ async fn stand_down(context: &Context, identity: &Identity, observed: &Observed)
         spec: Some(alone),
         ..StatefulSet::default()
     };
-    let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
-    api.patch(
-        stateful_set::NAME,
-        &context.clusters.merge_params(),
-        &Patch::Strategic(&patch),
-    )
-    .await
-    .map_err(ReconcileError::host("the control plane"))?;
-    Ok(())
+    patch_set(context, &api_of(context, identity), &patch).await
 }
 
 /// Starts the control plane again, as it is, if something changed that it reads once, or its pod was lost with its machine.
@@ -132,18 +124,23 @@ async fn restart(
     }
     let after = lost.as_ref().map_or("", |lost| &lost.pod);
     let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}-{after}")).await?;
-    let api = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
+    let api = api_of(context, identity);
     let found = api.get_opt(stateful_set::NAME).await;
     let Some(set) = found.map_err(ReconcileError::host("the control plane"))? else {
         return Ok(());
     };
     let patch = stateful_set::build_restart(&set, number, &digest, lost.as_ref());
-    api.patch(
-        stateful_set::NAME,
-        &context.clusters.merge_params(),
-        &Patch::Strategic(&patch),
-    )
-    .await
-    .map_err(ReconcileError::host("the control plane"))?;
+    patch_set(context, &api, &patch).await
+}
+
+fn api_of(context: &Context, identity: &Identity) -> Api<StatefulSet> {
+    Api::namespaced(context.client.clone(), identity.hosted().as_str())
+}
+
+/// Changes of a control plane what is given, and nothing else.
+async fn patch_set(context: &Context, api: &Api<StatefulSet>, patch: &StatefulSet) -> Result<(), ReconcileError> {
+    let params = context.clusters.merge_params();
+    let patched = api.patch(stateful_set::NAME, &params, &Patch::Strategic(patch)).await;
+    patched.map_err(ReconcileError::host("the control plane"))?;
     Ok(())
 }
