@@ -166,7 +166,17 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
             "its first start is not complete, whatever the kubelet finds: {told:?}"
         );
     }
-    server.behaviour.lock().unwrap().is_starting = false;
+    {
+        let mut behaviour = server.behaviour.lock().unwrap();
+        (behaviour.is_starting, behaviour.hangs) = (false, true);
+    }
+    host.reconcile("a").await.unwrap();
+    let without = told(&host).await;
+    assert!(
+        matches!(without, Some(Asleep::Waking { .. })),
+        "nobody may do anything there yet: {without:?}"
+    );
+    server.behaviour.lock().unwrap().hangs = false;
     host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
         .await;
     assert_eq!(told(&host).await, None);
