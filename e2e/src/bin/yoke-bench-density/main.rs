@@ -34,7 +34,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 30)]
     awake: usize,
     /// Clusters made a second.
-    #[arg(long, value_name = "N", default_value_t = 20.0)]
+    #[arg(long, value_name = "N", default_value_t = 20.0, value_parser = parse_rate)]
     rate: f64,
     /// Tenants that share the Clusters.
     #[arg(long, value_name = "N", default_value_t = 10)]
@@ -80,6 +80,11 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (0.001..=1000.0).contains(rate));
+    rate.ok_or_else(|| "it is to be a number from 0.001 to 1000".to_owned())
+}
+
 /// Says what comes next, to who watches.
 fn say(what: &str) {
     eprintln!("-- {what}");
@@ -96,5 +101,24 @@ mod tests {
         Arguments::command().debug_assert();
         let arguments = Arguments::try_parse_from(["x"]).unwrap();
         assert_eq!((arguments.clusters, arguments.awake), (1000, 30));
+    }
+
+    #[test]
+    fn a_rate_is_more_than_nothing() {
+        for (rate, expected) in [
+            ("20", true),
+            ("0.5", true),
+            ("0", false),
+            ("-1", false),
+            ("1e-300", false),
+            ("NaN", false),
+            ("inf", false),
+            ("many", false),
+        ] {
+            let parsed = Arguments::try_parse_from(["x", &format!("--rate={rate}")]);
+            assert_eq!(parsed.is_ok(), expected, "{rate}");
+        }
+        let error = Arguments::try_parse_from(["x", "--rate=0"]).unwrap_err().to_string();
+        assert!(error.contains("a number from 0.001 to 1000"), "{error}");
     }
 }
