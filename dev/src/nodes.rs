@@ -169,7 +169,7 @@ pub async fn run(node: &Node, service: Service) -> Result<String> {
     Ok(name)
 }
 
-/// Starts what makes a machine with containerd a node, and waits until it is one.
+/// Starts what makes a machine with containerd a node, and waits until it is one that takes pods.
 pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Progress) -> Result<String> {
     let services = services(layout, network, node);
     for service in [services.kubelet()?, services.kube_proxy()?, services.kube_router()?] {
@@ -178,10 +178,15 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
     }
     let name = format!("node/{}", node.name);
     let args = ["wait", "--for=condition=Ready", &name, "--timeout=2s"];
-    Kubectl::new(layout)
-        .until("the node becoming Ready", &args, PROCESS_LIMIT)
-        .await?;
-    Ok(String::new())
+    let kubectl = Kubectl::new(layout);
+    kubectl.until("the node becoming Ready", &args, PROCESS_LIMIT).await?;
+    // A test that was broken off leaves it so, and nothing would start there.
+    let args = ["get", &name, "--output=jsonpath={.spec.unschedulable}"];
+    if kubectl.command(&args).output().await?.trim() != "true" {
+        return Ok(String::new());
+    }
+    kubectl.command(&["uncordon", &name]).run().await?;
+    Ok(format!("{} was cordoned, and takes pods again", node.name))
 }
 
 /// The node with this number, which is not the first one.

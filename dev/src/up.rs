@@ -145,9 +145,10 @@ impl Stack<'_> {
             Step::CertManager => self.start_cert_manager().await,
             Step::Yoke => self.install_yoke(&progress).await,
             Step::Demo => {
-                let (took, namespaces) = yoke::make_demo(self.layout).await?;
-                self.namespaces = Some(namespaces);
-                Ok(format!("Ready after {:.1}s", took.as_secs_f64()))
+                let demo = yoke::make_demo(self.layout).await?;
+                self.namespaces = Some(demo.namespaces);
+                let woken = if demo.woken { "was asleep and is woken, " } else { "" };
+                Ok(format!("{woken}Ready after {:.1}s", demo.took.as_secs_f64()))
             }
         }
     }
@@ -240,10 +241,12 @@ impl Stack<'_> {
 
     async fn start_node(&self, progress: &Progress) -> Result<String> {
         self.kubectl().apply(manifests::build_kube_router()).await?;
+        let mut notes = Vec::new();
         for node in &self.nodes {
-            nodes::start(self.layout, self.network()?, node, progress.clone()).await?;
+            let note = nodes::start(self.layout, self.network()?, node, progress.clone()).await?;
+            notes.extend(Some(note).filter(|note| !note.is_empty()));
         }
-        Ok(String::new())
+        Ok(notes.join(", "))
     }
 
     /// Other nodes have the images that the first one has.

@@ -116,9 +116,19 @@ pub async fn install(
     ssh::write_known(layout, network).await
 }
 
-/// Makes the demo tenant and cluster and waits until the API answers through the ingress. Returns how long it took until
-/// the Cluster was Ready, and what `kubectl get namespaces` printed.
-pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
+/// The demo cluster, as it came to be.
+#[derive(Debug)]
+pub struct Demo {
+    /// How long it took until it was Ready.
+    pub took: Duration,
+    /// Whether it was asleep before.
+    pub woken: bool,
+    /// What `kubectl get namespaces` printed.
+    pub namespaces: String,
+}
+
+/// Makes the demo tenant and cluster, wakes it if it sleeps, and waits until the API answers through the ingress.
+pub async fn make_demo(layout: &Layout) -> Result<Demo> {
     let kubectl = Kubectl::new(layout);
     let spec = json!({"sshKeys": [{"name": "make-up", "publicKey": ssh::make_demo_key(layout).await?}]});
     let begun = Instant::now();
@@ -138,7 +148,7 @@ pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
         "kind": "Cluster",
         "metadata": {"name": DEMO, "namespace": DEMO},
         // Workers may join it (`make worker`), and are behind NAT.
-        "spec": {"konnectivity": "Enabled"},
+        "spec": {"konnectivity": "Enabled", "state": "Running"},
     });
     kubectl
         .apply(cluster.to_string())
@@ -146,6 +156,7 @@ pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
         .context("making the demo cluster")?;
     let timeout = format!("--timeout={}s", READY_LIMIT.as_secs());
     let cluster = format!("cluster.yoke.drzzl.io/{DEMO}");
+    let woken = wake(&kubectl, &cluster).await.context("waking the demo cluster")?;
     let wait = ["--namespace", DEMO, "wait", "--for=condition=Ready", &cluster, &timeout];
     if let Err(error) = kubectl.command(&wait).run().await {
         let conditions =
@@ -178,7 +189,27 @@ pub async fn make_demo(layout: &Layout) -> Result<(Duration, String)> {
         .context("decoding the demo cluster's kubeconfig")?;
     let kubeconfig = String::from_utf8(kubeconfig).context("decoding the demo cluster's kubeconfig")?;
     crate::credentials::write_secret(&layout.demo_kubeconfig(), &kubeconfig)?;
-    Ok((took, demo_namespaces(layout).await?))
+    Ok(Demo {
+        took,
+        woken,
+        namespaces: demo_namespaces(layout).await?,
+    })
+}
+
+/// Ends a cluster's sleep; whether it slept.
+async fn wake(kubectl: &Kubectl<'_>, cluster: &str) -> Result<bool> {
+    let state = "--output=jsonpath={.status.conditions[?(@.type=='Asleep')].status}";
+    let asleep = kubectl
+        .command(&["--namespace", DEMO, "get", cluster, state])
+        .output()
+        .await?;
+    if asleep.trim() != "True" {
+        return Ok(false);
+    }
+    let end = "yoke.drzzl.io/sleep=end";
+    let annotate = ["--namespace", DEMO, "annotate", "--overwrite", cluster, end];
+    kubectl.command(&annotate).run().await?;
+    Ok(true)
 }
 
 /// `kubectl get namespaces` as the tenant, through the ingress.

@@ -43,11 +43,32 @@ fn to_farewell(said: &str) -> String {
 async fn up_again_leaves_the_node_alone_and_says_what_the_readme_shows() -> Result<()> {
     let stack = Stack::connect().await?;
     let before = stack.supervised_pid("kubelet").await?;
+    // As somebody leaves it who sends the cluster to sleep, and a test that is broken off.
+    for left in [
+        &["cordon", "yoke-host"][..],
+        &["annotate", "cluster", "demo", "-n", "demo", "yoke.drzzl.io/sleep=now"],
+        &[
+            "wait",
+            "cluster/demo",
+            "-n",
+            "demo",
+            "--for=condition=Asleep",
+            "--timeout=60s",
+        ],
+    ] {
+        stack.host_kubectl(left).await?.ok()?;
+    }
     let begun = Instant::now();
     let said = make("up", Duration::from_secs(600)).await?.ok()?;
     let took = begun.elapsed();
     ensure!(took < Duration::from_secs(60), "the second `make up` took {took:?}");
     println!("the second `make up` took {took:?}");
+    for mended in [
+        "yoke-host was cordoned, and takes pods again",
+        "was asleep and is woken",
+    ] {
+        ensure!(said.contains(mended), "{mended:?} is not said: {said}");
+    }
     let shown = to_farewell(&std::fs::read_to_string(root().join("README.md"))?);
     let farewell = to_farewell(&said);
     ensure!(
