@@ -6,12 +6,15 @@ use anyhow::{Context as _, Result, ensure};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use yoke_api::cluster::{ClusterSpec, DesiredState};
+use yoke_api::cluster::{ClusterSpec, DesiredState, EndpointSpec};
 use yoke_api::labels::{SLEEP, SLEEP_END, SLEEP_NOW};
 use yoke_api::sleep::{ActivityStatus, SleepSpec};
-use yoke_api::{Cluster, ConditionType};
+use yoke_api::{Cluster, ConditionType, TenantSpec};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Stack, TenantFixture, wait_until};
+
+/// A name of the cluster beside its public one.
+const FURTHER: &str = "api.wake.example";
 
 async fn send_to_sleep(stack: &Stack, tenant: &TenantFixture) -> Result<()> {
     let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
@@ -33,12 +36,12 @@ fn activity(cluster: &Cluster) -> ActivityStatus {
     status.and_then(|status| status.activity.clone()).unwrap_or_default()
 }
 
-/// The kubeconfig of an administrator without what shows who he is.
-fn without_identity(kubeconfig: &Path) -> Result<PathBuf> {
+/// The kubeconfig of an administrator, changed, in a file with this ending.
+fn changed(kubeconfig: &Path, ending: &str, change: impl FnOnce(&mut serde_json::Value)) -> Result<PathBuf> {
     let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("parsing the kubeconfig")?;
-    config["users"][0]["user"] = json!({"token": "nobody"});
-    let path = kubeconfig.with_extension("stranger");
+    change(&mut config);
+    let path = kubeconfig.with_extension(ending);
     std::fs::write(&path, config.to_string()).context("writing a kubeconfig")?;
     Ok(path)
 }
@@ -46,13 +49,31 @@ fn without_identity(kubeconfig: &Path) -> Result<PathBuf> {
 #[tokio::test]
 async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
     let stack = Stack::connect().await?;
-    let tenant = TenantFixture::create(&stack, "wake").await?;
-    let (_, kubeconfig) = tenant.ready_cluster("a").await?;
+    let owner = TenantSpec {
+        allowed_domains: vec!["wake.example".into()],
+        ..TenantSpec::default()
+    };
+    let tenant = TenantFixture::create_with(&stack, "wake", owner).await?;
+    let endpoint = EndpointSpec {
+        extra_sans: vec![FURTHER.into()],
+        ..EndpointSpec::default()
+    };
+    let spec = ClusterSpec {
+        endpoint,
+        ..ClusterSpec::default()
+    };
+    tenant.create_cluster("a", spec).await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    let kubeconfig = tenant.kubeconfig("a").await?;
     let kept = ["create", "configmap", "kept", "--from-literal=k=v"];
     stack.kubectl(&kubeconfig, &kept).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
 
-    let stranger = without_identity(&kubeconfig)?;
+    let stranger = changed(&kubeconfig, "stranger", |config| {
+        config["users"][0]["user"] = json!({"token": "nobody"});
+    })?;
     for _ in 0..3 {
         let refusal = stack.kubectl(&stranger, &["get", "namespaces"]).await?.refused()?;
         ensure!(
@@ -75,6 +96,20 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
         .await?;
     let awake = tenant.clusters().get("a").await?;
     ensure!(activity(&awake).asleep_since().is_none(), "{:?}", activity(&awake));
+
+    // By a further name, once the certificate for it is there.
+    send_to_sleep(&stack, &tenant).await?;
+    let further = changed(&kubeconfig, "further", |config| {
+        config["clusters"][0]["cluster"]["tls-server-name"] = json!(FURTHER);
+    })?;
+    wait_until("a request by a further name is answered", READY_LIMIT, || async {
+        let answer = stack.kubectl(&further, &kept).await?;
+        Ok(answer.ok().is_ok_and(|value| value == "v"))
+    })
+    .await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
 
     // Once more, and in another way.
     send_to_sleep(&stack, &tenant).await?;
