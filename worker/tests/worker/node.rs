@@ -3,8 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::DeleteParams;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, ListParams, LogParams};
 use kube::{Api, Client};
 use rcgen::DnType;
 use rustix::process::Signal;
@@ -19,6 +22,8 @@ pub(crate) const NAME: &str = "box-1";
 const PODS: &str = "10.232.7.0/24";
 /// Longer than a machine is silent that has missed nothing.
 const SILENCE: Duration = Duration::from_secs(50);
+/// A kubelet renews a certificate when three quarters of this have passed, more or less.
+const LIFETIME: Duration = Duration::from_secs(30);
 
 /// A machine, a cluster that it may join, and what signs for that.
 pub(crate) struct Story {
@@ -54,7 +59,16 @@ impl Story {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
             () = self.machine.join(worker, &self.client) => {}
-            () = sign_all(self.client.clone(), clients, kubelets) => {}
+            () = sign_all(self.client.clone(), clients, kubelets, None) => {}
+        }
+    }
+
+    /// Does something while each certificate is signed for so long.
+    async fn sign_for<T>(&self, lifetime: Duration, work: impl Future<Output = T>) -> T {
+        let (clients, kubelets) = &self.authorities;
+        tokio::select! {
+            done = work => done,
+            () = sign_all(self.client.clone(), clients, kubelets, Some(lifetime)) => unreachable!("it has no end"),
         }
     }
 
@@ -174,6 +188,41 @@ async fn a_killed_worker_leaves_the_cluster() {
         );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
+}
+
+#[tokio::test]
+async fn certificates_renew_by_themselves() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run(&["--rm"]);
+    let renewed = async {
+        story.machine.join(&worker, &story.client).await;
+        // Those that it has by now have ended then.
+        let ended = Timestamp::now() + LIFETIME;
+        let leases = Api::<Lease>::namespaced(story.client.clone(), "kube-node-lease");
+        until(&worker, "it is heard of later", JOIN_LIMIT, async || {
+            let heard = leases.get(NAME).await.unwrap().spec.and_then(|spec| spec.renew_time);
+            heard.is_some_and(|time| time.0 > ended)
+        })
+        .await;
+        let pods = Api::<Pod>::default_namespaced(story.client.clone());
+        pods.logs(NAME, &LogParams::default()).await.unwrap();
+        let requests = Api::<CertificateSigningRequest>::all(story.client.clone());
+        let requests = requests.list(&ListParams::default()).await.unwrap().items;
+        for signer in ["kube-apiserver-client-kubelet", "kubelet-serving"] {
+            let of_node = requests.iter().filter(|request| {
+                request.spec.signer_name.ends_with(signer)
+                    && request.spec.username.as_deref() == Some(&format!("system:node:{NAME}"))
+            });
+            // The first of each: with the token it asks for one to ask with.
+            let renewals = of_node.count() - usize::from(signer == "kubelet-serving");
+            assert!(renewals > 0, "{signer}: {renewals}");
+        }
+        assert_eq!(worker.end().await, Some(0), "{}", worker.said());
+    };
+    story.sign_for(LIFETIME, renewed).await;
+    // It has met the API by the newest one.
+    assert!(!story.has_node().await, "{}", worker.said());
 }
 
 /// Whoever deletes it, or finds it silent, counts on its Pods having ended.

@@ -84,7 +84,7 @@ pub(crate) async fn join_both(
     let joined = async { tokio::join!(one.0.join(one.1, client), two.0.join(two.1, client)) };
     tokio::select! {
         _ = joined => {}
-        () = sign_all(client.clone(), &signers.0, &signers.1) => {}
+        () = sign_all(client.clone(), &signers.0, &signers.1, None) => {}
     }
 }
 
@@ -182,7 +182,7 @@ async fn pods_of_two_workers_reach_each_other() {
     let third = two.run(&["--rm"]);
     tokio::select! {
         () = two.join(&third, &client) => {}
-        () = sign_all(client.clone(), &signers.0, &signers.1) => {}
+        () = sign_all(client.clone(), &signers.0, &signers.1, None) => {}
     }
     let there = pod_address(&client, "two").await;
     until_reached(&again, &one, &there).await;

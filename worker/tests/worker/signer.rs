@@ -1,5 +1,7 @@
 //! What a control plane does for kubelets, done by the test: their requests for certificates are approved and signed.
 
+use std::time::{Duration, SystemTime};
+
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -61,15 +63,19 @@ impl Authority {
         parameters.signed_by(&key, &self.issuer).unwrap().pem() + &key.serialize_pem()
     }
 
-    fn sign(&self, request: &str, usage: ExtendedKeyUsagePurpose) -> String {
+    fn sign(&self, request: &str, usage: ExtendedKeyUsagePurpose, lifetime: Option<Duration>) -> String {
         let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
         request.params.extended_key_usages = vec![usage];
+        if let Some(lifetime) = lifetime {
+            let now = SystemTime::now();
+            (request.params.not_before, request.params.not_after) = (now.into(), (now + lifetime).into());
+        }
         request.signed_by(&self.issuer).unwrap().pem()
     }
 }
 
-/// Signs whatever is asked for, until it is dropped.
-pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Authority) {
+/// Signs whatever is asked for, until it is dropped; for so long, if that is said.
+pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Authority, lifetime: Option<Duration>) {
     let api = Api::<CertificateSigningRequest>::all(client);
     loop {
         for request in api.list(&ListParams::default()).await.unwrap() {
@@ -80,9 +86,9 @@ pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Aut
             let text = String::from_utf8(request.spec.request.0.clone()).unwrap();
             let certificate = match request.spec.signer_name.as_str() {
                 "kubernetes.io/kube-apiserver-client-kubelet" => {
-                    clients.sign(&text, ExtendedKeyUsagePurpose::ClientAuth)
+                    clients.sign(&text, ExtendedKeyUsagePurpose::ClientAuth, lifetime)
                 }
-                "kubernetes.io/kubelet-serving" => kubelets.sign(&text, ExtendedKeyUsagePurpose::ServerAuth),
+                "kubernetes.io/kubelet-serving" => kubelets.sign(&text, ExtendedKeyUsagePurpose::ServerAuth, lifetime),
                 other => panic!("nobody signs {other}"),
             };
             let name = request.name_any();
@@ -96,6 +102,6 @@ pub(crate) async fn sign_all(client: Client, clients: &Authority, kubelets: &Aut
                 .unwrap();
             api.patch_status(&name, &params, &Patch::Merge(&signed)).await.unwrap();
         }
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
