@@ -166,6 +166,17 @@ async fn an_ephemeral_worker_leaves_nothing() {
     story.assert_gone(&said).await;
 }
 
+/// Long enough to be let in before, wherever this runs.
+#[tokio::test]
+async fn an_ephemeral_worker_ends_with_its_time() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    let mut worker = story.machine.run(&["--rm", "--ttl", "100s"]);
+    story.let_in(&worker).await;
+    assert_eq!(worker.ended().await, Some(0), "{}", worker.last_words());
+    story.assert_gone(&worker.said()).await;
+}
+
 #[tokio::test]
 async fn a_killed_worker_leaves_the_cluster() {
     let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
@@ -201,7 +212,8 @@ async fn certificates_renew_by_themselves() {
         let ended = Timestamp::now() + LIFETIME;
         let leases = Api::<Lease>::namespaced(story.client.clone(), "kube-node-lease");
         until(&worker, "it is heard of later", JOIN_LIMIT, async || {
-            let heard = leases.get(NAME).await.unwrap().spec.and_then(|spec| spec.renew_time);
+            let lease = leases.get_opt(NAME).await.unwrap();
+            let heard = lease.and_then(|lease| lease.spec?.renew_time);
             heard.is_some_and(|time| time.0 > ended)
         })
         .await;
