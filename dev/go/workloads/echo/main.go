@@ -5,11 +5,13 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -22,8 +24,10 @@ const (
 	listen    = ":8080"
 	listenTLS = ":8443"
 	timeout   = 3 * time.Second
-	pause     = 100 * time.Millisecond
-	account   = "/var/run/secrets/kubernetes.io/serviceaccount/"
+	// A lost question is asked again after 5 s: that happens while kube-proxy does not know yet that cluster DNS is ready.
+	lookup  = 12 * time.Second
+	pause   = 100 * time.Millisecond
+	account = "/var/run/secrets/kubernetes.io/serviceaccount/"
 )
 
 func main() {
@@ -119,7 +123,13 @@ func get(url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	transport := &http.Transport{DisableKeepAlives: true}
+	found, cancel := context.WithTimeout(context.Background(), lookup)
+	defer cancel()
+	addresses, err := net.DefaultResolver.LookupHost(found, request.URL.Hostname())
+	if err != nil {
+		return "", err
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial(addresses[0])}
 	if request.URL.Scheme == "https" {
 		if err := asAccount(request, transport); err != nil {
 			return "", err
@@ -139,6 +149,16 @@ func get(url string) (string, error) {
 		return string(answer), fmt.Errorf("%s answered %s", url, reply.Status)
 	}
 	return string(answer), nil
+}
+
+func dial(address string) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, named string) (net.Conn, error) {
+		_, port, err := net.SplitHostPort(named)
+		if err != nil {
+			return nil, err
+		}
+		return new(net.Dialer).DialContext(ctx, network, net.JoinHostPort(address, port))
+	}
 }
 
 func asAccount(request *http.Request, transport *http.Transport) error {
