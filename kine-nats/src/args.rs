@@ -64,6 +64,10 @@ pub struct Args {
     /// replaced follows, where it ends without this. Give it to all processes of a stream, or to none.
     #[arg(long, env = "KINE_NATS_FOLLOW")]
     pub follow: bool,
+    /// With --follow: a process that was replaced ends, as it does without, and does not follow who replaced it. For what runs
+    /// beside the writer and may run once only, which finds out by /writer, where the metrics are.
+    #[arg(long, requires = "follow", env = "KINE_NATS_END_WHEN_REPLACED")]
+    pub end_when_replaced: bool,
     /// Answer a read that must be the newest only when the log has stored something that was sent to it after the read came,
     /// whatever a clock says: also a virtual machine that was stopped with all its clocks answers nothing stale. Reads that
     /// come together share a record; each waits as long as a write. Give it to all processes of a stream, or to none.

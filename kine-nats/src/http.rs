@@ -1,20 +1,25 @@
 //! What is asked over plain HTTP, of the listener for metrics and of those of the etcd API: metrics and probes. `/health`,
-//! `/version`, `/livez` and `/readyz` are etcd's.
+//! `/version`, `/livez` and `/readyz` are etcd's; `/writer` is for what may run beside one process of a store only.
 
 use crate::backup::STORAGE_VERSION;
 use crate::grpc::{VERSION, is_full};
 use crate::metrics::Metrics;
+use crate::role::Role;
 use crate::store::Store;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -39,6 +44,7 @@ pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metric
         .route("/readyz", get(answer_ready))
         .route("/health", get(answer_health))
         .route("/version", get(answer_version))
+        .route("/writer", get(answer_writer))
         .with_state(Shared { store, metrics })
 }
 
@@ -99,6 +105,26 @@ async fn answer_version() -> Response {
         StatusCode::OK,
         &json!({"etcdserver": VERSION, "etcdcluster": STORAGE_VERSION, "storage": STORAGE_VERSION}),
     )
+}
+
+/// Answers as soon as this process writes, and ends the answer when it does not any more: who waits costs nothing.
+async fn answer_writer(State(mut shared): State<Shared>) -> Response {
+    let Ok(Some(store)) = shared.store.wait_for(Option::is_some).await.map(|store| store.clone()) else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let mut roles = store.roles();
+    drop(store);
+    let writes = |role: &Role| matches!(role, Role::Writer { .. });
+    if roles.wait_for(writes).await.is_err() {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    let word = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"writer\n")) });
+    let end = stream::once(async move {
+        // A store that has gone writes nothing either.
+        let _ = roles.wait_for(|role| !writes(role)).await;
+        Ok(Bytes::new())
+    });
+    Body::from_stream(word.chain(end)).into_response()
 }
 
 fn told(status: StatusCode, what: &Value) -> Response {

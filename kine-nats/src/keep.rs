@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) metrics: Metrics,
     /// The way to the others, where the process serves as a follower, too.
     pub(crate) peers: Option<Arc<dyn Peers>>,
+    /// Whether a process that was replaced ends, though it serves as a follower.
+    pub(crate) end_when_replaced: bool,
 }
 
 /// How a life ended.
@@ -119,11 +121,17 @@ pub(crate) async fn live<L: Log, M: Messages>(
     stores.send_replace(Some(store));
     match writer.run(stop).await {
         Ok(()) if *halt.borrow() || halt.has_changed().is_err() => Ok(Ended::Stopped),
+        Ok(()) if plan.end_when_replaced => {
+            tracing::info!("Another process is to write");
+            Ok(Ended::Stopped)
+        }
         Ok(()) => {
             tracing::info!("Another process is to write; this one follows from here on");
             Ok(Ended::Replaced)
         }
-        Err(error @ (WriterError::Fenced { .. } | WriterError::Overtaken { .. })) if plan.peers.is_some() => {
+        Err(error @ (WriterError::Fenced { .. } | WriterError::Overtaken { .. }))
+            if plan.peers.is_some() && !plan.end_when_replaced =>
+        {
             tracing::warn!(error = %error, "This process was replaced; it follows from here on");
             Ok(Ended::Replaced)
         }

@@ -157,6 +157,7 @@ async fn keep_on(
         strict_reads: args.strict_reads,
         metrics,
         peers: None,
+        end_when_replaced: args.end_when_replaced,
     };
     if !args.follow {
         return lives(args, client, plan, &stores, stop).await;

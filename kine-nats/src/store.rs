@@ -192,6 +192,11 @@ impl Store {
         matches!(&*self.role.borrow(), Role::Writer { .. })
     }
 
+    /// What this process is for its store, from now on.
+    pub(crate) fn roles(&self) -> watch::Receiver<Role> {
+        self.role.subscribe()
+    }
+
     /// Notes what was read from the log: `until` is when the writer's lease ends at the latest.
     pub(crate) fn follow(&self, session: &Session, until: Duration) {
         let leader = (session.epoch > 0 && !session.resigned).then_some(Leader {

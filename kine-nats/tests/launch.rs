@@ -39,7 +39,15 @@ fn it_needs_no_library() {
 
 #[test]
 fn what_it_does_not_understand_is_refused() {
-    for arguments in [&["0", "cat"][..], &["50ms", "cat"], &["50"], &["install"], &[]] {
+    for arguments in [
+        &["0", "cat"][..],
+        &["50ms", "cat"],
+        &["50"],
+        &["install"],
+        &["--writer", "nowhere", "50", "cat"],
+        &["--writer", "127.0.0.1:1", "50"],
+        &[],
+    ] {
         let output = run(LAUNCH, arguments);
         assert!(!output.status.success(), "{arguments:?}");
         let message = String::from_utf8(output.stderr).unwrap();

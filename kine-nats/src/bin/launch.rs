@@ -1,4 +1,5 @@
-//! `yoke-launch`: starts the components of a control plane such that they wake rarely.
+//! `yoke-launch`: starts the components of a control plane such that they wake rarely, and those that may run once beside the
+//! process that writes the store only.
 //!
 //! A component of Kubernetes has hundreds of timers that come twice a second or so, most of which only keep a metric up to
 //! date, and wakes for each of them by itself: half of what an idle control plane costs. Linux lets those come together that
@@ -7,11 +8,16 @@
 //! bring wakes as soon as before, and while a core is busy the timers are looked at a few milliseconds apart anyway.
 //!
 //! ```text
-//! yoke-launch install FILE                          copies itself, for containers of other images
-//! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…      becomes PROGRAM
+//! yoke-launch install FILE                                    copies itself, for containers of other images
+//! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…                becomes PROGRAM
+//! yoke-launch --writer ADDRESS MILLISECONDS PROGRAM [ARGUMENT]…
+//!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does
 //! ```
 
-use std::ffi::OsString;
+#[path = "launch/writer.rs"]
+mod writer;
+
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
 use std::num::NonZeroU64;
@@ -22,16 +28,18 @@ use std::process::Command;
 
 use rustix::thread::set_current_timer_slack;
 
-const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…";
+const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch [--writer ADDRESS] MILLISECONDS PROGRAM [ARGUMENT]…";
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [word, file] if word == "install" => install(Path::new(file)),
-        [milliseconds, program, rest @ ..] => {
-            set_current_timer_slack(Some(to_slack(milliseconds)?))?;
-            Err(Command::new(program).args(rest).exec())
+        [word, address, milliseconds, program, rest @ ..] if word == "--writer" => {
+            let address = address.to_str().and_then(|address| address.parse().ok());
+            let command = prepare(milliseconds, program, rest)?;
+            writer::run_beside(address.ok_or_else(refuse)?, command)
         }
+        [milliseconds, program, rest @ ..] => Err(prepare(milliseconds, program, rest)?.exec()),
         _ => Err(refuse()),
     }
 }
@@ -44,8 +52,16 @@ fn install(file: &Path) -> Result<()> {
     fs::rename(new, file)
 }
 
+/// What this thread starts from here on has the timer slack.
+fn prepare(milliseconds: &OsStr, program: &OsStr, rest: &[OsString]) -> Result<Command> {
+    set_current_timer_slack(Some(to_slack(milliseconds)?))?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    Ok(command)
+}
+
 /// The time in nanoseconds.
-fn to_slack(milliseconds: &OsString) -> Result<NonZeroU64> {
+fn to_slack(milliseconds: &OsStr) -> Result<NonZeroU64> {
     let number = milliseconds.to_str().and_then(|text| text.parse::<u32>().ok());
     let nanoseconds = number.and_then(|number| NonZeroU64::new(u64::from(number) * 1_000_000));
     nanoseconds.ok_or_else(refuse)

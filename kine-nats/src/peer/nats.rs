@@ -111,8 +111,11 @@ impl NatsPeers {
                 request = line.requests.next() => request.map(|request| self.on_request(request, &stores)),
                 said = line.all.next() => said.map(|said| self.on_said(&said, &stores)),
                 _ = tick.tick() => {
-                    let full = stores.borrow().as_ref().is_some_and(|store| store.is_full());
-                    self.say(&Said::Here(Here { full, ..self.here.clone() })).await;
+                    let store = stores.borrow().clone();
+                    if !store.as_ref().is_some_and(|store| store.is_writer()) || self.has_others() {
+                        let full = store.is_some_and(|store| store.is_full());
+                        self.say(&Said::Here(Here { full, ..self.here.clone() })).await;
+                    }
                     Some(())
                 }
             };
@@ -189,7 +192,7 @@ impl NatsPeers {
         loop {
             let changed = store.changed();
             let sequence = store.written();
-            if sequence > told && self.roster().members(clock::now()).len() > 1 {
+            if sequence > told && self.has_others() {
                 told = sequence;
                 self.say(&Said::Stored(sequence)).await;
                 sleep(SPACING).await;
@@ -197,6 +200,12 @@ impl NatsPeers {
                 changed.await;
             }
         }
+    }
+
+    /// Whether another process was heard of lately.
+    fn has_others(&self) -> bool {
+        let members = self.roster().members(clock::now());
+        members.iter().any(|member| member.id != self.here.member)
     }
 
     async fn say(&self, said: &Said) {

@@ -4,7 +4,8 @@ use super::message::Here;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A process says that it is there this often.
+/// A process that heard of others, or does not write, says that it is there this often. A writer without others says nothing:
+/// one that begins is heard first.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
 /// One that was not heard of for this long is gone.
 const GONE: Duration = Duration::from_secs(5);

@@ -139,6 +139,7 @@ fn plan(member: u64) -> Plan {
         strict_reads: false,
         metrics: Metrics::new(),
         peers: None,
+        end_when_replaced: false,
     }
 }
 

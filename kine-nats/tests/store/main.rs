@@ -9,6 +9,7 @@
 
 mod activity;
 mod backup;
+mod beside;
 mod cluster;
 mod credentials;
 mod damage;

@@ -1,0 +1,119 @@
+//! What may run once runs beside the process that writes, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
+//! plane of which another pod stands by.
+
+use crate::harness::{Kine, Nats, eventually};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+const STAND_BY: [&str; 2] = ["--follow", "--end-when-replaced"];
+
+/// A program beside a store.
+struct Beside {
+    launch: Child,
+    /// Has the program's pid each time that it begins.
+    pids: PathBuf,
+}
+
+impl Beside {
+    fn start(kine: &Kine, folder: &Path, name: &str, program: &str) -> Self {
+        let pids = folder.join(name);
+        let program = format!("echo $$ >> {}; {program}", pids.display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_yoke-launch"));
+        command.args(["--writer", &kine.metrics_address(), "50", "sh", "-c", &program]);
+        Self {
+            launch: command.spawn().unwrap(),
+            pids,
+        }
+    }
+
+    fn begun(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(&self.pids).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn runs(&self) -> bool {
+        self.begun().iter().any(|pid| Path::new("/proc").join(pid).exists())
+    }
+
+    async fn until(&self, runs: bool, times: usize) {
+        let what = format!("it has begun {times} times, and runs: {runs}");
+        eventually(&what, || {
+            std::future::ready((self.runs() == runs && self.begun().len() == times).then_some(()))
+        })
+        .await;
+    }
+
+    async fn ended(&mut self) -> Option<i32> {
+        let status = eventually("it ends", || std::future::ready(self.launch.try_wait().unwrap())).await;
+        status.code()
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(self.begun()).status();
+        let _ = self.launch.kill();
+        let _ = self.launch.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_may_run_once_runs_beside_the_writer() {
+    let (nats, folder) = (Nats::start().await, tempfile::tempdir().unwrap());
+    let mut first = Kine::start(&nats, "beside", &STAND_BY).await;
+    let mut second = Kine::start(&nats, "beside", &STAND_BY).await;
+    let start = |kine: &Kine, name: &str| Beside::start(kine, folder.path(), name, "exec sleep 1000");
+    let (mut one, other) = (start(&first, "one"), start(&second, "other"));
+    one.until(true, 1).await;
+    assert!(!other.runs());
+
+    // Somebody else writes while the writer sleeps: it ends when it wakes, and what ran beside it ends with it.
+    first.signal("STOP");
+    other.until(true, 1).await;
+    first.signal("CONT");
+    let status = eventually("the replaced one ends", || std::future::ready(first.exited())).await;
+    assert!(!status.success(), "{}", first.log());
+    one.until(false, 1).await;
+    // The next one follows, and what is beside it waits.
+    first.restart().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!one.runs() && other.runs());
+
+    second.terminate();
+    one.until(true, 2).await;
+    other.until(false, 1).await;
+    // A signal is the program's.
+    let id = one.launch.id().to_string();
+    assert!(Command::new("kill").arg(id).status().unwrap().success());
+    assert_eq!(one.ended().await, Some(128 + 15));
+    assert!(!one.runs());
+    // One that waits ends by it, too.
+    let mut other = other;
+    let id = other.launch.id().to_string();
+    assert!(Command::new("kill").arg(id).status().unwrap().success());
+    assert_eq!(other.ended().await, Some(128 + 15));
+
+    let mut short = Beside::start(&first, folder.path(), "short", "exit 7");
+    assert_eq!(short.ended().await, Some(7));
+    assert_eq!(short.begun().len(), 1, "the kubelet starts it again");
+}
+
+#[tokio::test]
+async fn a_writer_alone_tells_nobody_that_it_is_there() {
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "alone", &STAND_BY).await;
+    let mut client = kine.client().await;
+    client.put("/a", b"").await.unwrap();
+    let observer = async_nats::connect(nats.url()).await.unwrap();
+    let mut said = observer.subscribe("kine.alone.rpc.>").await.unwrap();
+    let quiet = tokio::time::timeout(Duration::from_secs(3), futures::StreamExt::next(&mut said));
+    assert!(quiet.await.is_err(), "it says something");
+    let follower = Kine::start(&nats, "alone", &STAND_BY).await;
+    eventually("both are members", || async {
+        let list = crate::harness::etcdctl(&kine.url(), &["member", "list"]).unwrap();
+        (list.lines().count() == 2).then_some(())
+    })
+    .await;
+    drop(follower);
+}
