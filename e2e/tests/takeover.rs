@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record, name_of};
@@ -39,6 +40,20 @@ impl Drained {
         Ok(pods.list(&ListParams::default()).await?.items)
     }
 
+    /// Waits until evictions wait: while the cluster was made, there was no other node for it.
+    async fn is_held(&self) -> Result<()> {
+        let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.stack.host.clone(), &self.hosted);
+        wait_for("a budget that Kubernetes has seen", READY_LIMIT, async || {
+            let found = budgets.list(&ListParams::default()).await?;
+            let seen = found.items.iter().any(|budget| {
+                let seen = budget.status.as_ref().and_then(|status| status.observed_generation);
+                seen == budget.metadata.generation
+            });
+            Ok(seen.then_some(()))
+        })
+        .await
+    }
+
     /// Drains the node of control planes, as people do.
     async fn drain(&self) -> Result<()> {
         let selector = "--pod-selector=yoke.drzzl.io/component=control-plane";
@@ -63,7 +78,7 @@ impl Drained {
             ensure!(pods.len() == 1, "{seen:?}");
             let pod = pods.pop().context("no pod")?;
             let is_elsewhere = place_of(&pod).is_some_and(|place| *place != self.node.name);
-            ensure!(is_elsewhere && pod.uid() != self.pod.uid(), "{seen:?}");
+            ensure!(is_elsewhere && pod.name_any() != self.pod.name_any(), "{seen:?}");
             Ok(Some(pod))
         })
         .await
@@ -85,6 +100,7 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
     let clients = Clients::begin(&kubeconfig).await?;
     watch.wait_for(&name_of(WRITES), READY_LIMIT).await?;
+    drained.is_held().await?;
     let begun = Instant::now();
     let result = drained.drain().await;
     let took = begun.elapsed();

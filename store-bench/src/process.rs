@@ -163,6 +163,17 @@ impl Process {
         Ok(i32::try_from(self.child.id())?)
     }
 
+    /// Its process id, and those of what it runs.
+    pub(crate) fn family(&self) -> Result<Vec<i32>> {
+        let id = self.id()?;
+        let mut family = vec![id];
+        for task in procfs::process::Process::new(id)?.tasks()? {
+            let children = task?.children()?;
+            family.extend(children.into_iter().map(u32::cast_signed));
+        }
+        Ok(family)
+    }
+
     /// An error when it has ended, with the end of its log.
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
@@ -176,6 +187,12 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // What it runs would outlive it.
+        for id in self.family().unwrap_or_default() {
+            if let Some(pid) = Pid::from_raw(id) {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+        }
         // An error says that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -423,9 +423,14 @@ async fn apply_control_plane(
     if !is_asleep {
         (start.first, start.replicas) = (pods.first, pods.replicas);
     }
+    let takes = |step| pods.step == step && !is_asleep;
+    // One that is ready is reached before the former ends, which begins by the change of the set.
+    if takes(takeover::Step::TakeOver) {
+        takeover::hand_over(context, blueprint, observed, materials, start.first).await?;
+    }
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
-    if pods.takes_over && !is_asleep {
+    if takes(takeover::Step::Replace) {
         takeover::hand_over(context, blueprint, observed, materials, start.first).await?;
     }
     let holds = !is_asleep && takeover::holds_evictions(context, observed);

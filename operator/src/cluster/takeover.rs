@@ -5,12 +5,12 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::runtime::reflector::ObjectRef;
 
 use super::build::{Blueprint, Materials, hosted, stateful_set};
-use super::gate::takeover::{self, Step};
+use super::gate::takeover;
+pub(super) use super::gate::takeover::Step;
 use super::identity::Identity;
 use super::observe::Observed;
 use super::probe;
@@ -33,8 +33,8 @@ pub(super) struct Pods {
     pub(super) first: i32,
     /// How many.
     pub(super) replicas: i32,
-    /// Whether another one serves from now on.
-    pub(super) takes_over: bool,
+    /// What is to be done for that.
+    pub(super) step: Step,
 }
 
 /// Number of the pod that serves. The watch may lag behind what was applied.
@@ -49,18 +49,14 @@ pub(super) fn plan_pods(context: &Context, identity: &Identity, observed: &Obser
     let leaves = matches!(find_state(context, observed), Some(State::StandBy(_)));
     let step = match takeover::first_of(set) {
         known if known < first => Step::Alone,
-        _ => takeover::plan_step(set, &observed.pods, incarnation, leaves, Timestamp::now()),
+        _ => takeover::plan_step(set, &observed.pods, incarnation, leaves),
     };
     let (first, replicas) = match step {
         Step::Alone => (first, 1),
         Step::StandBy => (first, 2),
-        Step::TakeOver => (first.saturating_add(1), 1),
+        Step::TakeOver | Step::Replace => (first.saturating_add(1), 1),
     };
-    Pods {
-        first,
-        replicas,
-        takes_over: step == Step::TakeOver,
-    }
+    Pods { first, replicas, step }
 }
 
 /// What is to become of the control plane, if its machine is about to go.

@@ -59,8 +59,12 @@ impl Stage {
         let request = http::Request::post(path).header("content-type", "application/json");
         let request = request.body(binding.to_string().into_bytes()).unwrap();
         self.host.client.request_text(request).await.unwrap();
-        // Who stands by is not ready.
-        let ready = pod == FIRST;
+        // Who stands by is not ready yet.
+        self.tell(pod, pod == FIRST).await;
+    }
+
+    /// Says how a pod is, as its kubelet does.
+    async fn tell(&self, pod: &str, ready: bool) {
         let condition = if ready { "True" } else { "False" };
         let now = Timestamp::now().to_string();
         let status = json!({"status": {"phase": "Running", "startTime": now,
@@ -165,6 +169,10 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     assert_eq!(stage.set().await.1, 2);
 
     stage.place(SECOND, "two").await;
+    stage.host.reconcile("a").await.unwrap();
+    assert_eq!(stage.set().await, (0, 2, incarnation.clone()), "it is not ready");
+    stage.tell(SECOND, true).await;
+    assert!(!stage.evict().await, "nobody is sent there yet");
     stage
         .bring("it takes over", async || {
             let pod = stage.pod(FIRST).await.unwrap();
@@ -194,6 +202,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
         let _ = stage.host.api::<Pod>(&stage.hosted).delete(SECOND, &now).await;
     }
     stage.place(SECOND, "two").await;
+    stage.tell(SECOND, true).await;
     stage.taint("one", &[]).await;
     stage
         .bring("an eviction waits again", async || stage.budget().await.is_some())

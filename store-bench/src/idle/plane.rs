@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use http::Request;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -26,6 +25,7 @@ const PKI: &str = "/etc/kubernetes/pki";
 const CONFIG: &str = "/etc/kubernetes/config";
 const SOCKET: &str = "unix:///run/kine/kine.sock";
 const AUDIT: &str = "127.0.0.1:2382";
+const STORE: &str = "127.0.0.1:2381";
 const API_SERVER: &str = "kube-apiserver";
 /// Clients of the API server, with the ports of their probes.
 const CLIENTS: [(&str, u16); 2] = [("kube-controller-manager", 10257), ("kube-scheduler", 10259)];
@@ -59,6 +59,9 @@ pub(super) struct Load {
     _sending: JoinSet<()>,
 }
 
+/// What the operator tells a store beside where things are.
+const FLAGS: [&str; 4] = ["--audit=", "--ignore-user-agent=", "--follow", "--end-when-replaced"];
+
 /// Where a control plane is started.
 struct Site<'a> {
     variant: Variant,
@@ -77,23 +80,22 @@ impl Site<'_> {
     }
 
     /// Starts the store. Answers by which address the API server finds it, too.
-    async fn start_store(&self) -> Result<(Running, String)> {
+    async fn start_store(&mut self) -> Result<(Running, String)> {
         let store = Store {
             kind: self.variant.store(),
             durable: true,
         };
         let socket = format!("unix://{}", self.path.join("kine.sock").display());
-        let fixed = [
-            format!("--listen={socket}"),
-            format!("--metrics=127.0.0.1:{}", free_port()),
-        ];
+        let metrics = format!("127.0.0.1:{}", free_port());
+        let fixed = [format!("--listen={socket}"), format!("--metrics={metrics}")];
         let told = self.template.command("kine-nats")?.arguments;
         let told = told
             .iter()
-            .filter(|text| text.starts_with("--audit=") || text.starts_with("--ignore-user-agent="));
+            .filter(|text| FLAGS.iter().any(|flag| text.starts_with(flag)));
         let more: Vec<_> = fixed.into_iter().chain(told.map(|text| self.apply(text))).collect();
         let more: Vec<_> = more.iter().map(String::as_str).collect();
         let running = Running::start(store, self.cores, &more).await?;
+        self.places.push((STORE.to_owned(), metrics));
         let address = match store.kind {
             Kind::KineNats(_) => socket,
             _ => format!("http://{}", running.address()),
@@ -169,7 +171,7 @@ impl Plane {
 
     /// What its processes have used.
     pub(super) fn used(&self) -> Result<Uses> {
-        let used = |process: &Process| Used::by(&[process.id()?]);
+        let used = |process: &Process| Used::by(&process.family()?);
         let mut uses: Uses = [None; COLUMNS.len()];
         let (store, behind) = self.store.used_apart()?;
         uses[0] = Some(used(&self.api_server)?);
@@ -227,10 +229,8 @@ impl Load {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        // The others end with what they are of; a client whose server has gone would only write its log full.
-        for client in &mut self.clients {
-            let _ = client.end(Signal::KILL);
-        }
+        // A client whose server has gone would only write its log full.
+        self.clients.clear();
     }
 }
 

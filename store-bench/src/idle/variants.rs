@@ -35,6 +35,8 @@ const SETTINGS: &[&str] = &[
 ];
 /// The program that starts the components with a longer timer slack, which is the argument behind it.
 pub(super) const LAUNCH: &str = "/run/launch/yoke-launch";
+/// Its flag of components that run beside the store that writes only.
+const WRITER: &str = "--writer";
 
 /// What a cluster without workers could do without, until it has some.
 const FEW: &str = "--controllers=*,-persistentvolume-attach-detach-controller,-persistentvolume-binder-controller,\
@@ -163,6 +165,11 @@ impl Variant {
     /// Takes back what a component is to be without, and adds what it is to have besides.
     pub(super) fn change(self, component: &str, mut command: Command) -> Command {
         let stays = |text: &str| !self.0.without.iter().any(|without| text.starts_with(without));
+        // Another store does not tell whether it writes.
+        let is_asked = matches!(self.store(), Kind::KineNats(_)) && !self.0.without.contains(&LAUNCH);
+        if !is_asked && command.arguments.get(1).is_some_and(|argument| argument == WRITER) {
+            command.arguments.drain(1..3);
+        }
         if self.0.without.contains(&LAUNCH) && command.arguments.first().is_some_and(|program| program == LAUNCH) {
             command.arguments.drain(..2);
         }

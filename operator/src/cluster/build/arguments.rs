@@ -50,6 +50,14 @@ fn launch(slack: u32, program: &str) -> Vec<String> {
     vec![format!("{LAUNCH_DIR}/{LAUNCH}"), slack.to_string(), program.to_owned()]
 }
 
+/// The program of a component that may run once, beside the store that writes.
+fn launch_once(program: &str) -> Vec<String> {
+    let mut arguments = launch(CLIENT_SLACK, program);
+    let writer = ["--writer".to_owned(), format!("127.0.0.1:{STORE_PORT}")];
+    arguments.splice(1..1, writer);
+    arguments
+}
+
 /// What the store runs once it is started, before anything else is: the images of the others are not Yoke's.
 pub(super) fn install_launch() -> Vec<String> {
     vec![
@@ -116,7 +124,7 @@ pub(super) fn api_server(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String
 
 pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
     let network = &blueprint.spec.network;
-    let mut arguments = launch(CLIENT_SLACK, "kube-controller-manager");
+    let mut arguments = launch_once("kube-controller-manager");
     arguments.extend([
         "--allocate-node-cidrs=true".to_owned(),
         format!("--cluster-cidr={}", network.pod_cidr),
@@ -136,14 +144,14 @@ pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
 }
 
 pub(super) fn scheduler(blueprint: &Blueprint<'_>) -> Vec<String> {
-    let mut arguments = launch(CLIENT_SLACK, "kube-scheduler");
+    let mut arguments = launch_once("kube-scheduler");
     arguments.extend(client_of_api_server());
     arguments.extend(blueprint.spec.extra_args.scheduler.iter().map(to_flag));
     arguments
 }
 
-/// kube-controller-manager and kube-scheduler: one instance, which needs no election, and whose own endpoint serves probes
-/// and asks nobody who calls.
+/// kube-controller-manager and kube-scheduler: one instance, which needs no election beside that of the store, and whose own
+/// endpoint serves probes and asks nobody who calls.
 fn client_of_api_server() -> [String; 6] {
     [
         format!("--authentication-kubeconfig={PKI}/kubeconfig"),
@@ -165,6 +173,9 @@ pub(super) fn store(blueprint: &Blueprint<'_>, start: &Start) -> Vec<String> {
         format!("--stream={}", blueprint.identity.id.stream()),
         to_incarnation(start.incarnation),
         format!("--metrics=0.0.0.0:{STORE_PORT}"),
+        // For a planned takeover, where two are there.
+        "--follow".into(),
+        "--end-when-replaced".into(),
     ];
     if start.has_spare {
         arguments.push(SPARE.into());

@@ -65,12 +65,13 @@ pub fn build_service(identity: &Identity, konnectivity: bool, number: i32) -> Se
     }
 }
 
-/// Has evictions wait while one pod alone serves. One that is not ready serves nobody, and goes at any time.
+/// Has evictions wait. One that is not ready serves nobody, and goes at any time.
 pub fn build_budget(identity: &Identity) -> PodDisruptionBudget {
     PodDisruptionBudget {
         metadata: identity.hosted_meta(stateful_set::NAME, component::CONTROL_PLANE),
         spec: Some(PodDisruptionBudgetSpec {
-            min_available: Some(IntOrString::Int(1)),
+            // Also while another one is ready to take over: it is to be reached first.
+            max_unavailable: Some(IntOrString::Int(0)),
             selector: Some(LabelSelector {
                 match_labels: Some(selector(identity)),
                 ..LabelSelector::default()

@@ -2,21 +2,17 @@
 //!
 //! ```text
 //!  serves: N                       ordinals.start N, replicas 1
-//!  notice ─▶ stands by: N + 1      replicas 2      its store waits for the lease, its API server for its store
-//!  it runs ─▶ serves: N + 1        ordinals.start N + 1, replicas 1      N gets SIGTERM, and its store resigns
+//!  notice ─▶ stands by: N + 1      replicas 2      its store follows, its API server serves, its controllers wait for its store
+//!  it is ready ─▶ serves: N + 1    ordinals.start N + 1, replicas 1      N gets SIGTERM, and its store resigns
 //! ```
 //!
 //! The template stays as it is, or a rolling update would end the former first.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{find_started, incarnation_of, running_incarnation};
+use super::{incarnation_of, running_incarnation};
 use crate::cluster::build::stateful_set;
-
-/// How long an API server that stands by has run before it takes over: so long it is busy with itself before it needs its store.
-const SETTLED: SignedDuration = SignedDuration::from_secs(2);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +21,10 @@ pub enum Step {
     Alone,
     /// Another pod is to stand by.
     StandBy,
-    /// The one that stands by is to serve.
+    /// The one that stands by is ready, and is to serve.
     TakeOver,
+    /// It is to serve, and is not ready yet: the former ends already.
+    Replace,
 }
 
 /// The number of the pod that serves.
@@ -49,13 +47,7 @@ fn numbered<P: AsRef<Pod>>(pods: &[P], number: i32) -> impl Iterator<Item = &Pod
 
 /// What is to be done with a control plane that is to run with this number of a start; `leaves`: the machine of its pod is about
 /// to go, and there is another one.
-pub fn plan_step<P: AsRef<Pod>>(
-    set: Option<&StatefulSet>,
-    pods: &[P],
-    incarnation: u64,
-    leaves: bool,
-    now: Timestamp,
-) -> Step {
+pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnation: u64, leaves: bool) -> Step {
     // Another start replaces the pod, which goes elsewhere by that.
     if running_incarnation(set) != Some(incarnation) {
         return Step::Alone;
@@ -71,8 +63,8 @@ pub fn plan_step<P: AsRef<Pod>>(
     // A class may tolerate whatever keeps others off a machine.
     let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
     match standby {
-        Some(_) if ends => Step::TakeOver,
-        Some(standby) if leaves && is_elsewhere(standby) && is_settled(standby, now) => Step::TakeOver,
+        Some(standby) if is_ready(standby) && (ends || leaves && is_elsewhere(standby)) => Step::TakeOver,
+        Some(_) if ends => Step::Replace,
         _ if leaves => Step::StandBy,
         _ => Step::Alone,
     }
@@ -82,8 +74,11 @@ fn place_of(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }
 
-fn is_settled(pod: &Pod, now: Timestamp) -> bool {
-    find_started(pod).is_some_and(|started| now.duration_since(started) >= SETTLED)
+/// Whether the kubelet says so.
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    ready.any(|condition| condition.status == "True")
 }
 
 #[cfg(test)]
@@ -91,8 +86,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-
-    const NOW: &str = "2026-11-21T00:00:10Z";
 
     fn set(first: i32, replicas: i32) -> StatefulSet {
         serde_json::from_value(serde_json::json!({
@@ -102,74 +95,67 @@ mod tests {
         .unwrap()
     }
 
-    fn pod(number: i32, started: Option<&str>) -> Arc<Pod> {
-        let state = started.map_or(
-            serde_json::json!({"waiting": {}}),
-            |started| serde_json::json!({"running": {"startedAt": started}}),
-        );
+    fn pod(number: i32, is_ready: bool) -> Arc<Pod> {
+        let ready = if is_ready { "True" } else { "False" };
         let pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": format!("control-plane-{number}"), "annotations": {"yoke.drzzl.io/incarnation": "7"}},
             "spec": {"containers": [], "nodeName": format!("machine-{number}")},
-            "status": {"containerStatuses": [{"name": "kube-apiserver", "image": "", "imageID": "", "ready": false,
-                "restartCount": 0, "state": state}]},
+            "status": {"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready}]},
         }))
         .unwrap();
         Arc::new(pod)
     }
 
     fn ending(mut pod: Arc<Pod>) -> Arc<Pod> {
-        Arc::make_mut(&mut pod).metadata.deletion_timestamp = Some(serde_json::from_value(NOW.into()).unwrap());
+        Arc::make_mut(&mut pod).metadata.deletion_timestamp =
+            Some(serde_json::from_value("2026-11-21T00:00:10Z".into()).unwrap());
         pod
     }
 
     #[test]
     fn another_pod_stands_by_and_takes_over() {
-        let old = || pod(3, Some("2026-11-20T00:00:00Z"));
-        let runs = |number| pod(number, Some("2026-11-21T00:00:08Z"));
-        let mut foreign = runs(4);
+        let old = || pod(3, true);
+        let (next, early) = (|| pod(4, true), || pod(4, false));
+        let mut foreign = next();
         Arc::make_mut(&mut foreign).metadata.annotations =
             Some([("yoke.drzzl.io/incarnation".to_owned(), "6".to_owned())].into());
-        let mut beside = runs(4);
+        let mut beside = next();
         Arc::make_mut(&mut beside).spec = old().spec.clone();
         for (rule, incarnation, leaves, pods, expected) in [
             ("on the same machine", 7, true, vec![old(), beside], Step::StandBy),
             ("all is well", 7, false, vec![old()], Step::Alone),
             ("notice", 7, true, vec![old()], Step::StandBy),
-            ("no machine yet", 7, true, vec![old(), pod(4, None)], Step::StandBy),
-            (
-                "it has just started",
-                7,
-                true,
-                vec![old(), pod(4, Some("2026-11-21T00:00:09Z"))],
-                Step::StandBy,
-            ),
-            ("it waits for its store", 7, true, vec![old(), runs(4)], Step::TakeOver),
+            ("it is not ready", 7, true, vec![old(), early()], Step::StandBy),
+            ("it is ready", 7, true, vec![old(), next()], Step::TakeOver),
             ("of another start", 7, true, vec![old(), foreign], Step::StandBy),
-            ("it ends itself", 7, true, vec![old(), ending(runs(4))], Step::StandBy),
-            ("the notice is taken back", 7, false, vec![old(), runs(4)], Step::Alone),
+            ("it ends itself", 7, true, vec![old(), ending(next())], Step::StandBy),
+            ("the notice is taken back", 7, false, vec![old(), next()], Step::Alone),
             (
                 "the former is evicted",
                 7,
                 false,
-                vec![ending(old()), pod(4, None)],
+                vec![ending(old()), early()],
+                Step::Replace,
+            ),
+            (
+                "when it is ready",
+                7,
+                false,
+                vec![ending(old()), next()],
                 Step::TakeOver,
             ),
             ("with none beside it", 7, false, vec![ending(old())], Step::Alone),
-            ("another start is due", 8, true, vec![old(), runs(4)], Step::Alone),
+            ("another start is due", 8, true, vec![old(), next()], Step::Alone),
         ] {
-            let step = plan_step(Some(&set(3, 1)), &pods, incarnation, leaves, NOW.parse().unwrap());
+            let step = plan_step(Some(&set(3, 1)), &pods, incarnation, leaves);
             assert_eq!(step, expected, "{rule}");
         }
-        assert_eq!(
-            plan_step::<Arc<Pod>>(None, &[], 7, true, NOW.parse().unwrap()),
-            Step::Alone,
-            "there is none"
-        );
+        assert_eq!(plan_step::<Arc<Pod>>(None, &[], 7, true), Step::Alone, "there is none");
     }
 
     #[test]
     fn who_serves_is_told_by_the_set() {
-        let pods = [pod(3, None), pod(4, None), pod(10, None)];
+        let pods = [pod(3, true), pod(4, true), pod(10, true)];
         let names = |first| {
             let set = set(first, 1);
             let serving = serving(Some(&set), &pods).map(|pod| pod.metadata.name.clone().unwrap());
