@@ -17,6 +17,20 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis((tick(11)? + tick(12)?) * 1000 / TICKS))
 }
 
+/// A process and those that its first thread started.
+pub fn family(pid: u32) -> Result<Vec<u32>> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.with_context(|| format!("reading the children of {pid}"))?;
+    let children = children.split_whitespace().map(str::parse);
+    let mut family = vec![pid];
+    family.extend(
+        children
+            .collect::<Result<Vec<u32>, _>>()
+            .context("a child is not a number")?,
+    );
+    Ok(family)
+}
+
 /// Anonymous resident memory of a process, in bytes.
 pub fn anonymous_memory(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))

@@ -15,7 +15,7 @@ use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
 use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::tenant::is_true;
-use yoke_e2e::{Stack, TenantFixture, network, process, wait_for};
+use yoke_e2e::{Stack, TenantFixture, Worker, network, process, wait_for};
 
 const ROUNDS: usize = 5;
 const WAKES: usize = 10;
@@ -80,6 +80,14 @@ async fn main() -> Result<()> {
     );
     print_row("kubectl get namespaces", woken);
     idle(&tenant, &last).await?;
+    let mut joined = Vec::new();
+    for _ in 0..ROUNDS {
+        joined.push(join(&stack).await?);
+    }
+    println!(
+        "\n### The line of `ssh HOST join` on a machine without anything to its Node's Ready, {ROUNDS} times\n\n| | min | median | max |\n|---|---|---|---|"
+    );
+    print_row("all, with the download of yoke-worker by ssh", joined);
     tenant.remove().await
 }
 
@@ -145,6 +153,15 @@ async fn wake(tenant: &TenantFixture, name: &str) -> Result<Duration> {
     Ok(time)
 }
 
+/// Adds a worker to the demo cluster, and gives the time until its Node is Ready.
+async fn join(stack: &Stack) -> Result<Duration> {
+    let typed = Instant::now();
+    let worker = Worker::join(stack, &stack.dir.join("ssh/demo"), "demo").await?;
+    let time = typed.elapsed();
+    worker.remove().await?;
+    Ok(time)
+}
+
 /// Kills kube-apiserver, then kine-nats, and gives the time to the next answer of each.
 async fn recover(tenant: &TenantFixture, name: &str) -> Result<Vec<Duration>> {
     let kubeconfig = tenant.kubeconfig(name).await?;
@@ -186,8 +203,9 @@ async fn idle(tenant: &TenantFixture, name: &str) -> Result<()> {
     tokio::time::sleep(IDLE).await;
     let mut pids = Vec::new();
     for container in CONTAINERS {
-        let pid = container_pid(tenant, name, container).await?;
-        pids.push((container, pid, process::cpu_time(pid)?));
+        for pid in process::family(container_pid(tenant, name, container).await?)? {
+            pids.push((container, pid, process::cpu_time(pid)?));
+        }
     }
     let begin = Instant::now();
     tokio::time::sleep(IDLE).await;
