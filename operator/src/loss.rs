@@ -145,7 +145,7 @@ impl Watch {
 
     /// Looks at one log of each machine, and has those tried where nothing is new. Answers Clusters to call for.
     async fn look(&mut self, context: &Arc<Context>) -> Vec<ObjectRef<Cluster>> {
-        let machines = plan::plan_machines(&context.caches.pods.state());
+        let machines = list_machines(context);
         let mut asked = Vec::new();
         for (machine, members) in &machines {
             if !self.tried.contains(machine)
@@ -206,7 +206,7 @@ impl Watch {
                     );
                     return Vec::new();
                 }
-                let mut machines = plan::plan_machines(&context.caches.pods.state());
+                let mut machines = list_machines(context);
                 let members = machines.remove(&machine).unwrap_or_default();
                 context.metrics.lost_machine();
                 tracing::warn!(
@@ -219,6 +219,15 @@ impl Watch {
         }
         Vec::new()
     }
+}
+
+/// Which control planes are on which machine. Those that do not serve say nothing of it: their logs are written elsewhere.
+fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
+    let mut machines = plan::plan_machines(&context.caches.pods.state());
+    for member in machines.values_mut().flatten() {
+        member.is_ready &= serves(context, member);
+    }
+    machines
 }
 
 /// Hears some of a machine's control planes, and asks their APIs.

@@ -49,7 +49,9 @@ impl Store {
                 }
                 _ => {}
             }
-            if self.is_stopping() {
+            // Followers ask as long as it writes.
+            let is_asked = self.peers.is_some() && self.is_writer();
+            if self.is_stopping() && !is_asked {
                 return Err(Refusal::Stopped);
             }
             if self.is_writer() {

@@ -39,13 +39,13 @@ impl Store {
         result
     }
 
-    /// Has the writer of an epoch do a request, if that is this process.
+    /// Has the writer of an epoch do a request, if that is this process: also while it is stopping, as long as it writes.
     pub(crate) async fn submit_here(&self, epoch: u64, command: Command) -> Outcome {
         if let Err(refusal) = check(&command) {
             return Outcome::Done(Err(refusal));
         }
         let queue = match &*self.role.borrow() {
-            Role::Writer { epoch: ours, queue } if *ours == epoch && !self.is_stopping() => queue.clone(),
+            Role::Writer { epoch: ours, queue } if *ours == epoch => queue.clone(),
             _ => return Outcome::Returned(command),
         };
         if matches!(command, Command::Barrier) {
@@ -55,7 +55,10 @@ impl Store {
                 revision: state.mvcc.visible(),
                 compacted: state.mvcc.compacted(),
             });
-            return Outcome::Done(barrier.await);
+            return match barrier.await {
+                Err(Refusal::Stopped) => Outcome::Returned(command),
+                answered => Outcome::Done(answered),
+            };
         }
         let limit = timeout(REQUEST_LIMIT, self.enqueue(&queue, command));
         limit.await.unwrap_or(Outcome::Done(Err(Refusal::Timeout)))

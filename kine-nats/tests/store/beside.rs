@@ -1,10 +1,11 @@
 //! What may run once runs beside the process that writes, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
 //! plane of which another pod stands by.
 
-use crate::harness::{Kine, Nats, eventually};
+use crate::harness::{Kine, Nats, etcdctl, eventually};
+use futures::StreamExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const STAND_BY: [&str; 2] = ["--follow", "--end-when-replaced"];
 
@@ -77,7 +78,7 @@ async fn what_may_run_once_runs_beside_the_writer() {
     one.until(false, 1).await;
     // The next one follows, and what is beside it waits.
     first.restart().await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    both_are_members(&second).await;
     assert!(!one.runs() && other.runs());
 
     second.terminate();
@@ -107,13 +108,45 @@ async fn a_writer_alone_tells_nobody_that_it_is_there() {
     client.put("/a", b"").await.unwrap();
     let observer = async_nats::connect(nats.url()).await.unwrap();
     let mut said = observer.subscribe("kine.alone.rpc.>").await.unwrap();
-    let quiet = tokio::time::timeout(Duration::from_secs(3), futures::StreamExt::next(&mut said));
+    let quiet = tokio::time::timeout(Duration::from_secs(3), said.next());
     assert!(quiet.await.is_err(), "it says something");
-    let follower = Kine::start(&nats, "alone", &STAND_BY).await;
+    let _follower = Kine::start(&nats, "alone", &STAND_BY).await;
+    both_are_members(&kine).await;
+    assert!(said.next().await.is_some());
+}
+
+async fn both_are_members(kine: &Kine) {
     eventually("both are members", || async {
-        let list = crate::harness::etcdctl(&kine.url(), &["member", "list"]).unwrap();
+        let list = etcdctl(&kine.url(), &["member", "list"]).unwrap();
         (list.lines().count() == 2).then_some(())
     })
     .await;
-    drop(follower);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_saves_before_it_ends_is_asked_meanwhile() {
+    let nats = Nats::start().await;
+    let mut writer = Kine::start(&nats, "saves", &STAND_BY).await;
+    let follower = Kine::start(&nats, "saves", &STAND_BY).await;
+    let (mut old, mut new) = (writer.client().await, follower.client().await);
+    // More than is left in no snapshot.
+    let value = vec![b'a'; 1 << 20];
+    for number in 0..40 {
+        old.put(&format!("/large/{number}"), &value).await.unwrap();
+    }
+    let revision = new.put("/a", b"").await.unwrap();
+    writer.signal("TERM");
+    let (mut longest, mut rounds) = (Duration::ZERO, 0);
+    while writer.exited().is_none() {
+        let asked = Instant::now();
+        assert!(new.put("/a", b"").await.unwrap() > revision);
+        assert_eq!(new.get("/a").await.unwrap().value.as_ref(), b"");
+        longest = longest.max(asked.elapsed());
+        rounds += 1;
+    }
+    let log = writer.log();
+    let (_, last) = log.split_once("Stopping").unwrap();
+    assert!(last.contains("A snapshot is stored"), "{log}");
+    println!("{rounds} writes and reads while it ended, the longest in {longest:?}");
+    assert!(rounds > 5, "they wait until it has ended: {rounds}");
 }

@@ -425,13 +425,20 @@ async fn apply_control_plane(
     }
     let takes = |step| pods.step == step && !is_asleep;
     // One that is ready is reached before the former ends, which begins by the change of the set.
+    let mut has_taken = takes(takeover::Step::Replace);
     if takes(takeover::Step::TakeOver) {
-        takeover::hand_over(context, blueprint, observed, materials, start.first).await?;
+        has_taken = takeover::hand_over(context, blueprint, observed, materials, (start.first, true)).await?;
+        if !has_taken {
+            (start.first, start.replicas) = (start.first - 1, 2);
+        }
     }
     let set = stateful_set::build_stateful_set(blueprint, &start);
     context.clusters.apply(&caches.stateful_sets, &set).await?;
+    if has_taken {
+        takeover::note_first(context, blueprint.identity, start.first);
+    }
     if takes(takeover::Step::Replace) {
-        takeover::hand_over(context, blueprint, observed, materials, start.first).await?;
+        takeover::hand_over(context, blueprint, observed, materials, (start.first, false)).await?;
     }
     let holds = !is_asleep && takeover::holds_evictions(context, observed);
     takeover::ensure_budget(context, blueprint.identity, holds).await?;

@@ -25,6 +25,8 @@ const EVERY: Duration = Duration::from_millis(25);
 const INFORMED: &str = "/readyz/informer-sync";
 /// How long that is waited for.
 const LONGEST: Duration = Duration::from_secs(10);
+/// The same of one that is ready, by what is known of it.
+const SHORT: Duration = Duration::from_secs(3);
 
 /// Which pods there are to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,31 +73,44 @@ fn find_pod(observed: &Observed) -> Option<&Pod> {
 }
 
 /// Sends everybody to the pod that serves from now on, as soon as it lets them in: who waited in its queue would be the first
-/// to be refused, while it has not read yet who may do what.
+/// to be refused, while it has not read yet who may do what. False if it has not answered in time, and there is another one
+/// that does.
 pub(super) async fn hand_over(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
     materials: Option<&Materials>,
-    first: i32,
-) -> Result<(), ApplyError> {
+    (first, has_other): (i32, bool),
+) -> Result<bool, ApplyError> {
     let (identity, konnectivity) = (blueprint.identity, blueprint.open().konnectivity);
-    context.note(&identity.id, |seen| (seen.first, seen.slow) = (first, None));
     let name = stateful_set::pod_name(first);
     let mut pods = observed.pods.iter();
     let pod = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
     let address = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok());
-    if let (Some(address), Some(materials)) = (address, materials) {
-        let informed = wait_informed(probe::at(identity, address, materials));
-        if tokio::time::timeout(LONGEST, informed).await.is_err() {
-            tracing::warn!(cluster = %identity.id, pod = name, "pod that takes over does not answer yet");
+    let longest = if has_other { SHORT } else { LONGEST };
+    let answers = match (address, materials) {
+        (Some(address), Some(materials)) => {
+            let informed = wait_informed(probe::at(identity, address, materials));
+            tokio::time::timeout(longest, informed).await.is_ok()
+        }
+        _ => false,
+    };
+    if !answers {
+        tracing::warn!(cluster = %identity.id, pod = name, "pod that takes over does not answer yet");
+        if has_other {
+            return Ok(false);
         }
     }
     context.apis.forget_way(&identity.id, Way::Inside);
     let service = hosted::build_service(identity, konnectivity, first);
     context.clusters.apply(&context.caches.services, &service).await?;
     tracing::info!(cluster = %identity.id, pod = name, "another pod has taken over");
-    Ok(())
+    Ok(true)
+}
+
+/// Remembers that the pod of this number serves: the watch may lag behind.
+pub(super) fn note_first(context: &Context, identity: &Identity, first: i32) {
+    context.note(&identity.id, |seen| (seen.first, seen.slow) = (first, None));
 }
 
 async fn wait_informed(access: Access) {

@@ -121,7 +121,9 @@ fn to_member(pod: &Pod) -> Option<Member> {
         cluster,
         pod: pod.uid()?,
         name: pod.name_any(),
-        is_ready: runs && containers.any(|container| container.name == "kube-apiserver" && container.ready),
+        is_ready: runs
+            && pod.metadata.deletion_timestamp.is_none()
+            && containers.any(|container| container.name == "kube-apiserver" && container.ready),
         waits_since: pod.creation_timestamp().map(|made| made.0).filter(|_| !is_taken),
     })
 }

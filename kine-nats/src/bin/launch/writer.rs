@@ -24,8 +24,14 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// More than the head of an answer has.
 const HEAD: usize = 4096;
 
-/// What runs at the moment, if it is not to end.
-type Running = Arc<Mutex<Option<Pid>>>;
+/// What runs at the moment, if it is not to end, and the signal by which this process is to end.
+#[derive(Default)]
+struct State {
+    program: Option<Pid>,
+    signal: Option<i32>,
+}
+
+type Running = Arc<Mutex<State>>;
 
 #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
 /// Runs a program while the store writes. This process ends as the program does, if that ends by itself.
@@ -38,19 +44,19 @@ pub(super) fn run_beside(store: SocketAddr, mut command: Command) -> Result<()> 
             let mut running = lock(&running);
             let child = command.spawn()?;
             let pid = Pid::from_child(&child);
-            *running = Some(pid);
+            running.program = Some(pid);
             (child, pid)
         };
         let watched = Arc::clone(&running);
         let ended = spawn(move || {
             let status = child.wait();
             // Killed below, it is no end.
-            if lock(&watched).is_some() {
+            if lock(&watched).program.is_some() {
                 exit(status.map_or(1, to_code));
             }
         });
         let _ = copy(&mut answer, &mut sink());
-        if lock(&running).take().is_some() {
+        if lock(&running).program.take().is_some() {
             eprintln!(
                 "yoke-launch: the store beside this does not write any more; the program ends, and begins when it does"
             );
@@ -58,6 +64,9 @@ pub(super) fn run_beside(store: SocketAddr, mut command: Command) -> Result<()> 
             let _ = kill_process(pid, Signal::KILL);
         }
         let _ = ended.join();
+        if let Some(number) = lock(&running).signal {
+            exit(128 + number);
+        }
     }
 }
 
@@ -67,9 +76,11 @@ fn pass_on_signals(running: &Running) -> Result<()> {
     let running = Arc::clone(running);
     spawn(move || {
         for number in &mut signals {
-            let Some(pid) = *lock(&running) else {
+            let mut running = lock(&running);
+            let Some(pid) = running.program else {
                 exit(128 + number);
             };
+            running.signal = Some(number);
             let signal = if number == SIGINT { Signal::INT } else { Signal::TERM };
             let _ = kill_process(pid, signal);
         }
@@ -117,6 +128,6 @@ fn to_code(status: ExitStatus) -> i32 {
         .unwrap_or(1)
 }
 
-fn lock(running: &Running) -> MutexGuard<'_, Option<Pid>> {
+fn lock(running: &Running) -> MutexGuard<'_, State> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -472,10 +472,10 @@ pub(super) fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
     }
 }
 
-/// Of a component that may first have to wait for the API server beside it.
+/// Of a component that may first have to wait: for the API server beside it, and in a pod that stands by until that takes over.
 fn build_client_probe(port: u16) -> Probe {
     Probe {
-        initial_delay_seconds: Some(30),
+        initial_delay_seconds: Some(180),
         timeout_seconds: Some(15),
         failure_threshold: Some(8),
         ..build_probe("/healthz", port, "HTTPS")
