@@ -21,7 +21,7 @@ const JOIN_LIMIT: Duration = Duration::from_secs(300);
 /// Its Pods are drained.
 const REMOVE_LIMIT: Duration = Duration::from_secs(200);
 /// One that a test which was broken off has left ends by itself.
-const TTL: &str = "30m";
+const TTL: &str = "2h";
 
 /// A running worker. It begins to leave when it is dropped.
 pub struct Worker {
