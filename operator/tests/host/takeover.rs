@@ -77,6 +77,17 @@ impl Stage {
             .unwrap();
     }
 
+    /// Says that a pod is where the API of the Cluster answers.
+    async fn tell_address(&self, pod: &str) {
+        let service = self.host.api::<Service>(&self.hosted).get("a").await.unwrap();
+        let address = service.spec.unwrap().cluster_ip.unwrap();
+        let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
+        let pods = self.host.api::<Pod>(&self.hosted);
+        pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+    }
+
     async fn taint(&self, machine: &str, keys: &[&str]) {
         let taints: Vec<_> = keys
             .iter()
@@ -172,7 +183,11 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     stage.host.reconcile("a").await.unwrap();
     assert_eq!(stage.set().await, (0, 2, incarnation.clone()), "it is not ready");
     stage.tell(SECOND, true).await;
+    stage.host.reconcile("a").await.unwrap();
+    assert_eq!(stage.set().await, (0, 2, incarnation.clone()), "it does not answer");
     assert!(!stage.evict().await, "nobody is sent there yet");
+    let (_api, _) = stage.host.start_tenant_api("a").await;
+    stage.tell_address(SECOND).await;
     stage
         .bring("it takes over", async || {
             let pod = stage.pod(FIRST).await.unwrap();
