@@ -203,9 +203,9 @@ async fn idle(tenant: &TenantFixture, name: &str) -> Result<()> {
     tokio::time::sleep(IDLE).await;
     let mut pids = Vec::new();
     for container in CONTAINERS {
-        for pid in process::family(container_pid(tenant, name, container).await?)? {
-            pids.push((container, pid, process::cpu_time(pid)?));
-        }
+        let family = process::family(container_pid(tenant, name, container).await?)?;
+        let before = used_by(&family)?;
+        pids.push((container, family, before));
     }
     let begin = Instant::now();
     tokio::time::sleep(IDLE).await;
@@ -213,13 +213,21 @@ async fn idle(tenant: &TenantFixture, name: &str) -> Result<()> {
         "\n### One idle control plane, no nodes, over {IDLE:?}\n\n| process | CPU | anonymous memory |\n|---|---|---|"
     );
     let (mut cpu, mut memory) = (0.0, 0);
-    for (container, pid, before) in pids {
-        let used = (process::cpu_time(pid)? - before).as_secs_f64() * 1000.0 / begin.elapsed().as_secs_f64();
-        let bytes = process::anonymous_memory(pid)?;
+    for (container, family, before) in pids {
+        let used = (used_by(&family)? - before).as_secs_f64() * 1000.0 / begin.elapsed().as_secs_f64();
+        let bytes: u64 = family
+            .iter()
+            .map(|pid| process::anonymous_memory(*pid))
+            .sum::<Result<_>>()?;
         println!("| {container} | {used:.1} ms/s | {} MiB |", bytes >> 20);
         cpu += used;
         memory += bytes;
     }
     println!("| all | {cpu:.1} ms/s | {} MiB |", memory >> 20);
     Ok(())
+}
+
+/// Processor time that some processes have used together.
+fn used_by(family: &[u32]) -> Result<Duration> {
+    family.iter().map(|pid| process::cpu_time(*pid)).sum()
 }
