@@ -24,7 +24,7 @@ use yoke_e2e::held_watch::HeldWatch;
 use yoke_e2e::ssh::Key;
 use yoke_e2e::stack::{client, client_called};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
-use yoke_e2e::{Stack, TenantFixture, Worker, wait_for, wait_until};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_for, wait_until};
 
 const CYCLES: usize = 200;
 /// Cycles before the first count: what is made once, or read ahead, is there then.
@@ -105,7 +105,7 @@ impl Cycled<'_> {
         Ok(pods.get_opt("control-plane-0").await?.and_then(|pod| pod.metadata.uid))
     }
 
-    /// What the stack has when nothing changes any more: the worker's Node is Ready, and one pod runs.
+    /// What the stack has when nothing changes any more: the worker's Node is Ready and has its add-ons, and one pod runs.
     async fn rest(&self) -> Result<Footprint> {
         wait_for("the worker to be Ready", READY_LIMIT, async || {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
@@ -117,6 +117,14 @@ impl Cycled<'_> {
             self.stack.kubectl(&kubeconfig, &wait).await?.ok().map(Some)
         })
         .await?;
+        let kubeconfig = self.tenant.kubeconfig("a").await?;
+        let inside = Workload {
+            stack: self.stack,
+            kubeconfig: &kubeconfig,
+        };
+        for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
+            inside.wait_addon(addon, 1).await?;
+        }
         Footprint::take(self.stack, &[self.worker.control_group()?]).await
     }
 }
