@@ -82,7 +82,12 @@ impl TenantFixture {
 
     /// Creates a Cluster, waits until it is `Ready`, and writes its kubeconfig to a file.
     pub async fn ready_cluster(&self, name: &str) -> Result<(Cluster, PathBuf)> {
-        self.create_cluster(name, ClusterSpec::default()).await?;
+        self.ready_cluster_with(name, ClusterSpec::default()).await
+    }
+
+    /// The same, of what a spec asks for.
+    pub async fn ready_cluster_with(&self, name: &str, spec: ClusterSpec) -> Result<(Cluster, PathBuf)> {
+        self.create_cluster(name, spec).await?;
         let cluster = self
             .wait_condition(name, ConditionType::Ready, "True", READY_LIMIT)
             .await?;

@@ -142,11 +142,7 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let stack = Stack::connect().await?;
     let key = Key::draw().await?;
     let tenant = TenantFixture::create_with(&stack, "cycles", key.to_spec()).await?;
-    tenant.create_cluster("a", spec()).await?;
-    let cluster = tenant
-        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
-        .await?;
-    let kubeconfig = tenant.kubeconfig("a").await?;
+    let (cluster, kubeconfig) = tenant.ready_cluster_with("a", spec()).await?;
     let cycled = Cycled {
         stack: &stack,
         tenant: &tenant,

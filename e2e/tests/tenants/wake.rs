@@ -62,11 +62,7 @@ async fn a_request_wakes_what_sleeps_and_a_strangers_does_not() -> Result<()> {
         endpoint,
         ..ClusterSpec::default()
     };
-    tenant.create_cluster("a", spec).await?;
-    tenant
-        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
-        .await?;
-    let kubeconfig = tenant.kubeconfig("a").await?;
+    let (_, kubeconfig) = tenant.ready_cluster_with("a", spec).await?;
     let kept = ["create", "configmap", "kept", "--from-literal=k=v"];
     stack.kubectl(&kubeconfig, &kept).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
@@ -163,11 +159,7 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
         sleep,
         ..ClusterSpec::default()
     };
-    tenant.create_cluster("a", spec).await?;
-    tenant
-        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
-        .await?;
-    let kubeconfig = tenant.kubeconfig("a").await?;
+    let (_, kubeconfig) = tenant.ready_cluster_with("a", spec).await?;
     for _ in 0..2 {
         let asleep = tenant
             .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)

@@ -33,8 +33,8 @@ struct State {
 
 type Running = Arc<Mutex<State>>;
 
-#[allow(clippy::print_stderr, reason = "this goes to a container's log")]
 /// Runs a program while the store writes. This process ends as the program does, if that ends by itself.
+#[allow(clippy::print_stderr, reason = "this goes to a container's log")]
 pub(super) fn run_beside(store: SocketAddr, mut command: Command) -> Result<()> {
     let running = Running::default();
     pass_on_signals(&running)?;
