@@ -212,7 +212,7 @@ impl TenantApi {
         let request = http::Request::get(path)
             .body(Vec::new())
             .map_err(|error| TenantApiError::Client(error.into()))?;
-        match limited("/readyz", self.client.request_text(request)).await {
+        match limited("its readiness", self.client.request_text(request)).await {
             Ok(_) => Ok(()),
             Err(TenantApiError::Request { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 500) =>
             {
