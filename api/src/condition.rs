@@ -200,7 +200,7 @@ reasons! {
     WakeDelayed,
     /// The host's machine that ran the control plane was lost; it is being started on another one.
     MachineLost,
-    /// The host's machine that runs the control plane is about to go; another one is to take it over.
+    /// The pod that runs the control plane, or its machine of the host, is about to go; another one is to take it over.
     MachineLeaving,
     /// The host's machine that runs the control plane is about to go, and no other one has come to take it over in time.
     TakeoverFailed,

@@ -1,5 +1,5 @@
-//! A machine of the host is drained with a control plane on it: another pod takes over, with all that was acknowledged, and those
-//! who use the cluster notice a pause.
+//! A machine of the host is drained with a control plane on it, or its pod is deleted: another pod takes over, with all that was
+//! acknowledged, and those who use the cluster notice a pause.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,15 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record, name_of};
 use yoke_e2e::held_watch::HeldWatch;
-use yoke_e2e::host_node::place_of;
+use yoke_e2e::host_node::{is_ready, place_of};
 use yoke_e2e::stack::client;
-use yoke_e2e::tenant::READY_LIMIT;
+use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
 
 /// How long nobody may be answered, on a machine that does other things, too.
 const LONGEST: Duration = Duration::from_secs(5);
+/// The same where nothing else is going on.
+const SHORT: Duration = Duration::from_secs(2);
 /// Writes before, and after, that show that all goes on.
 const WRITES: u64 = 20;
 
@@ -35,11 +37,6 @@ struct Drained {
 }
 
 impl Drained {
-    async fn pods(&self) -> Result<Vec<Pod>> {
-        let pods: Api<Pod> = Api::namespaced(self.stack.host.clone(), &self.hosted);
-        Ok(pods.list(&ListParams::default()).await?.items)
-    }
-
     /// Waits until evictions wait: while the cluster was made, there was no other node for it.
     async fn is_held(&self) -> Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.stack.host.clone(), &self.hosted);
@@ -66,23 +63,32 @@ impl Drained {
         ];
         self.stack.host_kubectl(&drain).await?.ok().map(drop)
     }
+}
 
-    /// The pod that serves when the former is gone.
-    async fn successor(&self) -> Result<Pod> {
-        wait_for("one pod, on another node", READY_LIMIT, async || {
-            let mut pods = self.pods().await?;
-            let seen: Vec<_> = pods
-                .iter()
-                .map(|pod| (pod.name_any(), place_of(pod).cloned()))
-                .collect();
-            ensure!(pods.len() == 1, "{seen:?}");
-            let pod = pods.pop().context("no pod")?;
-            let is_elsewhere = place_of(&pod).is_some_and(|place| *place != self.node.name);
-            ensure!(is_elsewhere && pod.name_any() != self.pod.name_any(), "{seen:?}");
-            Ok(Some(pod))
-        })
-        .await
-    }
+async fn list_pods(stack: &Stack, hosted: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(stack.host.clone(), hosted);
+    Ok(pods.list(&ListParams::default()).await?.items)
+}
+
+/// The pod that serves when the former is gone; it is not on this node.
+async fn successor(stack: &Stack, hosted: &str, former: &Pod, left: Option<&str>) -> Result<Pod> {
+    wait_for("one pod, another one", READY_LIMIT, async || {
+        let mut pods = list_pods(stack, hosted).await?;
+        let seen: Vec<_> = pods
+            .iter()
+            .map(|pod| (pod.name_any(), place_of(pod).cloned()))
+            .collect();
+        ensure!(pods.len() == 1, "{seen:?}");
+        let pod = pods.pop().context("no pod")?;
+        let is_elsewhere = place_of(&pod).is_some_and(|place| Some(place.as_str()) != left);
+        ensure!(is_elsewhere && pod.name_any() != former.name_any(), "{seen:?}");
+        Ok(Some(pod))
+    })
+    .await
+}
+
+fn incarnation_of(pod: &Pod) -> Option<&String> {
+    pod.annotations().get(INCARNATION)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,7 +110,8 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     let begun = Instant::now();
     let result = drained.drain().await;
     let took = begun.elapsed();
-    let successor = drained.successor().await;
+    let (hosted, pod) = (&drained.hosted, &drained.pod);
+    let successor = successor(&stack, hosted, pod, Some(&node.name)).await;
     // Whatever came of it: others use the node, too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
     result?;
@@ -119,14 +126,54 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
          without an answer {:.2?}, asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed \
          anew {lists} times.",
         successor.name_any(),
-        drained.pod.name_any(),
+        pod.name_any(),
         record.appended,
         record.counted,
         record.longest_outage()
     );
-    let number = |pod: &Pod| pod.annotations().get(INCARNATION).cloned();
-    ensure!(number(&successor) == number(&drained.pod), "it is another start");
+    ensure!(incarnation_of(&successor) == incarnation_of(pod), "it is another start");
     ensure!(record.longest_outage() < LONGEST, "too long");
+    tenant.remove().await
+}
+
+/// Nobody gives notice: the pod is deleted, as an eviction that is let through does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "ending").await?.expecting(&EXPECTED);
+    let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
+    let hosted = hosted_namespace(&cluster)?;
+    let pod = wait_for("the kubelet to say that the pod is ready", READY_LIMIT, async || {
+        Ok(list_pods(&stack, &hosted).await?.pop().filter(is_ready))
+    })
+    .await?;
+    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
+    let clients = Clients::begin(&kubeconfig).await?;
+    watch.wait_for(&name_of(WRITES), READY_LIMIT).await?;
+    let begun = Instant::now();
+    let name = pod.name_any();
+    let delete = ["delete", "pod", &name, "-n", &hosted, "--timeout=60s"];
+    stack.host_kubectl(&delete).await?.ok()?;
+    let took = begun.elapsed();
+    let successor = successor(&stack, &hosted, &pod, None).await?;
+    let record = wait_and_end(clients, &watch, Instant::now()).await?;
+    let (gap, lists) = watch.interruptions();
+    watch.check(&record)?;
+    println!(
+        "Ended in {took:.1?}: {} took over from {name}. {} objects and {} changes of one, all as acknowledged; the longest time \
+         without an answer {:.2?}, asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed \
+         anew {lists} times.",
+        successor.name_any(),
+        record.appended,
+        record.counted,
+        record.longest_outage()
+    );
+    ensure!(
+        incarnation_of(&successor) == incarnation_of(&pod),
+        "it is another start"
+    );
+    ensure!(record.longest_outage() < SHORT, "too long");
+    ensure!(lists == 0, "the watch listed all anew");
     tenant.remove().await
 }
 

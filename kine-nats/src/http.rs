@@ -1,5 +1,6 @@
 //! What is asked over plain HTTP, of the listener for metrics and of those of the etcd API: metrics and probes. `/health`,
-//! `/version`, `/livez` and `/readyz` are etcd's; `/writer` is for what may run beside one process of a store only.
+//! `/version`, `/livez` and `/readyz` are etcd's; `/writer` is for what may run beside one process of a store only, and `/release`
+//! and `/released` are for what ends with it.
 
 use crate::backup::STORAGE_VERSION;
 use crate::grpc::{VERSION, is_full};
@@ -10,7 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use http::StatusCode;
@@ -24,16 +25,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use yoke_runtime::AcceptBackoff;
 
 /// Prometheus does not read what says nothing of its form.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
+/// Seconds that somebody may wait for a release.
+const LONGEST_WAIT: u64 = 60;
 
 #[derive(Debug, Clone)]
 struct Shared {
     store: watch::Receiver<Option<Arc<Store>>>,
     metrics: Metrics,
+    released: Arc<watch::Sender<bool>>,
 }
 
 /// All that is answered.
@@ -45,7 +50,13 @@ pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metric
         .route("/health", get(answer_health))
         .route("/version", get(answer_version))
         .route("/writer", get(answer_writer))
-        .with_state(Shared { store, metrics })
+        .route("/release", post(answer_release))
+        .route("/released", get(answer_released))
+        .with_state(Shared {
+            store,
+            metrics,
+            released: Arc::new(watch::Sender::new(false)),
+        })
 }
 
 /// Answers until the process ends.
@@ -125,6 +136,30 @@ async fn answer_writer(State(mut shared): State<Shared>) -> Response {
         Ok(Bytes::new())
     });
     Body::from_stream(word.chain(end)).into_response()
+}
+
+/// Lets those go who wait until they may end. Nothing else comes of it: this process, and whoever is not told to end, go on.
+async fn answer_release(State(shared): State<Shared>) -> &'static str {
+    if !shared.released.send_replace(true) {
+        tracing::info!("Released: nobody waits for a process that takes over");
+    }
+    "released\n"
+}
+
+/// Answers when this process is released, or after `seconds`: what runs beside it, and is told to end, serves on so long.
+async fn answer_released(State(shared): State<Shared>, Query(wishes): Query<Vec<(String, String)>>) -> Response {
+    let wished = wishes.iter().find(|(name, _)| name == "seconds");
+    let seconds = wished.and_then(|(_, value)| value.parse().ok());
+    let Some(seconds) = seconds.filter(|seconds| *seconds <= LONGEST_WAIT) else {
+        let how = format!("give /released?seconds=N, of {LONGEST_WAIT} at most\n");
+        return (StatusCode::BAD_REQUEST, how).into_response();
+    };
+    let mut released = shared.released.subscribe();
+    let waited = timeout(Duration::from_secs(seconds), released.wait_for(|released| *released)).await;
+    match waited {
+        Ok(_) => "released\n".into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "nobody has released it in time\n").into_response(),
+    }
 }
 
 fn told(status: StatusCode, what: &Value) -> Response {

@@ -31,6 +31,7 @@ pub mod rest;
 pub mod schedule;
 pub mod status;
 mod store;
+mod store_api;
 mod takeover;
 mod turns;
 pub mod validate;
@@ -108,10 +109,11 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     }
     let refusal = verdict.as_ref().err();
     // Nothing takes over from a control plane that is left as it is.
-    if (refusal.is_some() || cluster.spec.paused)
-        && let Err(error) = takeover::ensure_budget(context, &identity, false).await
-    {
-        return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
+    if refusal.is_some() || cluster.spec.paused {
+        takeover::release_ending(context, &identity, &observed).await;
+        if let Err(error) = takeover::ensure_budget(context, &identity, false).await {
+            return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
+        }
     }
     let left = match withdraw(context, &cluster, &identity, &observed, refusal).await {
         Ok(left) => left,

@@ -1,6 +1,6 @@
 //! What all reconciliations share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -96,6 +96,8 @@ pub struct Seen {
     pub controllers: Option<String>,
     /// Number of the pod that serves, since a takeover.
     pub first: i32,
+    /// UIDs of pods that were told that nobody takes over from them.
+    pub released: BTreeSet<String>,
     /// UID of the pod that the ingress was told answers, after a wake.
     pub awake: Option<String>,
     /// When its Nodes were looked at, and the name of one that is connected.

@@ -1,9 +1,10 @@
 //! Hears that machines of the host are about to go, by taints on their Nodes, and has control planes taken over by pods on
-//! others before that.
+//! others before that. So it does with a pod that is told to end without such a notice.
 //!
 //! ```text
 //!  each second: Nodes with such a taint ─▶ pods on them ─plan.rs─▶ Notices ─▶ each of their Clusters is called for
 //!      ─▶ another pod stands by, then takes over (cluster/gate/takeover.rs)
+//!  reconciliation: the pod that serves is to end ─▶ Notices
 //! ```
 //!
 //! See docs/adr/0023-planned-takeover.md.
@@ -49,7 +50,7 @@ pub struct MachineSpec {
     pub taints: Vec<Taint>,
 }
 
-/// Control planes whose machines are about to go, by the UID of their pod.
+/// Control planes whose machines are about to go, or whose pods are to end, by the UID of their pod.
 #[derive(Debug, Default)]
 pub struct Notices(Mutex<Memory>);
 
@@ -61,7 +62,7 @@ struct Memory {
 }
 
 impl Notices {
-    /// What is to become of a pod whose machine is about to go.
+    /// What is to become of a pod.
     pub fn of(&self, pod: &str) -> Option<State> {
         Some(self.lock().notices.get(pod)?.state)
     }
@@ -79,8 +80,8 @@ impl Notices {
             return Vec::new();
         }
         let pods = context.caches.pods.state();
-        let leavers = plan::plan_leavers(&machines, &pods, &settings.taints);
         let before = std::mem::take(&mut memory.notices);
+        let leavers = plan::plan_leavers(&machines, &pods, &settings.taints, &before);
         let now = Instant::now();
         memory.notices = plan::plan_notices(&before, leavers, &mut memory.past, settings.per_minute, now);
         for (pod, notice) in &memory.notices {
@@ -89,6 +90,27 @@ impl Notices {
             }
         }
         plan::plan_calls(&before, &memory.notices)
+    }
+
+    /// Notes that a control plane's pod is to end, and looks at it until it has. What is to become of it; `None` where nothing
+    /// takes over.
+    pub fn note_end(&self, context: &Context, pod: &Pod) -> Option<State> {
+        let settings = &context.config.planned_takeover;
+        if settings.per_minute == 0 {
+            return None;
+        }
+        let machines = context.caches.machines.state();
+        let leaver = plan::plan_leaver(&machines, pod, &settings.taints)?;
+        let uid = leaver.pod.clone();
+        let Memory { notices, past } = &mut *self.lock();
+        let before = notices.get(&uid);
+        let notice = plan::plan_notice(before, leaver, past, settings.per_minute, Instant::now());
+        if before.is_none_or(|known| known.state != notice.state) {
+            tell(context, &notice);
+        }
+        let state = notice.state;
+        notices.insert(uid, notice);
+        Some(state)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Memory> {
@@ -102,7 +124,12 @@ fn tell(context: &Context, notice: &Notice) {
     match notice.state {
         State::StandBy(_) => {
             context.metrics.began_takeover();
-            tracing::info!(machine, %cluster, "machine is about to go; another pod is to take over");
+            let what = if notice.ends {
+                "pod is to end"
+            } else {
+                "machine is about to go"
+            };
+            tracing::info!(machine, %cluster, what, "another pod is to take over");
         }
         State::Failed => {
             context.metrics.failed_takeover();

@@ -3,7 +3,10 @@
 use crate::etcd::Etcd;
 use crate::harness::{Client, Kine, Nats, eventually, http_get};
 use serde_json::Value;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 const PATHS: [&str; 6] = [
     "/version",
@@ -63,4 +66,49 @@ async fn probes_hear_what_etcd_says() {
         (status.as_str(), said["reason"].as_str()),
         ("503", Some("ALARM NOSPACE"))
     );
+}
+
+/// Tells a process by POST; the status.
+async fn tell(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("POST {path} HTTP/1.0\r\nhost: x\r\ncontent-length: 0\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.split(' ').nth(1).unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn who_is_told_to_end_waits_until_it_is_released() {
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "released", &[]).await;
+    let address = kine.metrics_address();
+    for (path, expected) in [
+        ("/released?seconds=0", "503"),
+        ("/released", "400"),
+        ("/released?seconds=61", "400"),
+        ("/released?seconds=-1", "400"),
+        ("/released?seconds=soon", "400"),
+        ("/release", "405"),
+    ] {
+        assert_eq!(ask(&address, path).await.0, expected, "{path}");
+    }
+    let wait = || {
+        let address = kine.metrics_address();
+        tokio::spawn(async move { ask(&address, "/released?seconds=60").await.0 })
+    };
+    let waiting = [wait(), wait()];
+    // Long enough to hear those, too.
+    assert_eq!(ask(&address, "/released?seconds=1").await.0, "503");
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+    assert_eq!(tell(&address, "/release").await, "200");
+    for waiting in waiting {
+        let waited = timeout(Duration::from_secs(10), waiting).await;
+        assert_eq!(waited.unwrap().unwrap(), "200");
+    }
+    assert_eq!(tell(&address, "/release").await, "200", "again");
+    assert_eq!(ask(&address, "/released?seconds=60").await.0, "200");
+    // That is all: it serves on.
+    kine.client().await.put("/a", b"b").await.unwrap();
+    assert_eq!(ask(&address, "/readyz").await.0, "200");
 }

@@ -2,57 +2,32 @@
 //!
 //! Asked is only when it may be time: a cluster that sleeps after an hour is asked once an hour, if nobody uses it.
 
-use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::sleep::{SleepReason, WithWorkers};
 use yoke_api::{Cluster, ClusterId};
 
-use super::build::arguments::STORE_PORT;
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
-use super::idle::{self, Inside, Next, Report};
+use super::idle::{self, Inside, Next};
 use super::observe::Observed;
 use super::probe::BASE_EVERY;
 use super::rest::{Rest, Word};
 use super::status::Outcome;
-use super::{patch, schedule};
+use super::store_api::StoreApiError;
+use super::{patch, schedule, store_api};
 use crate::conditions::State;
 use crate::context::{ActivitySeen, Context};
 use crate::error::ReconcileError;
 use crate::tenant_api::Way;
 
-/// Bytes of the longest answer that is read.
-const ANSWER_MAX: usize = 4096;
-/// How long an answer may take.
-const LIMIT: Duration = Duration::from_secs(2);
 /// When to ask again who did not answer, and when to look again whether what stands against sleep is gone.
 const AGAIN: Duration = Duration::from_secs(15);
 /// The same, of what is not known yet.
 const SOON: Duration = Duration::from_secs(1);
 /// How old may be what is said of its Nodes.
 const NODES_EVERY: Duration = Duration::from_secs(60);
-
-/// A store did not say when its cluster was last used.
-#[derive(Debug, thiserror::Error)]
-enum AskError {
-    #[error("the pod has no address")]
-    NoAddress,
-    #[error("asking the store when its cluster was last used")]
-    Request(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the store answered {0}")]
-    Status(http::StatusCode),
-    #[error("the store did not answer within {LIMIT:?}")]
-    Limit,
-    #[error("reading what the store answered")]
-    Read(#[source] serde_json::Error),
-}
 
 /// Notes of a Cluster that it is to sleep, or to wake, if it is time. `None`: the object is gone.
 pub(super) async fn heed(
@@ -128,11 +103,11 @@ async fn heed_use(
     {
         return Ok(Some(cluster));
     }
-    let living = observed
-        .pods
-        .iter()
-        .find(|pod| pod.metadata.uid.as_ref() == Some(&key.0));
-    let asked = ask(living.map(AsRef::as_ref)).await;
+    let mut pods = observed.pods.iter();
+    let asked = match pods.find(|pod| pod.metadata.uid.as_ref() == Some(&key.0)) {
+        Some(pod) => store_api::find_activity(pod).await,
+        None => Err(StoreApiError::NoAddress),
+    };
     let next = match &asked {
         Ok(report) => idle::plan_next(report, started, after),
         Err(error) => {
@@ -209,30 +184,4 @@ async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
         }
     };
     context.note(id, |seen| seen.webhooks = found);
-}
-
-async fn ask(pod: Option<&Pod>) -> Result<Report, AskError> {
-    let status = pod.and_then(|pod| pod.status.as_ref());
-    let address = status.and_then(|status| status.pod_ip.as_deref());
-    let address: IpAddr = address.and_then(|text| text.parse().ok()).ok_or(AskError::NoAddress)?;
-    match tokio::time::timeout(LIMIT, get(SocketAddr::new(address, STORE_PORT))).await {
-        Ok(report) => report,
-        Err(_) => Err(AskError::Limit),
-    }
-}
-
-async fn get(address: SocketAddr) -> Result<Report, AskError> {
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| AskError::Request(error);
-    let request = http::Request::get(format!("http://{address}/activity")).body(Empty::<Bytes>::new());
-    let request = request.map_err(|error| failed(error.into()))?;
-    let client = Client::builder(TokioExecutor::new()).build_http();
-    let answer = client.request(request).await.map_err(|error| failed(error.into()))?;
-    if answer.status() != http::StatusCode::OK {
-        return Err(AskError::Status(answer.status()));
-    }
-    let body = Limited::new(answer.into_body(), ANSWER_MAX)
-        .collect()
-        .await
-        .map_err(failed)?;
-    serde_json::from_slice(&body.to_bytes()).map_err(AskError::Read)
 }

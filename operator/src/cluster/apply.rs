@@ -419,33 +419,41 @@ async fn apply_control_plane(
     };
     let template = stateful_set::template_digest(blueprint, &start);
     start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
-    let pods = takeover::plan_pods(context, blueprint.identity, observed, start.incarnation);
-    if !is_asleep {
-        (start.first, start.replicas) = (pods.first, pods.replicas);
-    }
-    let takes = |step| pods.step == step && !is_asleep;
-    // One that is ready is reached before the former ends, which begins by the change of the set.
-    let mut has_taken = takes(takeover::Step::Replace);
-    if takes(takeover::Step::TakeOver) {
-        has_taken = takeover::hand_over(context, blueprint, observed, materials, (start.first, true)).await?;
+    let mut pods = match is_asleep {
+        true => takeover::Pods::none(start.first),
+        false => takeover::plan_pods(context, blueprint.identity, observed, start.incarnation),
+    };
+    // One that is ready is reached before the former ends, which begins by the change of the set, or by its release.
+    let mut has_taken = pods.step == takeover::Step::Replace;
+    if pods.step == takeover::Step::TakeOver {
+        // There is nobody to go back to once the former is to end.
+        let has_other = !takeover::is_ending(observed);
+        has_taken = takeover::hand_over(context, blueprint, observed, materials, (pods.first, has_other)).await?;
         if !has_taken {
-            (start.first, start.replicas) = (start.first - 1, 2);
+            (pods.first, pods.replicas) = (pods.first - 1, 2);
         }
     }
+    (start.first, start.replicas) = (pods.first, pods.replicas);
     let set = stateful_set::build_stateful_set(blueprint, &start);
-    context.clusters.apply(&caches.stateful_sets, &set).await?;
+    let (applied_set, ()) = tokio::join!(
+        context.clusters.apply(&caches.stateful_sets, &set),
+        takeover::release_others(context, blueprint.identity, observed, start.incarnation, &pods),
+    );
+    applied_set?;
     if has_taken {
         takeover::note_first(context, blueprint.identity, start.first);
     }
-    if takes(takeover::Step::Replace) {
+    if pods.step == takeover::Step::Replace {
         takeover::hand_over(context, blueprint, observed, materials, (start.first, false)).await?;
     }
     let holds = !is_asleep && takeover::holds_evictions(context, observed);
     takeover::ensure_budget(context, blueprint.identity, holds).await?;
-    applied.leaving = takeover::find_state(context, observed).filter(|_| !is_asleep);
+    let lingers = pods.lingering.as_ref().map(|(_, state)| *state);
+    applied.leaving = lingers.or_else(|| takeover::find_state(context, observed).filter(|_| !is_asleep));
     copies::replace_stuck(context, observed).await?;
     lost::remove(context, blueprint.identity, observed, start.incarnation).await?;
-    applied.control_plane = lost::plan_control_plane(context, blueprint.identity, Some(&set), observed);
+    applied.control_plane = takeover::plan_lingering(&pods, &set)
+        .unwrap_or_else(|| lost::plan_control_plane(context, blueprint.identity, Some(&set), observed));
     applied.lost = context.losses.of(&blueprint.identity.id).is_some();
     Ok(())
 }

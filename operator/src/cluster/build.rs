@@ -48,7 +48,6 @@ impl Blueprint<'_> {
         doors::Open {
             provider: self.has_provider(),
             konnectivity: self.spec.konnectivity.is_enabled(),
-            activity: self.spec.sleep.after_inactivity.is_some(),
         }
     }
 }

@@ -22,7 +22,7 @@ use yoke_api::{Cluster, labels};
 use super::build::secrets;
 use super::identity::Identity;
 use super::observe::{self, Observed};
-use super::{gate, kept, patch, validate};
+use super::{gate, kept, patch, takeover, validate};
 use crate::apply::is_held;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -102,6 +102,7 @@ pub(super) async fn stop(
     if remove_all(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
         return Ok(Some("The ingress stops to send clients to the cluster."));
     }
+    takeover::release_all(context, identity, observed).await;
     let stopping = remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
     let lost = gate::plan_forced(&observed.pods, Timestamp::now());
     // Until it has ended it needs its store: without it the API server waits for its whole grace period.

@@ -60,6 +60,11 @@ pub fn plan_control_plane(set: Option<&StatefulSet>, pods: &[impl AsRef<Pod>]) -
     let Some(pod) = serving else {
         return ControlPlane::Pending("The control plane's pod is being made.".into());
     };
+    plan_pod(set, pod)
+}
+
+/// The state of a control plane by that of the pod that serves.
+pub fn plan_pod(set: Option<&StatefulSet>, pod: &Pod) -> ControlPlane {
     if let Some((container, why)) = find_failing(pod) {
         return ControlPlane::Failing { container, why };
     }

@@ -13,7 +13,7 @@ use super::build::{Materials, place, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{copies, gate, incarnation, kept, lost, probe, validate, workers};
+use super::{copies, gate, incarnation, kept, lost, probe, takeover, validate, workers};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -30,7 +30,6 @@ pub(super) async fn keep(
     let open = Open {
         provider: observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns),
         konnectivity: asked.konnectivity,
-        activity: false,
     };
     apply_doors(context, identity, observed, open).await?;
     let (service_account, (account, credentials)) = tokio::try_join!(
@@ -124,6 +123,7 @@ async fn restart(
     }
     let after = lost.as_ref().map_or("", |lost| &lost.pod);
     let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}-{after}")).await?;
+    takeover::release_all(context, identity, observed).await;
     let api = api_of(context, identity);
     let found = api.get_opt(stateful_set::NAME).await;
     let Some(set) = found.map_err(ReconcileError::host("the control plane"))? else {

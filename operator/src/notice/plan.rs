@@ -1,4 +1,5 @@
-//! Which control planes are on machines that are about to go, and which of them are to be taken over now. Pure.
+//! Which control planes are on machines that are about to go, or have a pod that is to end, and which of them are to be taken
+//! over now. Pure.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, labels};
 
 use super::Machine;
+use crate::cluster::gate::takeover;
 use crate::loss::plan::plan_room;
 
 /// How long it may take until another pod stands by; who gives notice of a machine gives it two minutes ahead.
@@ -17,7 +19,7 @@ pub const LIMIT: Duration = Duration::from_secs(110);
 /// Taints of machines that are not at work, whatever else they say.
 const AWAY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
-/// A control plane's pod on a machine that is about to go.
+/// A control plane's pod that is to end, or is on a machine that is about to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaver {
     /// UID of the pod.
@@ -28,6 +30,8 @@ pub struct Leaver {
     pub machine: String,
     /// Whether there is a machine that takes another pod like it.
     pub has_other: bool,
+    /// Whether the pod is told to end already.
+    pub ends: bool,
 }
 
 /// What was given notice of.
@@ -37,11 +41,13 @@ pub struct Notice {
     pub cluster: ObjectRef<Cluster>,
     /// The machine.
     pub machine: String,
+    /// Whether the pod is told to end already.
+    pub ends: bool,
     /// What is to become of it.
     pub state: State,
 }
 
-/// What is to become of a control plane whose machine is about to go.
+/// What is to become of a control plane whose machine is about to go, or whose pod is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Others come first.
@@ -87,29 +93,46 @@ fn refuses(taint: &Taint, tolerations: &[Toleration]) -> bool {
     is_away || taint.effect != "PreferNoSchedule" && !tolerations.iter().any(tolerated)
 }
 
-/// Control planes' pods on machines that are about to go, in an order that stays. A pod that ends has left already.
-pub fn plan_leavers<M: AsRef<Machine>, P: AsRef<Pod>>(machines: &[M], pods: &[P], taints: &[String]) -> Vec<Leaver> {
-    let leaving = |name: &str| {
-        let mut named = machines.iter().map(AsRef::as_ref);
-        named.any(|machine| machine.metadata.name.as_deref() == Some(name) && is_leaving(machine, taints))
+/// Control planes' pods on machines that are about to go, and those that are to end and were noted for that, in an order that
+/// stays. Any other pod that ends has left already.
+pub fn plan_leavers<M: AsRef<Machine>, P: AsRef<Pod>>(
+    machines: &[M],
+    pods: &[P],
+    taints: &[String],
+    before: &HashMap<String, Notice>,
+) -> Vec<Leaver> {
+    let is_noted = |pod: &Pod| {
+        let notice = pod.metadata.uid.as_ref().and_then(|uid| before.get(uid));
+        notice.is_some_and(|notice| notice.ends)
     };
-    let pods = pods.iter().map(AsRef::as_ref);
-    let mut leavers: Vec<_> = pods
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
-        .filter_map(|pod| {
-            let machine = pod.spec.as_ref()?.node_name.clone()?;
-            let label = |key: &str| pod.labels().get(key);
-            let cluster = ObjectRef::new(label(labels::CLUSTER)?).within(label(labels::TENANT)?);
-            leaving(&machine).then(|| Leaver {
-                pod: pod.uid().unwrap_or_default(),
-                cluster,
-                has_other: has_other(machines, pod, taints),
-                machine,
-            })
-        })
-        .collect();
+    let leaves = |pod: &Pod| match takeover::ends(pod) {
+        true => is_noted(pod),
+        false => is_on_leaving(machines, pod, taints),
+    };
+    let pods = pods.iter().map(AsRef::as_ref).filter(|pod| leaves(pod));
+    let mut leavers: Vec<_> = pods.filter_map(|pod| plan_leaver(machines, pod, taints)).collect();
     leavers.sort_by(|a, b| a.pod.cmp(&b.pod));
     leavers
+}
+
+/// A pod that leaves; `None` if it is nowhere yet, or no control plane's.
+pub fn plan_leaver<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]) -> Option<Leaver> {
+    let machine = pod.spec.as_ref()?.node_name.clone()?;
+    let label = |key: &str| pod.labels().get(key);
+    Some(Leaver {
+        pod: pod.uid().unwrap_or_default(),
+        cluster: ObjectRef::new(label(labels::CLUSTER)?).within(label(labels::TENANT)?),
+        // Where only the pod goes, the next one may be beside it.
+        has_other: !is_on_leaving(machines, pod, taints) || has_other(machines, pod, taints),
+        ends: takeover::ends(pod),
+        machine,
+    })
+}
+
+fn is_on_leaving<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]) -> bool {
+    let own = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+    let mut machines = machines.iter().map(AsRef::as_ref);
+    own.is_some() && machines.any(|machine| machine.metadata.name.as_ref() == own && is_leaving(machine, taints))
 }
 
 /// What is to become of each of them, by what was to. So many takeovers are begun in a minute at most.
@@ -120,24 +143,37 @@ pub fn plan_notices(
     most: usize,
     now: Instant,
 ) -> HashMap<String, Notice> {
-    let mut next = |leaver: &Leaver| match before.get(&leaver.pod).map(|notice| notice.state) {
+    let noticed = leavers.into_iter().map(|leaver| {
+        let pod = leaver.pod.clone();
+        let notice = plan_notice(before.get(&pod), leaver, past, most, now);
+        (pod, notice)
+    });
+    noticed.collect()
+}
+
+/// What is to become of one, by what was to. One that is to end does so by itself.
+pub fn plan_notice(
+    before: Option<&Notice>,
+    leaver: Leaver,
+    past: &mut VecDeque<Instant>,
+    most: usize,
+    now: Instant,
+) -> Notice {
+    let is_over = |since| !leaver.ends && now.duration_since(since) >= LIMIT;
+    let state = match before.map(|notice| notice.state) {
         Some(State::Failed) => State::Failed,
         _ if !leaver.has_other => State::Nowhere,
-        Some(State::StandBy(since)) if now.duration_since(since) >= LIMIT => State::Failed,
+        Some(State::StandBy(since)) if is_over(since) => State::Failed,
         Some(State::StandBy(since)) => State::StandBy(since),
         _ if plan_room(past, now, most) => State::StandBy(now),
         _ => State::Waiting,
     };
-    let noticed = leavers.into_iter().map(|leaver| {
-        let state = next(&leaver);
-        let notice = Notice {
-            cluster: leaver.cluster,
-            machine: leaver.machine,
-            state,
-        };
-        (leaver.pod, notice)
-    });
-    noticed.collect()
+    Notice {
+        cluster: leaver.cluster,
+        machine: leaver.machine,
+        ends: leaver.ends,
+        state,
+    }
 }
 
 /// The Clusters that are called for: those that are being taken over each time, for nothing else tells when the next step is due.

@@ -47,6 +47,10 @@ impl Store {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut request = vec![0; 4096];
                 let length = stream.read(&mut request).await.unwrap();
+                // Before its pod ends it is told so, too.
+                if request[..length].starts_with(b"POST /release ") {
+                    continue;
+                }
                 assert!(request[..length].starts_with(b"GET /activity "));
                 *count.lock().unwrap() += 1;
                 let body = shared.lock().unwrap().to_string();

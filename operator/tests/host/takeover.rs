@@ -1,6 +1,9 @@
-//! A machine of the host is about to go, with a control plane on it. Kubernetes' own controllers make pods and hold evictions;
-//! the test is scheduler and kubelet.
+//! A machine of the host is about to go, with a control plane on it, or its pod is to end. Kubernetes' own controllers make pods
+//! and hold evictions; the test is scheduler and kubelet.
 
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -9,6 +12,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use yoke_test_support::Process;
 
 use crate::harness::{Host, condition};
@@ -77,10 +82,14 @@ impl Stage {
             .unwrap();
     }
 
-    /// Says that a pod is where the API of the Cluster answers.
-    async fn tell_address(&self, pod: &str) {
+    /// Where the API of the Cluster answers, once it is started.
+    async fn address(&self) -> IpAddr {
         let service = self.host.api::<Service>(&self.hosted).get("a").await.unwrap();
-        let address = service.spec.unwrap().cluster_ip.unwrap();
+        service.spec.unwrap().cluster_ip.unwrap().parse().unwrap()
+    }
+
+    /// Says where a pod is.
+    async fn tell_address(&self, pod: &str, address: IpAddr) {
         let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
         let pods = self.host.api::<Pod>(&self.hosted);
         pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status))
@@ -145,6 +154,51 @@ impl Stage {
     }
 }
 
+/// A store, as far as it is told that its pod may end.
+struct Store {
+    address: IpAddr,
+    released: Arc<AtomicUsize>,
+    _task: tokio::task::JoinSet<()>,
+}
+
+impl Store {
+    /// At this address, where the port is the one that stores have.
+    async fn start(address: IpAddr) -> Self {
+        let listener = TcpListener::bind(SocketAddr::new(address, 2381)).await.unwrap();
+        let released = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&released);
+        let mut task = tokio::task::JoinSet::new();
+        task.spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.unwrap();
+                assert!(request[..length].starts_with(b"POST /release "));
+                count.fetch_add(1, Ordering::Relaxed);
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                stream.write_all(answer).await.unwrap();
+            }
+        });
+        Self {
+            address,
+            released,
+            _task: task,
+        }
+    }
+
+    /// The same, of a pod that is elsewhere than the Cluster's API, which has an address of the host's Services.
+    async fn start_beside(address: IpAddr) -> Self {
+        let IpAddr::V4(address) = address else {
+            panic!("{address} is none of loopback")
+        };
+        let [.., third, fourth] = address.octets();
+        Self::start([127, 97, third, fourth].into()).await
+    }
+
+    fn released(&self) -> usize {
+        self.released.load(Ordering::Relaxed)
+    }
+}
+
 fn nodes(host: &Host) -> Api<Node> {
     Api::all(host.client.clone())
 }
@@ -187,7 +241,7 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     assert_eq!(stage.set().await, (0, 2, incarnation.clone()), "it does not answer");
     assert!(!stage.evict().await, "nobody is sent there yet");
     let (_api, _) = stage.host.start_tenant_api("a").await;
-    stage.tell_address(SECOND).await;
+    stage.tell_address(SECOND, stage.address().await).await;
     stage
         .bring("it takes over", async || {
             let pod = stage.pod(FIRST).await.unwrap();
@@ -258,4 +312,83 @@ async fn a_machine_without_another_is_drained_all_the_same() {
         .await;
     assert_eq!(stage.set().await.1, 1);
     stage.bring("it is evicted", async || stage.evict().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_to_end_serves_until_another_one_does() {
+    let stage = Stage::start(&["one"]).await;
+    let (_, _, incarnation) = stage.set().await;
+    let api = stage.address().await;
+    let (former, next) = (Store::start_beside(api).await, Store::start(api).await);
+    let (_api, _) = stage.host.start_tenant_api("a").await;
+    stage.tell_address(FIRST, former.address).await;
+    stage
+        .bring("it is ready", async || {
+            condition(&stage.host.cluster("a").await, "Ready") == "True/AsExpected"
+        })
+        .await;
+    assert_eq!(former.released(), 0);
+
+    // Nobody has given notice, and there is no other machine.
+    let pods = stage.host.api::<Pod>(&stage.hosted);
+    pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
+    stage
+        .bring("another pod stands by", async || stage.pod(SECOND).await.is_some())
+        .await;
+    assert_eq!(stage.set().await, (0, 2, incarnation.clone()));
+    assert_eq!(stage.target().await.as_deref(), Some(FIRST));
+    stage.place(SECOND, "one").await;
+    stage.host.reconcile("a").await.unwrap();
+    let cluster = stage.host.cluster("a").await;
+    assert_eq!(condition(&cluster, "Progressing"), "True/MachineLeaving");
+    assert_eq!(condition(&cluster, "Ready"), "True/AsExpected", "it serves meanwhile");
+    assert_eq!((former.released(), stage.set().await.0), (0, 0));
+    stage.tell_address(SECOND, api).await;
+    stage.tell(SECOND, true).await;
+    stage
+        .bring("the former is released", async || former.released() > 0)
+        .await;
+    assert_eq!(stage.set().await, (1, 1, incarnation.clone()));
+    assert_eq!(stage.target().await.as_deref(), Some(SECOND));
+    stage.host.reconcile("a").await.unwrap();
+    assert_eq!(former.released(), 1, "it is told once");
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete(FIRST, &now).await.unwrap();
+    for _ in 0..3 {
+        stage.host.context.notices.look(&stage.host.context);
+        stage.host.reconcile("a").await.unwrap();
+    }
+    assert_eq!(stage.set().await, (1, 1, incarnation));
+    assert_eq!(next.released(), 0);
+
+    // Nobody is to take over from a control plane that goes to sleep.
+    stage
+        .host
+        .patch_cluster("a", json!({"spec": {"state": "Asleep"}}))
+        .await;
+    stage
+        .bring("it is released before it ends", async || next.released() == 1)
+        .await;
+    stage.bring("it sleeps", async || stage.set().await.1 == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_from_which_nobody_takes_over_ends_at_once() {
+    let stage = Stage::start(&["one"]).await;
+    let store = Store::start(stage.address().await).await;
+    stage.tell_address(FIRST, store.address).await;
+    // It serves nobody.
+    stage.tell(FIRST, false).await;
+    let first = kube::runtime::reflector::ObjectRef::<Pod>::new(FIRST).within(&stage.hosted);
+    stage
+        .bring("the operator sees that", async || {
+            let pod = stage.host.context.caches.pods.get(&first).unwrap();
+            let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+            conditions.is_some_and(|conditions| conditions.iter().all(|condition| condition.status == "False"))
+        })
+        .await;
+    let pods = stage.host.api::<Pod>(&stage.hosted);
+    pods.delete(FIRST, &DeleteParams::default()).await.unwrap();
+    stage.bring("it is released", async || store.released() == 1).await;
+    assert_eq!(stage.set().await.1, 1, "nobody stands by");
 }

@@ -30,8 +30,6 @@ pub struct Open {
     pub provider: bool,
     /// The way in for konnectivity agents.
     pub konnectivity: bool,
-    /// The operator's way to the store, which knows when the cluster was last used.
-    pub activity: bool,
 }
 
 /// The NetworkPolicy.
@@ -55,13 +53,12 @@ pub fn build_network_policy(identity: &Identity, config: &Config, open: Open) ->
         from: Some(from.collect()),
         ports: Some(ports),
     }];
-    if open.activity {
-        let operator = &config.operator_pods;
-        ingress.push(NetworkPolicyIngressRule {
-            from: Some(vec![build_pods(&operator.namespace, operator.labels.clone())]),
-            ports: Some(vec![build_port("TCP", STORE_PORT)]),
-        });
-    }
+    // The store knows when the cluster was last used, and is told when its pod may end.
+    let operator = &config.operator_pods;
+    ingress.push(NetworkPolicyIngressRule {
+        from: Some(vec![build_pods(&operator.namespace, operator.labels.clone())]),
+        ports: Some(vec![build_port("TCP", STORE_PORT)]),
+    });
     if !config.metrics_from.is_empty() {
         let from = config.metrics_from.iter();
         ingress.push(NetworkPolicyIngressRule {
@@ -176,21 +173,17 @@ mod tests {
             ports.map(|port| port.port.unwrap()).collect::<Vec<_>>()
         };
         let mut config = fixtures::config();
-        assert_eq!(open(&config), [6443, 2381].map(IntOrString::Int));
+        assert_eq!(open(&config), [6443, 2381, 2381].map(IntOrString::Int));
         config.metrics_from.clear();
-        assert_eq!(open(&config), [IntOrString::Int(6443)]);
+        assert_eq!(open(&config), [6443, 2381].map(IntOrString::Int), "the operator's");
     }
 
     #[test]
-    fn the_operator_alone_asks_when_a_cluster_was_used() {
+    fn the_operator_asks_stores_and_tells_them() {
         let identity = fixtures::identity(&fixtures::cluster("demo"));
         let mut config = fixtures::config();
         config.metrics_from.clear();
-        let open = Open {
-            activity: true,
-            ..Open::default()
-        };
-        let spec = build_network_policy(&identity, &config, open).spec.unwrap();
+        let spec = build_network_policy(&identity, &config, Open::default()).spec.unwrap();
         let rules: Vec<_> = spec.ingress.unwrap();
         assert_eq!(rules.len(), 2);
         let labels = [("app.kubernetes.io/name".to_owned(), "yoke-operator".to_owned())];

@@ -14,7 +14,7 @@ use serde::Serialize;
 use yoke_api::names::{KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
 use super::arguments::PKI;
-use super::stateful_set::{SECRET_MODE, build_container, build_mount, build_probe};
+use super::stateful_set::{SECRET_MODE, build_container, build_liveness, build_mount};
 use super::{Blueprint, secrets};
 use crate::addons::{self, konnectivity as agent};
 
@@ -101,7 +101,7 @@ pub(super) fn build_server(blueprint: &Blueprint<'_>) -> Container {
             protocol: Some("TCP".into()),
             ..ContainerPort::default()
         }]),
-        liveness_probe: Some(build_probe("/healthz", HEALTH_PORT, "HTTP")),
+        liveness_probe: Some(build_liveness("/healthz", HEALTH_PORT, "HTTP")),
         volume_mounts: Some(vec![
             build_mount(secrets::KONNECTIVITY, PKI, true),
             build_mount(SOCKET, SOCKET_DIR, false),

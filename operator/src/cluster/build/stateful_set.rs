@@ -30,8 +30,12 @@ pub const NAME: &str = "control-plane";
 const STORE_PORT_NAME: &str = "store-metrics";
 const CONTROLLER_MANAGER_PORT: u16 = 10257;
 const SCHEDULER_PORT: u16 = 10259;
-/// The store writes a resign record after the API server has ended, well within this.
-const GRACE_SECONDS: i64 = 20;
+/// How long a pod that is to end serves on, unless it is released before: as long as it takes another one to stand by.
+pub(crate) const LINGER_SECONDS: i64 = 20;
+/// The API server ends and the store writes a resign record after that, well within this.
+const GRACE_SECONDS: i64 = LINGER_SECONDS + 15;
+/// The same of a component that a probe found not to answer: its hook waits for nobody then.
+const SILENT_SECONDS: i64 = 5;
 /// Files that a group may read: the pod's own.
 pub(super) const SECRET_MODE: i32 = 0o440;
 /// What a kube-apiserver makes sure of when it starts, and is not waited for: the objects are there since the cluster's first
@@ -308,7 +312,8 @@ pub fn has_dns(set: &StatefulSet) -> bool {
 
 /// kine-nats as a native sidecar: it starts before the API server and goes down after it has ended. The API server need not
 /// wait until it is ready: it listens at once and lets clients wait in their requests, which the API server bears for 30 s. It
-/// waits for what the other components are started by, though: the kubelet starts none of them before the hook has ended.
+/// waits for what the other components are started by, though: the kubelet starts none of them before the hook has ended. Before
+/// it ends none waits for it: the kubelet tells it last.
 fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
     Container {
         name: "kine-nats".into(),
@@ -331,7 +336,7 @@ fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
             }),
             ..Lifecycle::default()
         }),
-        liveness_probe: Some(build_probe("/livez", STORE_PORT, "HTTP")),
+        liveness_probe: Some(build_liveness("/livez", STORE_PORT, "HTTP")),
         volume_mounts: Some(vec![
             build_mount(secrets::STORE, arguments::STORE, true),
             build_mount(SOCKET, SOCKET_DIR, false),
@@ -348,7 +353,7 @@ pub fn to_serving(path: &str) -> String {
 }
 
 fn build_api_server(blueprint: &Blueprint<'_>, start: &Start) -> Container {
-    let probe = |path| build_probe(&to_serving(path), API_PORT, "HTTPS");
+    let alive = || build_liveness(&to_serving("/livez"), API_PORT, "HTTPS");
     let base = build_container(blueprint, blueprint.accepted.class.resources.api_server.clone());
     let mut mounts = vec![
         build_mount(secrets::API_SERVER, PKI, true),
@@ -372,17 +377,17 @@ fn build_api_server(blueprint: &Blueprint<'_>, start: &Start) -> Container {
         startup_probe: Some(Probe {
             period_seconds: Some(1),
             failure_threshold: Some(180),
-            ..probe("/livez")
+            ..alive()
         }),
         liveness_probe: Some(Probe {
             timeout_seconds: Some(15),
             failure_threshold: Some(8),
-            ..probe("/livez")
+            ..alive()
         }),
         readiness_probe: Some(Probe {
             period_seconds: Some(5),
             timeout_seconds: Some(5),
-            ..probe("/readyz")
+            ..build_probe(&to_serving("/readyz"), API_PORT, "HTTPS")
         }),
         security_context: Some(SecurityContext {
             capabilities: Some(Capabilities {
@@ -443,9 +448,31 @@ pub(super) fn build_container(blueprint: &Blueprint<'_>, resources: Option<Resou
     Container {
         image_pull_policy: Some(blueprint.config.image_pull_policy.clone()),
         env: Some(variables),
+        lifecycle: Some(build_linger()),
         resources,
         security_context: Some(build_security()),
         ..Container::default()
+    }
+}
+
+/// Has a component that is told to end serve on until the store beside it says that it is released: another control plane may
+/// come to take over. Where no store answers it ends at once. All of them wait: a pod of which one has ended is not ready.
+///
+/// The kubelet waits for the answer as long as the grace period:
+/// <https://kubernetes.io/docs/concepts/containers/container-lifecycle-hooks/#hook-handler-execution>.
+fn build_linger() -> Lifecycle {
+    let asked = HTTPGetAction {
+        path: Some(format!("/released?seconds={LINGER_SECONDS}")),
+        port: IntOrString::Int(STORE_PORT.into()),
+        scheme: Some("HTTP".into()),
+        ..HTTPGetAction::default()
+    };
+    Lifecycle {
+        pre_stop: Some(LifecycleHandler {
+            http_get: Some(asked),
+            ..LifecycleHandler::default()
+        }),
+        ..Lifecycle::default()
     }
 }
 
@@ -457,7 +484,7 @@ fn build_variable(name: &str, value: String) -> EnvVar {
     }
 }
 
-pub(super) fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
+fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.into()),
@@ -472,13 +499,21 @@ pub(super) fn build_probe(path: &str, port: u16, scheme: &str) -> Probe {
     }
 }
 
+/// By which a component is started again.
+pub(super) fn build_liveness(path: &str, port: u16, scheme: &str) -> Probe {
+    Probe {
+        termination_grace_period_seconds: Some(SILENT_SECONDS),
+        ..build_probe(path, port, scheme)
+    }
+}
+
 /// Of a component that may first have to wait: for the API server beside it, and in a pod that stands by until that takes over.
 fn build_client_probe(port: u16) -> Probe {
     Probe {
         initial_delay_seconds: Some(180),
         timeout_seconds: Some(15),
         failure_threshold: Some(8),
-        ..build_probe("/healthz", port, "HTTPS")
+        ..build_liveness("/healthz", port, "HTTPS")
     }
 }
 

@@ -1,15 +1,18 @@
-//! The planned takeover of a control plane whose machine is about to go: which pod serves, and what is to be done next. Pure.
+//! The planned takeover of a control plane whose machine is about to go, or whose pod is to end: which pod serves, and what is
+//! to be done next. Pure.
 //!
 //! ```text
 //!  serves: N                       ordinals.start N, replicas 1
-//!  notice ─▶ stands by: N + 1      replicas 2      its store follows, its API server serves, its controllers wait for its store
-//!  it is ready ─▶ serves: N + 1    ordinals.start N + 1, replicas 1      N gets SIGTERM, and its store resigns
+//!  notice, or N is to end
+//!     ─▶ stands by: N + 1          replicas 2      its store follows, its API server serves, its controllers wait for its store
+//!  it is ready ─▶ serves: N + 1    ordinals.start N + 1, replicas 1      N is released: it gets SIGTERM, and its store resigns
 //! ```
 //!
 //! The template stays as it is, or a rolling update would end the former first.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{incarnation_of, running_incarnation};
 use crate::cluster::build::stateful_set;
@@ -45,29 +48,86 @@ fn numbered<P: AsRef<Pod>>(pods: &[P], number: i32) -> impl Iterator<Item = &Pod
     pods.filter(move |pod| pod.metadata.name.as_ref() == Some(&name))
 }
 
-/// What is to be done with a control plane that is to run with this number of a start; `leaves`: the machine of its pod is about
-/// to go, and there is another one.
-pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnation: u64, leaves: bool) -> Step {
+/// Why a control plane is taken over, if it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The machine of its pod is about to go, and there is another one.
+    Machine,
+    /// Its pod is to end, and serves on for a while.
+    End,
+}
+
+/// What is to be done with a control plane that is to run with this number of a start.
+pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnation: u64, cause: Option<Cause>) -> Step {
     // Another start replaces the pod, which goes elsewhere by that.
     if running_incarnation(set) != Some(incarnation) {
         return Step::Alone;
     }
     let first = first_of(set);
-    let of_this_start = |pod: &&Pod| {
-        pod.metadata.deletion_timestamp.is_none()
-            && incarnation_of(pod.metadata.annotations.as_ref()) == Some(incarnation)
-    };
+    let of_this_start = |pod: &&Pod| !ends(pod) && is_of(pod, incarnation);
     let standby = numbered(pods, first.saturating_add(1)).find(of_this_start);
     // Who was evicted does not come back before the other one serves.
-    let ends = numbered(pods, first).any(|pod| pod.metadata.deletion_timestamp.is_some());
+    let ended = numbered(pods, first).any(ends);
+    let leaves = cause == Some(Cause::Machine);
     // A class may tolerate whatever keeps others off a machine.
     let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
     match standby {
-        Some(standby) if is_ready(standby) && (ends || leaves && is_elsewhere(standby)) => Step::TakeOver,
-        Some(_) if ends => Step::Replace,
+        Some(standby) if is_ready(standby) && (ended || leaves && is_elsewhere(standby)) => Step::TakeOver,
+        _ if cause == Some(Cause::End) => Step::StandBy,
+        Some(_) if ended => Step::Replace,
         _ if leaves => Step::StandBy,
         _ => Step::Alone,
     }
+}
+
+/// The pods that are to end at once: all but those that there are to be with this number of a start, of which one that is to
+/// end serves on while another one comes to take over.
+pub fn plan_released<P: AsRef<Pod>>(
+    pods: &[P],
+    incarnation: u64,
+    (first, replicas): (i32, i32),
+    lingers: bool,
+) -> Vec<&Pod> {
+    let names: Vec<_> = (first..first.saturating_add(replicas))
+        .map(stateful_set::pod_name)
+        .collect();
+    let stays = |pod: &Pod| {
+        let place = names.iter().position(|name| pod.metadata.name.as_ref() == Some(name));
+        let goes = ends(pod) && !(place == Some(0) && lingers);
+        is_of(pod, incarnation) && place.is_some() && !goes
+    };
+    pods.iter().map(AsRef::as_ref).filter(|pod| !stays(pod)).collect()
+}
+
+/// Whether a pod is to end.
+pub fn ends(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// The pod that serves though it is to end, as one of this number of a start does for a while, unless it is released.
+pub fn lingering<'p, P: AsRef<Pod>>(
+    set: Option<&StatefulSet>,
+    pods: &'p [P],
+    incarnation: u64,
+    now: Timestamp,
+) -> Option<&'p Pod> {
+    let lingers =
+        |pod: &&Pod| is_of(pod, incarnation) && is_ready(pod) && lingers_until(pod).is_some_and(|end| now < end);
+    serving(set, pods).find(lingers)
+}
+
+/// Until when a pod that is to end serves on, at the longest.
+fn lingers_until(pod: &Pod) -> Option<Timestamp> {
+    let end = pod.metadata.deletion_timestamp.as_ref()?.0;
+    // The grace period is in the timestamp already.
+    let grace = pod.metadata.deletion_grace_period_seconds?;
+    let told = end.checked_sub(SignedDuration::from_secs(grace)).ok()?;
+    let longest = SignedDuration::from_secs(grace.min(stateful_set::LINGER_SECONDS));
+    told.checked_add(longest).ok()
+}
+
+fn is_of(pod: &Pod, incarnation: u64) -> bool {
+    incarnation_of(pod.metadata.annotations.as_ref()) == Some(incarnation)
 }
 
 fn place_of(pod: &Pod) -> Option<&String> {
@@ -121,36 +181,110 @@ mod tests {
             Some([("yoke.drzzl.io/incarnation".to_owned(), "6".to_owned())].into());
         let mut beside = next();
         Arc::make_mut(&mut beside).spec = old().spec.clone();
-        for (rule, incarnation, leaves, pods, expected) in [
-            ("on the same machine", 7, true, vec![old(), beside], Step::StandBy),
-            ("all is well", 7, false, vec![old()], Step::Alone),
-            ("notice", 7, true, vec![old()], Step::StandBy),
-            ("it is not ready", 7, true, vec![old(), early()], Step::StandBy),
-            ("it is ready", 7, true, vec![old(), next()], Step::TakeOver),
-            ("of another start", 7, true, vec![old(), foreign], Step::StandBy),
-            ("it ends itself", 7, true, vec![old(), ending(next())], Step::StandBy),
-            ("the notice is taken back", 7, false, vec![old(), next()], Step::Alone),
+        let (machine, end) = (Some(Cause::Machine), Some(Cause::End));
+        for (rule, incarnation, cause, pods, expected) in [
             (
-                "the former is evicted",
+                "on the same machine",
                 7,
-                false,
-                vec![ending(old()), early()],
-                Step::Replace,
+                machine,
+                vec![old(), beside.clone()],
+                Step::StandBy,
             ),
+            ("all is well", 7, None, vec![old()], Step::Alone),
+            ("notice", 7, machine, vec![old()], Step::StandBy),
+            ("it is not ready", 7, machine, vec![old(), early()], Step::StandBy),
+            ("it is ready", 7, machine, vec![old(), next()], Step::TakeOver),
+            ("of another start", 7, machine, vec![old(), foreign], Step::StandBy),
+            ("it ends itself", 7, machine, vec![old(), ending(next())], Step::StandBy),
+            ("the notice is taken back", 7, None, vec![old(), next()], Step::Alone),
+            ("the pod is to end", 7, end, vec![ending(old())], Step::StandBy),
+            ("and serves on", 7, end, vec![ending(old()), early()], Step::StandBy),
             (
-                "when it is ready",
+                "until another is ready",
                 7,
-                false,
+                end,
                 vec![ending(old()), next()],
                 Step::TakeOver,
             ),
-            ("with none beside it", 7, false, vec![ending(old())], Step::Alone),
-            ("another start is due", 8, true, vec![old(), next()], Step::Alone),
+            (
+                "which may be beside it",
+                7,
+                end,
+                vec![ending(old()), beside],
+                Step::TakeOver,
+            ),
+            ("it has ended", 7, None, vec![ending(old()), early()], Step::Replace),
+            ("when it is ready", 7, None, vec![ending(old()), next()], Step::TakeOver),
+            ("with none beside it", 7, None, vec![ending(old())], Step::Alone),
+            ("another start is due", 8, machine, vec![old(), next()], Step::Alone),
         ] {
-            let step = plan_step(Some(&set(3, 1)), &pods, incarnation, leaves);
+            let step = plan_step(Some(&set(3, 1)), &pods, incarnation, cause);
             assert_eq!(step, expected, "{rule}");
         }
-        assert_eq!(plan_step::<Arc<Pod>>(None, &[], 7, true), Step::Alone, "there is none");
+        assert_eq!(
+            plan_step::<Arc<Pod>>(None, &[], 7, machine),
+            Step::Alone,
+            "there is none"
+        );
+    }
+
+    #[test]
+    fn who_is_not_waited_for_ends_at_once() {
+        let (old, next) = (|| pod(3, true), || pod(4, false));
+        let ends = || vec![ending(old()), next()];
+        for (rule, incarnation, wanted, lingers, pods, expected) in [
+            ("all is well", 7, (3, 1), false, vec![old()], &[][..]),
+            ("another stands by", 7, (3, 2), false, vec![old(), next()], &[]),
+            ("it is to end", 7, (3, 2), true, ends(), &[]),
+            ("its time is over", 7, (3, 1), false, vec![ending(old())], &[3]),
+            ("another one serves", 7, (4, 1), true, ends(), &[3]),
+            ("it is not told yet", 7, (4, 1), false, vec![old(), next()], &[3]),
+            ("none is to stand by", 7, (3, 1), false, vec![old(), next()], &[4]),
+            (
+                "who stands by ends",
+                7,
+                (3, 2),
+                true,
+                vec![ending(old()), ending(next())],
+                &[4],
+            ),
+            ("another start", 8, (3, 1), false, vec![old()], &[3]),
+            ("sleep", 7, (3, 0), false, ends(), &[3, 4]),
+        ] {
+            let released = plan_released(&pods, incarnation, wanted, lingers);
+            let names: Vec<_> = released.iter().filter_map(|pod| pod.metadata.name.clone()).collect();
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|number| format!("control-plane-{number}"))
+                .collect();
+            assert_eq!(names, expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn who_is_to_end_serves_for_a_while() {
+        let at = |second: i64| "2026-11-21T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second);
+        // Told at second 0.
+        let told = |is_ready: bool, grace: i64| {
+            let mut pod = pod(3, is_ready);
+            let meta = &mut Arc::make_mut(&mut pod).metadata;
+            meta.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(grace)));
+            meta.deletion_grace_period_seconds = Some(grace);
+            pod
+        };
+        for (rule, pod, incarnation, second, expected) in [
+            ("just told", told(true, 35), 7, 1, true),
+            ("still", told(true, 35), 7, 19, true),
+            ("over", told(true, 35), 7, 20, false),
+            ("with less grace", told(true, 5), 7, 5, false),
+            ("not ready", told(false, 35), 7, 1, false),
+            ("another start is due", told(true, 35), 8, 1, false),
+            ("not told", self::pod(3, true), 7, 1, false),
+        ] {
+            let pods = [pod];
+            let found = lingering(Some(&set(3, 1)), &pods, incarnation, at(second));
+            assert_eq!(found.is_some(), expected, "{rule}");
+        }
     }
 
     #[test]

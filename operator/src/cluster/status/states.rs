@@ -242,7 +242,7 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     ) {
         return State::yes(
             Reason::MachineLeaving,
-            "The machine that runs the control plane is about to go; another one is to take it over.",
+            "The pod that runs the control plane, or its machine, is about to go; another one is to take it over.",
         );
     }
     match (&outcome.control_plane, ready.status) {

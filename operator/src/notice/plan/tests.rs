@@ -76,9 +76,27 @@ fn who_leaves_is_on_a_machine_with_a_notice() {
     let mut unplaced = pod("s", "a");
     unplaced.spec.as_mut().unwrap().node_name = None;
     let pods = [pod("q", "a"), pod("p", "a"), pod("o", "b"), ending, unplaced].map(Box::new);
-    let leavers = plan_leavers(&machines, &pods, &taints());
-    let names: Vec<_> = leavers.iter().map(|leaver| leaver.pod.as_str()).collect();
-    assert_eq!(names, ["p", "q"]);
+    let none = HashMap::new();
+    let leavers = plan_leavers(&machines, &pods, &taints(), &none);
+    let names = |leavers: &[Leaver]| leavers.iter().map(|leaver| leaver.pod.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&leavers), ["p", "q"]);
+    let noted = |ends| {
+        let cluster = ObjectRef::new("r").within("demo");
+        let (machine, state) = ("a".to_owned(), State::Waiting);
+        HashMap::from([(
+            "r".to_owned(),
+            Notice {
+                cluster,
+                machine,
+                ends,
+                state,
+            },
+        )])
+    };
+    let same = plan_leavers(&machines, &pods, &taints(), &noted(false));
+    assert_eq!(same, leavers, "another one has taken over");
+    let more = plan_leavers(&machines, &pods, &taints(), &noted(true));
+    assert_eq!(names(&more), ["p", "q", "r"], "it serves on");
     assert_eq!(leavers[0].cluster, ObjectRef::new("p").within("demo"));
     assert!(!leavers[0].has_other, "the other machine is for others");
 }
@@ -89,7 +107,34 @@ fn leaver(pod: &str, has_other: bool) -> Leaver {
         cluster: ObjectRef::new(pod).within("demo"),
         machine: "a".into(),
         has_other,
+        ends: false,
     }
+}
+
+#[test]
+fn a_pod_that_is_to_end_needs_no_other_machine() {
+    let mut ending = pod("p", "a");
+    ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
+    for (rule, machine, expected) in [
+        ("its machine stays", machine("a", &[]), true),
+        ("its machine goes", machine("a", &[(TAINTS[1], "NoSchedule")]), false),
+    ] {
+        let leaver = plan_leaver(&[machine], &ending, &taints()).unwrap();
+        assert!(leaver.ends);
+        assert_eq!(leaver.has_other, expected, "{rule}");
+    }
+    let now = Instant::now();
+    let told = |before: Option<&Notice>, ends, at: u64| {
+        let leaver = Leaver {
+            ends,
+            ..leaver("p", true)
+        };
+        let now = now + Duration::from_secs(at);
+        plan_notice(before, leaver, &mut VecDeque::new(), 1, now)
+    };
+    let first = told(None, false, 0);
+    assert_eq!(told(Some(&first), true, 111).state, first.state, "it ends by itself");
+    assert_eq!(told(Some(&first), false, 111).state, State::Failed);
 }
 
 #[test]
@@ -131,6 +176,7 @@ fn clusters_are_called_for_while_there_is_something_to_do() {
             Notice {
                 cluster,
                 machine,
+                ends: false,
                 state,
             },
         )
