@@ -58,7 +58,7 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
             "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"},
         })),
         Stored::applied(&hosted::build_api_server_files(blueprint)),
-        Stored::applied(&hosted::build_ingress(identity, asked, materials)),
+        Stored::applied(&hosted::build_ingress(identity, asked, &materials.trust())),
         Stored::applied(&doors::build_network_policy(
             identity,
             blueprint.config,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::{Mutex, PoisonError};
 
 use data_encoding::HEXLOWER;
@@ -15,6 +15,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use yoke_api::{Lenient, labels};
+
+use crate::ledger::Ledger;
 
 /// A write failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +38,9 @@ pub struct ApplyError {
 pub struct Applier {
     client: Client,
     params: PatchParams,
-    /// What the API server says in other words than were applied, and the version that says so: few objects, if any.
-    reworded: Mutex<HashMap<Key, Reworded>>,
+    /// What is not seen to be as it was applied and is, by a hash of its key, and the version that is so: what the API server
+    /// says in other words, and what is kept in parts.
+    reworded: Mutex<HashMap<u64, Reworded>>,
 }
 
 type Key = (String, String, String);
@@ -52,10 +55,8 @@ pub trait Known<K: Resource> {
         object.meta().resource_version.clone()
     }
 
-    /// Whether it is seen that an object is as it was applied; otherwise it is remembered of each version.
-    fn sees(&self) -> bool {
-        true
-    }
+    /// Whether it will be seen of an object that it is as it was applied; otherwise that is remembered of its version.
+    fn sees(&self, found: &K, wanted: &Value) -> bool;
 }
 
 /// What is seen of an object that is to be applied.
@@ -65,52 +66,10 @@ pub enum Sight {
     Applied,
     /// What is wanted was applied, and it says something else: in other words, or since somebody changed it. Its version.
     Reworded(Option<String>),
-    /// The same, but what it says is not known.
+    /// It is not seen to be what was applied, and what it says is not known.
     Unread(String),
     /// Something else was applied, or nothing.
     Other,
-}
-
-/// Objects of which a part is known, with the digests that they bear.
-#[derive(Clone, Debug)]
-pub struct Parts<K>(pub(crate) Store<K>)
-where
-    K: Resource<DynamicType = ()> + Clone + 'static;
-
-impl<K> std::ops::Deref for Parts<K>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    type Target = Store<K>;
-
-    fn deref(&self) -> &Store<K> {
-        &self.0
-    }
-}
-
-impl<K> Known<K> for Parts<K>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    fn compare(&self, object: &K, _: &Value, digest: &str) -> Sight {
-        let known = self.get(&ObjectRef::from_obj(object));
-        let borne = known.filter(|known| bears(known.as_ref(), digest));
-        borne.map_or(Sight::Other, |known| {
-            Sight::Unread(self.version(&known).unwrap_or_default())
-        })
-    }
-
-    /// Of its status nothing is applied.
-    fn version(&self, object: &K) -> Option<String> {
-        let meta = object.meta();
-        let mut hasher = DefaultHasher::new();
-        (&meta.uid, meta.generation, &meta.labels, &meta.annotations).hash(&mut hasher);
-        Some(format!("{:x}", hasher.finish()))
-    }
-
-    fn sees(&self) -> bool {
-        false
-    }
 }
 
 impl<K> Known<K> for Store<K>
@@ -129,12 +88,26 @@ where
             false => Sight::Reworded(known.resource_version()),
         }
     }
+
+    fn sees(&self, found: &K, wanted: &Value) -> bool {
+        says(found, wanted)
+    }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Hashes of the digest and of the version: each Cluster may have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reworded {
-    digest: String,
-    version: Option<String>,
+    digest: u64,
+    version: u64,
+}
+
+impl Reworded {
+    fn new(digest: &str, version: Option<&str>) -> Self {
+        Self {
+            digest: hash_of(digest),
+            version: hash_of(&version),
+        }
+    }
 }
 
 impl Debug for Applier {
@@ -185,10 +158,10 @@ impl Applier {
             .patch(&object.name_any(), &self.params, &Patch::Apply(&wanted))
             .await;
         let found = result.map_err(|source| failed("applying", object, source))?;
-        if known.sees() && says(&found, &wanted) {
-            self.lock().remove(&key_of(object));
+        if known.sees(&found, &wanted) {
+            self.lock().remove(&hash_of(&key_of(object)));
         } else {
-            self.note(object, digest, known.version(&found));
+            self.note(object, &digest, known.version(&found));
         }
         Ok(())
     }
@@ -211,8 +184,8 @@ impl Applier {
             Sight::Reworded(version) => version.clone(),
             Sight::Unread(version) => Some(version.clone()),
         };
-        let is_noted = |noted: &Reworded| noted.digest == digest && noted.version == version;
-        if self.lock().get(&key_of(object)).is_some_and(is_noted) {
+        let noted = Reworded::new(digest, version.as_deref());
+        if self.lock().get(&hash_of(&key_of(object))) == Some(&noted) {
             return Ok(true);
         }
         if let Sight::Reworded(_) = sight {
@@ -223,13 +196,28 @@ impl Applier {
         let Some(found) = found.filter(|found| says(found, wanted)) else {
             return Ok(false);
         };
-        self.note(object, digest.to_owned(), known.version(&found));
+        self.note(object, digest, known.version(&found));
         Ok(true)
     }
 
     /// Notes that a version of an object is what is wanted, whatever it looks like.
-    fn note<K: Resource<DynamicType = ()>>(&self, object: &K, digest: String, version: Option<String>) {
-        self.lock().insert(key_of(object), Reworded { digest, version });
+    fn note<K: Resource<DynamicType = ()>>(&self, object: &K, digest: &str, version: Option<String>) {
+        let noted = Reworded::new(digest, version.as_deref());
+        self.lock().insert(hash_of(&key_of(object)), noted);
+    }
+
+    /// The digest of what was applied of an object that still is that, as far as that is known without asking for it.
+    pub(crate) fn find_standing<K>(&self, ledger: &Ledger<K>, namespace: &str, name: &str) -> Option<String>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned,
+    {
+        let (digest, version) = ledger.borne(namespace, name)?;
+        let Some(version) = version else {
+            return Some(digest);
+        };
+        let key = (K::kind(&()).into_owned(), namespace.to_owned(), name.to_owned());
+        let noted = Reworded::new(&digest, Some(&version));
+        (self.lock().get(&hash_of(&key)) == Some(&noted)).then_some(digest)
     }
 
     /// Makes an object that must not be there yet; `None` if one of its name is.
@@ -253,7 +241,7 @@ impl Applier {
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
-        self.lock().remove(&key_of(object));
+        self.lock().remove(&hash_of(&key_of(object)));
         let result = api.delete(&object.name_any(), &only(object)).await;
         accept_absence(result).map_err(|source| failed("deleting", object, source))
     }
@@ -279,7 +267,7 @@ impl Applier {
             return Ok(false);
         };
         if found.metadata.deletion_timestamp.is_none() {
-            self.lock().remove(&named);
+            self.lock().remove(&hash_of(&named));
             let result = api.delete(&key.name, &only(&found)).await;
             accept_absence(result).map_err(|source| failed_at("deleting", named, source))?;
         }
@@ -311,7 +299,7 @@ impl Applier {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Reworded>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Reworded>> {
         // Each change is one insert or removal, so the map is whole after any panic.
         self.reworded.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -365,6 +353,13 @@ fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> Key {
     )
 }
 
+/// The same for the same value, as long as the process.
+pub(crate) fn hash_of<T: Hash + ?Sized>(value: &T) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The same for the same object, in whatever process.
 pub(crate) fn digest_of(wanted: &Value) -> String {
     HEXLOWER.encode(&Sha256::digest(wanted.to_string())[..8])
@@ -386,7 +381,7 @@ pub fn seal(wanted: &mut Value) {
 }
 
 /// Whether an object says all that is wanted of it.
-fn says<K: Serialize>(found: &K, wanted: &Value) -> bool {
+pub(crate) fn says<K: Serialize>(found: &K, wanted: &Value) -> bool {
     serde_json::to_value(found).is_ok_and(|found| is_part(wanted, &found))
 }
 

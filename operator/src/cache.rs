@@ -9,6 +9,9 @@
 //!
 //! An object that cannot be read is told of and left out: it must not take the others of its kind with it.
 
+mod clusters;
+mod extent;
+mod reserved;
 mod shelf;
 mod trim;
 
@@ -37,10 +40,12 @@ use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
+pub use self::clusters::Clusters;
+use self::reserved::Counted;
+pub use self::reserved::Reserved;
 use self::shelf::{Shelf, Whole};
 use self::trim::without_extras;
-use crate::apply::Parts;
-use crate::ledger::{self, Ended, Ledger};
+use crate::ledger::{self, Ended, Extent, Ledger};
 use crate::metrics::OperatorMetrics;
 use crate::notice::Machine;
 use crate::triggers::Triggers;
@@ -49,12 +54,15 @@ use crate::triggers::Triggers;
 /// delay. It is [`Triggered::wait`] until the first lists are there, then controllers, and both keep one entry for each
 /// object.
 const TRIGGER_CAPACITY: usize = 1024;
-/// How long the first lists may take before the process gives up.
-const SYNC_LIMIT: Duration = Duration::from_secs(60);
+/// How long the first lists may take before the process gives up: there may be hundreds of thousands of objects.
+const SYNC_LIMIT: Duration = Duration::from_secs(180);
 /// The one kind without which the operator starts.
 const JOIN_TOKEN: &str = "JoinToken";
 /// Objects that people write in one page of a list: each may have 1.5 MiB, which read take some times that.
 const PAGE: u32 = 8;
+/// The same of control planes, of 60 KiB each. Of what else the operator makes there are as many as the library asks for: each
+/// page is waited for.
+const PAGE_OF_SETS: u32 = 64;
 
 /// The first lists did not come.
 #[derive(Debug, thiserror::Error)]
@@ -74,21 +82,23 @@ pub enum SyncError {
 #[derive(Clone, Debug)]
 pub struct Caches {
     /// All Clusters.
-    pub clusters: Store<Cluster>,
+    pub clusters: Clusters,
     /// All Tenants.
     pub tenants: Store<Tenant>,
     /// All JoinTokens.
     pub join_tokens: Store<JoinToken>,
     /// Namespaces that the operator made.
-    pub namespaces: Store<Namespace>,
-    /// Secrets that the operator made or asked cert-manager for.
-    pub secrets: Store<Secret>,
-    /// ConfigMaps of hosted namespaces.
-    pub config_maps: Store<ConfigMap>,
+    pub namespaces: Ledger<Namespace>,
+    /// Secrets that the operator made or asked cert-manager for: which keys they have, and what is no secret.
+    pub secrets: Ledger<Secret>,
+    /// What stores have reserved at NATS, as their Secrets say.
+    pub reserved: Reserved,
+    /// ConfigMaps of hosted namespaces: what the ingress is told.
+    pub config_maps: Ledger<ConfigMap>,
     /// Services of control planes.
-    pub services: Store<Service>,
+    pub services: Ledger<Service>,
     /// Control planes: what is read of them.
-    pub stateful_sets: Parts<StatefulSet>,
+    pub stateful_sets: Ledger<StatefulSet>,
     /// Pods of control planes.
     pub pods: Store<Pod>,
     /// PodDisruptionBudgets of control planes.
@@ -166,13 +176,13 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
     let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
     let (join_token_sender, join_tokens) = mpsc::channel(TRIGGER_CAPACITY);
-    let (cluster_store, cluster_writer) = reflector::store();
+    let (known_clusters, twice) = Clusters::open();
     let (join_token_store, join_token_writer) = reflector::store();
     let triggers = Triggers::new(
         cluster_sender,
         tenant_sender,
         join_token_sender,
-        cluster_store.clone(),
+        known_clusters.short(),
         join_token_store.clone(),
     );
     let drain = supervisor.drain();
@@ -186,36 +196,38 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         unserved,
     };
     let every = watcher::Config::default().page_size(PAGE);
-    let clusters_kept = Whole {
-        store: cluster_store.clone(),
-        writer: cluster_writer,
-    };
-    starter.spawn("watch-clusters", every.clone(), clusters_kept);
+    starter.spawn("watch-clusters", every.clone(), twice);
     let join_tokens_kept = Whole {
         store: join_token_store.clone(),
         writer: join_token_writer,
     };
     starter.spawn("watch-jointokens", every.clone(), join_tokens_kept);
+    let (secrets, scribe) = ledger::open(extent::SECRETS);
+    let (reserved, counted) = Counted::new(scribe);
+    starter.spawn("watch-secrets", build_ours(), counted);
     let caches = Caches {
-        clusters: cluster_store,
+        clusters: known_clusters,
         tenants: starter.watch("watch-tenants", every),
         join_tokens: join_token_store,
-        namespaces: starter.watch_ours("watch-namespaces"),
-        secrets: starter.watch_ours("watch-secrets"),
-        config_maps: starter.watch_ours("watch-configmaps"),
-        services: starter.watch_ours("watch-services"),
-        stateful_sets: Parts(starter.watch_ours("watch-statefulsets")),
+        namespaces: starter.note_ours("watch-namespaces", extent::NAMESPACES),
+        secrets,
+        reserved,
+        config_maps: starter.note_ours("watch-configmaps", extent::CONFIG_MAPS),
+        services: starter.note_ours("watch-services", extent::SERVICES),
+        stateful_sets: starter.note(
+            "watch-statefulsets",
+            build_ours().page_size(PAGE_OF_SETS),
+            extent::STATEFUL_SETS,
+        ),
         pods: starter.watch_ours("watch-pods"),
         budgets: starter.watch_ours("watch-poddisruptionbudgets"),
         machines: starter.watch("watch-nodes", watcher::Config::default()),
-        network_policies: starter.note_ours("watch-networkpolicies", |_| &[]),
+        network_policies: starter.note_ours("watch-networkpolicies", extent::NETWORK_POLICIES),
         roles: starter.watch_ours("watch-roles"),
         role_bindings: starter.watch_ours("watch-rolebindings"),
         resource_quotas: starter.watch_ours("watch-resourcequotas"),
-        certificates: starter.note_ours("watch-certificates", |certificate: &Certificate| {
-            &certificate.spec.dns_names
-        }),
-        issuers: starter.note_ours("watch-issuers", |_| &[]),
+        certificates: starter.note_ours("watch-certificates", extent::CERTIFICATES),
+        issuers: starter.note_ours("watch-issuers", extent::ISSUERS),
     };
     let triggered = Triggered {
         clusters: clusters.boxed(),
@@ -236,14 +248,14 @@ impl Caches {
             }
         };
         tokio::try_join!(
-            wait_for(&self.clusters),
+            self.clusters.wait_until_listed(),
             wait_for(&self.tenants),
             join_tokens,
-            wait_for(&self.namespaces),
-            wait_for(&self.secrets),
-            wait_for(&self.config_maps),
-            wait_for(&self.services),
-            wait_for(&self.stateful_sets),
+            self.namespaces.wait_until_listed(),
+            self.secrets.wait_until_listed(),
+            self.config_maps.wait_until_listed(),
+            self.services.wait_until_listed(),
+            self.stateful_sets.wait_until_listed(),
             wait_for(&self.pods),
             wait_for(&self.budgets),
             wait_for(&self.machines),
@@ -296,9 +308,13 @@ impl Starter<'_> {
     }
 
     /// The same, of which a line each is kept.
-    fn note_ours<K: Watched>(&mut self, task: &'static str, read_names: fn(&K) -> &[String]) -> Ledger<K> {
-        let (ledger, scribe) = ledger::open(read_names);
-        self.spawn(task, build_ours(), scribe);
+    fn note_ours<K: Watched>(&mut self, task: &'static str, extent: Extent<K>) -> Ledger<K> {
+        self.note(task, build_ours(), extent)
+    }
+
+    fn note<K: Watched>(&mut self, task: &'static str, config: watcher::Config, extent: Extent<K>) -> Ledger<K> {
+        let (ledger, scribe) = ledger::open(extent);
+        self.spawn(task, config, scribe);
         ledger
     }
 

@@ -39,7 +39,9 @@ mod withdraw;
 mod workers;
 
 pub use guard::{Guard, Keeper};
-pub(crate) use kept::find_left;
+#[cfg(test)]
+pub(crate) use kept::data_of;
+pub(crate) use kept::{find_left, is_of_tenant};
 pub use probe::Answer;
 pub use turns::Turns;
 pub use workers::{Workers, WorkersSeen};
@@ -72,9 +74,13 @@ const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "cluster";
 
-/// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
+/// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again. What it is told of may be
+/// in short.
 pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
+    let Some(cluster) = context.caches.clusters.get(&ObjectRef::from_obj(cluster.as_ref())) else {
+        return Ok(Action::await_change());
+    };
     let result = if cluster.metadata.deletion_timestamp.is_some() {
         Box::pin(delete::delete(&context, &cluster)).await
     } else {
@@ -235,7 +241,7 @@ fn judge<'a>(
     identity: &Identity,
     observed: &Observed,
 ) -> Result<Accepted<'a>, Refusal> {
-    let reserved = kept::find_reserved(context, &identity.tenant);
+    let reserved = context.caches.reserved.of(&identity.tenant);
     let accepted = look_around(context, cluster, identity, reserved, |around| {
         validate::validate(cluster, identity, around)
     })?;

@@ -13,6 +13,7 @@ use yoke_pki::plan::ROOT;
 
 use crate::apply::Applier;
 use crate::cache::Caches;
+use crate::cluster::build::Gist;
 use crate::cluster::{Answer, Guard, Turns, WorkersSeen};
 use crate::conditions::State;
 use crate::config::Config;
@@ -20,7 +21,7 @@ use crate::events::Events;
 use crate::join_token::Slots;
 use crate::loss::Losses;
 use crate::metrics::OperatorMetrics;
-use crate::nats::{Account, Nats};
+use crate::nats::Nats;
 use crate::notice::Notices;
 use crate::reaper::Reaper;
 use crate::signer::Signer;
@@ -78,8 +79,10 @@ pub struct Context {
 /// What was last seen of one cluster at places that have no watch.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The account whose streams were found or made, when, and what they held; or why NATS has no room for them.
-    pub store: Option<(Account, Instant, Result<i64, String>)>,
+    /// A hash of the account whose streams were found or made, when, and what they held; or why NATS has no room for them.
+    pub store: Option<(u64, Instant, Result<i64, String>)>,
+    /// A hash of what was copied, and of what it was copied from, with what is read of that.
+    pub copied: Option<(u64, Gist)>,
     /// When the base objects were applied in the tenant's API, by the uid of the pod that answered.
     pub base: Option<(String, Instant)>,
     /// Nodes that were counted.
@@ -205,6 +208,9 @@ impl Context {
         let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(seen) = all.get_mut(id) {
             (seen.asked, seen.slow, seen.awake) = (None, None, None);
+            if let Some((_, gist)) = &mut seen.copied {
+                gist.reach = None;
+            }
         }
     }
 

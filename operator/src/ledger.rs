@@ -1,38 +1,64 @@
-//! What is known of objects that are applied and not read: a line each, in place of the object, of which there are ten and more
-//! for each Cluster.
+//! What is known of the objects that make up Clusters: of each a line in place of the object, of which there are forty for each
+//! Cluster.
 //!
-//! A line says whether the object bears the digest of what was applied of it, and whether it is that. Who has to know more asks
-//! the host API.
+//! ```text
+//!  watch ─▶ Scribe: is it as it was applied? ─▶ without what nobody reads ─▶ packed beside an example ─▶ line
+//!                                                                      reconciliation ◀─ unpacked ◀─┘
+//! ```
+//!
+//! A line says whether the object bears the digest of what was applied of it, and whether it is that, of all of it; and it has
+//! what is read of it here. Who has to know more asks the host API.
 
-use std::collections::HashMap;
-use std::marker::PhantomData;
+mod examples;
+mod line;
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use data_encoding::HEXLOWER;
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::watch;
 use yoke_api::labels;
+use yoke_api::names::PKI_NAMESPACE;
 
-use crate::apply::{Known, Sight, digest_of};
+use self::examples::Examples;
+use self::line::{Line, Mark};
+use crate::apply::{Known, Sight, digest_of, hash_of, says};
 
 /// Lines of all objects of one kind.
 #[derive(Debug)]
 pub struct Ledger<K> {
-    lines: Arc<RwLock<Lines>>,
+    book: Arc<Book>,
     is_listed: watch::Receiver<bool>,
-    kind: PhantomData<fn() -> K>,
+    extent: Extent<K>,
 }
 
 /// Writes them, for the watch of that kind.
 #[derive(Debug)]
 pub(crate) struct Scribe<K> {
-    lines: Arc<RwLock<Lines>>,
+    book: Arc<Book>,
     is_listed: watch::Sender<bool>,
     /// What a list that is being read has brought up to now.
-    listed: Lines,
-    read_names: fn(&K) -> &[String],
+    listed: BTreeSet<Line>,
+    extent: Extent<K>,
+}
+
+/// What is kept of objects of a kind.
+#[derive(Debug)]
+pub(crate) struct Extent<K> {
+    /// Takes away what nobody reads here.
+    pub(crate) trim: fn(&mut K),
+    /// Whether all is left that is applied: then it is compared by itself with what is wanted.
+    pub(crate) is_whole: bool,
+    /// What tells one state of an object from another.
+    pub(crate) version: fn(&ObjectMeta) -> String,
 }
 
 /// The watch has ended before its first list.
@@ -40,45 +66,55 @@ pub(crate) struct Scribe<K> {
 #[error("what was to come is dropped")]
 pub struct Ended;
 
-/// By `NAMESPACE/NAME`.
-type Lines = HashMap<Box<str>, Line>;
-
-#[derive(Clone, Debug)]
-struct Line {
-    /// The digest that the object bears.
-    digest: Option<Box<str>>,
-    /// Whether it is what that is the digest of.
-    is_so: bool,
-    version: Box<str>,
-    /// The identity that it is labelled with.
-    id: Option<Box<str>>,
-    names: Box<[Box<str>]>,
+#[derive(Debug, Default)]
+struct Book {
+    lines: RwLock<BTreeSet<Line>>,
+    examples: Examples,
 }
+
+impl<K> Clone for Extent<K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Extent<K> {}
 
 impl<K> Clone for Ledger<K> {
     fn clone(&self) -> Self {
         Self {
-            lines: Arc::clone(&self.lines),
+            book: Arc::clone(&self.book),
             is_listed: self.is_listed.clone(),
-            kind: PhantomData,
+            extent: self.extent,
         }
     }
 }
 
-/// An empty ledger. `read_names` are names that an object has and others may look for.
-pub(crate) fn open<K>(read_names: fn(&K) -> &[String]) -> (Ledger<K>, Scribe<K>) {
-    let lines = Arc::new(RwLock::default());
+/// The version of an object whose status is not told from the rest.
+pub(crate) fn by_version(meta: &ObjectMeta) -> String {
+    meta.resource_version.clone().unwrap_or_default()
+}
+
+/// The version of an object of whose status nothing is applied, and which has a generation.
+pub(crate) fn by_generation(meta: &ObjectMeta) -> String {
+    let said = (&meta.uid, meta.generation, &meta.labels, &meta.annotations);
+    format!("{:x}", hash_of(&said))
+}
+
+/// An empty ledger.
+pub(crate) fn open<K>(extent: Extent<K>) -> (Ledger<K>, Scribe<K>) {
+    let book = Arc::<Book>::default();
     let (sender, is_listed) = watch::channel(false);
     let ledger = Ledger {
-        lines: Arc::clone(&lines),
+        book: Arc::clone(&book),
         is_listed,
-        kind: PhantomData,
+        extent,
     };
     let scribe = Scribe {
-        lines,
+        book,
         is_listed: sender,
-        listed: Lines::new(),
-        read_names,
+        listed: BTreeSet::new(),
+        extent,
     };
     (ledger, scribe)
 }
@@ -87,110 +123,205 @@ impl<K> Ledger<K> {
     /// Waits until it holds the first list.
     pub(crate) async fn wait_until_listed(&self) -> Result<(), Ended> {
         let mut is_listed = self.is_listed.clone();
-        is_listed
-            .wait_for(|is_listed| *is_listed)
-            .await
-            .map(|_| ())
-            .map_err(|_| Ended)
+        let listed = is_listed.wait_for(|is_listed| *is_listed).await;
+        listed.map(|_| ()).map_err(|_| Ended)
+    }
+
+    /// How many objects there are.
+    pub fn count(&self) -> usize {
+        self.book.read().len()
     }
 
     /// Whether there is an object.
     pub(crate) fn has(&self, namespace: &str, name: &str) -> bool {
-        self.read().contains_key(to_key(namespace, name).as_str())
+        self.book.read().contains(to_key(namespace, name).as_bytes())
     }
 
-    /// The names that an object has; none if it is not there.
-    pub(crate) fn names(&self, namespace: &str, name: &str) -> Vec<String> {
-        let lines = self.read();
-        let line = lines.get(to_key(namespace, name).as_str());
-        line.iter()
-            .flat_map(|line| &line.names)
-            .map(ToString::to_string)
-            .collect()
+    /// Names of the objects in a namespace; without one, of those that are in none. In order.
+    pub(crate) fn names(&self, namespace: &str) -> Vec<String> {
+        self.book.names(namespace, "")
     }
 
-    /// Names of the objects in a namespace that are labelled with an identity, in order.
+    /// What an object bears of what was applied, and whether it is that.
+    fn mark(&self, key: &str) -> Option<Mark> {
+        self.book.read().get(key.as_bytes())?.mark()
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + DeserializeOwned> Ledger<K> {
+    /// What is read of an object.
+    pub fn get(&self, key: &ObjectRef<K>) -> Option<Arc<K>> {
+        let found = self.find_one(key.namespace.as_deref().unwrap_or_default(), &key.name);
+        found.map(Arc::new)
+    }
+
+    /// Names of the objects in a namespace that are labelled with an identity, in order. In that of certificate authorities
+    /// they begin with it.
     pub(crate) fn find(&self, namespace: &str, id: &str) -> Vec<String> {
-        let lines = self.read();
-        let of_id = lines.iter().filter(|(_, line)| line.id.as_deref() == Some(id));
-        let mut names: Vec<_> = of_id
-            .filter_map(|(key, _)| key.split_once('/'))
-            .filter(|(own, _)| *own == namespace)
-            .map(|(_, name)| name.to_owned())
-            .collect();
-        names.sort();
+        let begin = if namespace == PKI_NAMESPACE { id } else { "" };
+        let mut names = self.book.names(namespace, begin);
+        names.retain(|name| {
+            let object = self.find_one(namespace, name);
+            object.is_some_and(|object| object.labels().get(labels::ID).map(String::as_str) == Some(id))
+        });
         names
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Lines> {
-        // Each line is whole by itself.
-        self.lines.read().unwrap_or_else(PoisonError::into_inner)
+    /// The digest that an object bears, and its version if it is not seen to be what that is the digest of.
+    pub(crate) fn borne(&self, namespace: &str, name: &str) -> Option<(String, Option<String>)> {
+        let mark = self.mark(&to_key(namespace, name))?;
+        let digest = HEXLOWER.encode(&mark.digest);
+        if mark.is_so {
+            return Some((digest, None));
+        }
+        let known = self.find_one(namespace, name)?;
+        Some((digest, Some((self.extent.version)(known.meta()))))
+    }
+
+    fn find_one(&self, namespace: &str, name: &str) -> Option<K> {
+        self.book.find(namespace, name)
     }
 }
 
-impl<K: Resource<DynamicType = ()>> Known<K> for Ledger<K> {
-    fn compare(&self, object: &K, _: &Value, digest: &str) -> Sight {
-        let key = to_key(&object.namespace().unwrap_or_default(), &object.name_any());
-        match self.read().get(key.as_str()) {
-            Some(line) if line.digest.as_deref() != Some(digest) => Sight::Other,
-            Some(line) if line.is_so => Sight::Applied,
-            Some(line) => Sight::Unread(line.version.to_string()),
+impl<K> Known<K> for Ledger<K>
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
+{
+    fn compare(&self, object: &K, wanted: &Value, digest: &str) -> Sight {
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        match self.mark(&to_key(&namespace, &name)) {
+            Some(mark) if HEXLOWER.encode(&mark.digest) != digest => Sight::Other,
+            Some(mark) if mark.is_so => Sight::Applied,
+            Some(_) => match self.find_one(&namespace, &name) {
+                Some(known) if self.extent.is_whole => match says(&known, wanted) {
+                    true => Sight::Applied,
+                    false => Sight::Reworded(self.version(&known)),
+                },
+                Some(known) => Sight::Unread(self.version(&known).unwrap_or_default()),
+                None => Sight::Other,
+            },
             None => Sight::Other,
         }
     }
+
+    fn version(&self, object: &K) -> Option<String> {
+        Some((self.extent.version)(object.meta()))
+    }
+
+    fn sees(&self, found: &K, wanted: &Value) -> bool {
+        if self.extent.is_whole {
+            return says(found, wanted);
+        }
+        mark_of(found).is_some_and(|mark| mark.is_so)
+    }
 }
 
-impl<K: Resource<DynamicType = ()> + Serialize> Scribe<K> {
+impl<K> Scribe<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize,
+{
     /// Notes what the watch has seen.
     pub(crate) fn note(&mut self, event: &Event<K>) {
         match event {
-            Event::Init => self.listed = Lines::new(),
+            Event::Init => self.listed = BTreeSet::new(),
             Event::InitApply(object) => {
-                self.listed.insert(key_of(object), self.to_line(object));
+                let line = self.to_line(object);
+                self.listed.replace(line);
             }
             Event::InitDone => {
-                let mut listed = std::mem::take(&mut self.listed);
-                listed.shrink_to_fit();
-                *self.write() = listed;
+                *self.book.write() = std::mem::take(&mut self.listed);
                 self.is_listed.send_replace(true);
             }
             Event::Apply(object) => {
                 let line = self.to_line(object);
-                self.write().insert(key_of(object), line);
+                self.book.write().replace(line);
             }
             Event::Delete(object) => {
-                self.write().remove(&key_of(object));
+                self.book.write().remove(key_of(object).as_bytes());
             }
         }
     }
 
-    /// Strikes out an object that is gone, and cannot be read.
-    pub(crate) fn strike(&mut self, namespace: &str, name: &str) {
-        self.write().remove(to_key(namespace, name).as_str());
+    /// What is read of an object.
+    pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<K>
+    where
+        K: DeserializeOwned,
+    {
+        self.book.find(namespace, name)
     }
 
     fn to_line(&self, object: &K) -> Line {
-        let meta = object.meta();
-        let digest = object.annotations().get(labels::APPLIED_DIGEST);
-        Line {
-            is_so: digest.is_some_and(|digest| *digest == digest_of(&to_applied(object))),
-            digest: digest.map(|digest| digest.as_str().into()),
-            version: meta.resource_version.as_deref().unwrap_or_default().into(),
-            id: object.labels().get(labels::ID).map(|id| id.as_str().into()),
-            names: (self.read_names)(object)
-                .iter()
-                .map(|name| name.as_str().into())
-                .collect(),
-        }
+        let key = key_of(object);
+        let mark = mark_of(object);
+        let mut kept = object.clone();
+        (self.extent.trim)(&mut kept);
+        let sort = sort_of(&kept);
+        // They are in the key.
+        (kept.meta_mut().name, kept.meta_mut().namespace) = (None, None);
+        let text = serde_json::to_vec(&kept).unwrap_or_default();
+        let (example, packed) = self.book.examples.pack(&sort, &text);
+        Line::new(&key, mark, (example, &packed))
+    }
+}
+
+impl Book {
+    fn find<K: Resource + DeserializeOwned>(&self, namespace: &str, name: &str) -> Option<K> {
+        let text = {
+            let lines = self.read();
+            let line = lines.get(to_key(namespace, name).as_bytes())?;
+            self.examples.unpack(line.packed())?
+        };
+        let mut object: K = serde_json::from_slice(&text).ok()?;
+        let meta = object.meta_mut();
+        meta.name = Some(name.to_owned());
+        meta.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
+        Some(object)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Lines> {
+    /// Names in a namespace that begin so, in order.
+    fn names(&self, namespace: &str, begin: &str) -> Vec<String> {
+        let (first, skip) = (to_key(namespace, begin), namespace.len() + 1);
+        let range = (Bound::Included(first.as_bytes()), Bound::Unbounded);
+        let lines = self.read();
+        let lines = lines.range::<[u8], _>(range).map(Line::key);
+        lines
+            .take_while(|key| key.starts_with(&first))
+            .map(|key| key[skip..].to_owned())
+            .collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeSet<Line>> {
+        // Each line is whole by itself.
+        self.lines.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeSet<Line>> {
         self.lines.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// What objects have in common that say nearly the same: the name, but for those of their Clusters.
+fn sort_of<K: Resource>(object: &K) -> String {
+    let (name, labels) = (object.name_any(), object.labels());
+    let (Some(id), Some(cluster)) = (labels.get(labels::ID), labels.get(labels::CLUSTER)) else {
+        return String::new();
+    };
+    match name.split_once(id.as_str()) {
+        Some((before, after)) => format!("{before}{after}"),
+        None => name.strip_prefix(cluster.as_str()).unwrap_or(&name).to_owned(),
+    }
+}
+
+fn mark_of<K: Resource + Serialize>(object: &K) -> Option<Mark> {
+    let digest = object.annotations().get(labels::APPLIED_DIGEST)?;
+    Some(Mark {
+        digest: HEXLOWER.decode(digest.as_bytes()).ok()?.try_into().ok()?,
+        is_so: *digest == digest_of(&to_applied(object)),
+    })
+}
+
 /// What was applied of an object to which nobody has added anything: it is of a kind that the API server leaves as it is.
-fn to_applied<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
+fn to_applied<K: Resource + Serialize>(object: &K) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     if let Some(value) = value.as_object_mut() {
         value.remove("status");
@@ -209,9 +340,9 @@ fn to_applied<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
     value
 }
 
-fn key_of<K: Resource>(object: &K) -> Box<str> {
+fn key_of<K: Resource>(object: &K) -> String {
     let namespace = object.meta().namespace.as_deref().unwrap_or_default();
-    to_key(namespace, object.meta().name.as_deref().unwrap_or_default()).into()
+    to_key(namespace, object.meta().name.as_deref().unwrap_or_default())
 }
 
 fn to_key(namespace: &str, name: &str) -> String {
@@ -219,97 +350,4 @@ fn to_key(namespace: &str, name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use yoke_pki::cert_manager::Certificate;
-
-    use super::*;
-    use crate::apply::seal;
-
-    /// As an API server keeps what was applied, and others add to it.
-    fn kept(name: &str, change: impl FnOnce(&mut Value)) -> Certificate {
-        let mut value = wanted(name);
-        seal(&mut value);
-        for (key, text) in [
-            ("uid", "1"),
-            ("resourceVersion", "7"),
-            ("creationTimestamp", "2026-01-01T00:00:00Z"),
-        ] {
-            value["metadata"][key] = text.into();
-        }
-        value["status"] = serde_json::json!({"conditions": []});
-        change(&mut value);
-        serde_json::from_value(value).unwrap()
-    }
-
-    fn wanted(name: &str) -> Value {
-        let value = serde_json::json!({"metadata": {"name": name, "namespace": "n", "labels": {labels::ID: "bcdfghjk24"}},
-            "spec": {"secretName": name, "dnsNames": ["a.example"], "issuerRef": {"name": "i"}},
-            "apiVersion": "cert-manager.io/v1", "kind": "Certificate"});
-        let object: Certificate = serde_json::from_value(value).unwrap();
-        serde_json::to_value(object).unwrap()
-    }
-
-    fn look(ledger: &Ledger<Certificate>, name: &str) -> Sight {
-        let value = wanted(name);
-        let object = serde_json::from_value(value.clone()).unwrap();
-        ledger.compare(&object, &value, &digest_of(&value))
-    }
-
-    #[test]
-    fn lines_say_what_is_as_it_was_applied() {
-        let (ledger, mut scribe) = open(|object: &Certificate| &object.spec.dns_names);
-        for (rule, change, expected) in [
-            (
-                "as it was",
-                Box::new(|_: &mut Value| {}) as Box<dyn Fn(&mut Value)>,
-                Sight::Applied,
-            ),
-            (
-                "changed by others",
-                Box::new(|value: &mut Value| value["spec"]["secretName"] = "other".into()),
-                Sight::Unread("7".into()),
-            ),
-            (
-                "more in it",
-                Box::new(|value: &mut Value| value["metadata"]["labels"]["more"] = "x".into()),
-                Sight::Unread("7".into()),
-            ),
-            (
-                "another annotation",
-                Box::new(|value: &mut Value| value["metadata"]["annotations"]["more"] = "x".into()),
-                Sight::Unread("7".into()),
-            ),
-            (
-                "another digest",
-                Box::new(|value: &mut Value| value["metadata"]["annotations"][labels::APPLIED_DIGEST] = "x".into()),
-                Sight::Other,
-            ),
-            (
-                "no digest",
-                Box::new(|value: &mut Value| value["metadata"]["annotations"] = serde_json::json!({})),
-                Sight::Other,
-            ),
-        ] {
-            scribe.note(&Event::Apply(kept("a", change)));
-            assert_eq!(look(&ledger, "a"), expected, "{rule}");
-        }
-        assert_eq!(ledger.names("n", "a"), ["a.example"]);
-        scribe.note(&Event::Delete(kept("a", |_| {})));
-        assert_eq!(look(&ledger, "a"), Sight::Other, "gone");
-    }
-
-    #[test]
-    fn a_list_replaces_all_when_it_is_complete() {
-        let (ledger, mut scribe) = open(|object: &Certificate| &object.spec.dns_names);
-        scribe.note(&Event::Apply(kept("a", |_| {})));
-        scribe.note(&Event::Init);
-        scribe.note(&Event::InitApply(kept("b", |_| {})));
-        assert!(ledger.has("n", "a") && !ledger.has("n", "b") && !*ledger.is_listed.borrow());
-        scribe.note(&Event::InitDone);
-        assert!(!ledger.has("n", "a") && ledger.has("n", "b") && *ledger.is_listed.borrow());
-        assert_eq!(ledger.find("n", "bcdfghjk24"), ["b"]);
-        assert!(ledger.find("m", "bcdfghjk24").is_empty() && ledger.find("n", "other").is_empty());
-        scribe.strike("n", "b");
-        assert!(!ledger.has("n", "b"));
-    }
-}
+mod tests;

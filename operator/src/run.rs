@@ -168,7 +168,7 @@ async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, Object
             Some(((), (connected, context)))
         },
     );
-    Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.clone())
+    Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.short())
         .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
         .reconcile_on(triggers)
         .reconcile_all_on(reconnected)

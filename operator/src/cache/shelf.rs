@@ -7,6 +7,7 @@ use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{Lookup, ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::ledger::Scribe;
 
@@ -46,14 +47,13 @@ where
 
 impl<K> Shelf<K> for Scribe<K>
 where
-    K: Resource<DynamicType = ()> + Lookup<DynamicType = ()> + Serialize + Send + 'static,
+    K: Resource<DynamicType = ()> + Lookup<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Send + 'static,
 {
     fn keep(&mut self, event: &Event<K>) {
         self.note(event);
     }
 
     fn find_gone(&mut self, key: ObjectRef<K>) -> Option<K> {
-        self.strike(key.namespace.as_deref().unwrap_or_default(), &key.name);
-        None
+        self.find(key.namespace.as_deref().unwrap_or_default(), &key.name)
     }
 }

@@ -1,13 +1,9 @@
 //! Writes what was built, in the order that gets an API soonest: whatever waits for nothing goes out at once.
 
-use std::fmt::Debug;
-
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::reflector::{ObjectRef, Store as Cache};
-use kube::{Api, Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
 use yoke_api::ingress::Asleep;
 use yoke_api::names::PKI_NAMESPACE;
@@ -17,7 +13,8 @@ use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 
 use super::build::doors::{self, Open};
 use super::build::hosted::{self, Asked};
-use super::build::{Blueprint, Materials, secrets, stateful_set};
+use super::build::{Blueprint, Gist, secrets, stateful_set};
+use super::copies::{self, Copied};
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
@@ -25,7 +22,7 @@ use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
 use super::turns::Wanted;
-use super::{addons, copies, incarnation, kept, lost, probe, takeover, withdraw, workers};
+use super::{addons, incarnation, kept, lost, probe, takeover, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -126,8 +123,8 @@ pub(super) async fn apply(
     );
     surroundings?;
     certificates?;
-    let (service_account, (store, credentials)) = (service_account?, store?);
-    let mut applied = Applied::new(store, observed);
+    service_account?;
+    let mut applied = Applied::new(store?, observed);
     let plan = &blueprint.accepted.plan;
     let is_asleep = Rest::of(cluster).is_asleep();
     let mut asked = Asked {
@@ -143,47 +140,40 @@ pub(super) async fn apply(
     if let Some(Asleep::Waking { problem, .. }) = &asked.asleep {
         applied.wake_problem.clone_from(problem);
     }
-    let materials = match copies::read(context, identity, plan, &service_account, &credentials).await? {
-        Ok(materials) => {
-            copies::apply(context, identity, asked.clone(), &materials, &mut applied).await??;
+    let copied = copies::bring(context, identity, plan, (asked.clone(), !is_asleep), &mut applied).await?;
+    let gist = match copied {
+        Some(Copied { gist, given }) => {
+            given?;
             context.turns.finish(&identity.id);
-            Some(materials)
+            Some(gist)
         }
-        Err(_) => {
+        None => {
             // Who connects must not find a pod that is to end, nor a sleeper before an API that answers.
             withdraw::tell_asleep(context, identity, asked.asleep.clone()).await?;
             None
         }
     };
-    apply_control_plane(
-        context,
-        blueprint,
-        observed,
-        materials.as_ref(),
-        is_asleep,
-        &mut applied,
-    )
-    .await?;
+    apply_control_plane(context, blueprint, observed, gist.as_ref(), is_asleep, &mut applied).await?;
     if is_asleep {
         context.forget_answers(&identity.id);
     }
-    let Some(materials) = materials.filter(|_| !is_asleep) else {
+    let Some(reach) = gist.and_then(|gist| gist.reach).filter(|_| !is_asleep) else {
         return Ok(applied);
     };
     // Who connects goes to the API as soon as that answers, and not before.
     if asked.asleep.is_some()
         && let Some(pod) = observed.staying_pod()
-        && probe::answers(context, cluster, identity, observed, &materials).await
+        && probe::answers(context, cluster, identity, observed, &reach).await
     {
         asked.asleep = None;
         applied.wake_problem = None;
-        let ingress = hosted::build_ingress(identity, asked.clone(), &materials);
+        let ingress = hosted::build_ingress(identity, asked.clone(), &reach.trust);
         context.clusters.apply(&context.caches.config_maps, &ingress).await?;
         context.note(&identity.id, |seen| seen.awake.clone_from(&pod.metadata.uid));
     }
-    probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
+    probe::look_at_api(context, identity, observed, &reach, &asked, &mut applied).await;
     let generation = cluster.metadata.generation;
-    applied.addons = addons::ensure(context, blueprint, generation, &materials.kubelet_ca, &applied).await;
+    applied.addons = addons::ensure(context, blueprint, generation, &reach.kubelet_ca, &applied).await;
     let accepted = Some(blueprint.accepted.version);
     applied.workers = workers::ensure(context, cluster, &identity.id, accepted, &applied).await;
     Ok(applied)
@@ -355,34 +345,24 @@ async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, cop
         context.clusters.delete_named(&api, &key, |_| true).await?;
         return Ok(());
     }
-    remove(context, &caches.secrets, &leaf, PKI_NAMESPACE).await?;
     let hosted = identity.hosted();
-    remove(context, &caches.secrets, copy, hosted.as_str()).await?;
+    for (namespace, name) in [(PKI_NAMESPACE, leaf.as_str()), (hosted.as_str(), copy)] {
+        if caches.secrets.has(namespace, name) {
+            let key = ObjectRef::<Secret>::new(name).within(namespace);
+            let api = Api::namespaced(context.client.clone(), namespace);
+            context.clusters.delete_named(&api, &key, |_| true).await?;
+        }
+    }
     Ok(())
 }
 
-/// Deletes one object, if it is there; says whether it was.
-async fn remove<K>(context: &Context, cache: &Cache<K>, name: &str, namespace: &str) -> Result<bool, ApplyError>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + 'static,
-{
-    let Some(found) = cache.get(&ObjectRef::new(name).within(namespace)) else {
-        return Ok(false);
-    };
-    if found.meta().deletion_timestamp.is_none() {
-        let api = Api::namespaced(context.client.clone(), namespace);
-        context.clusters.delete(&api, found.as_ref()).await?;
-    }
-    Ok(true)
-}
-
-/// Brings the control plane to what its spec asks for. Without materials, while a certificate is issued again, one that is
+/// Brings the control plane to what its spec asks for. Without a gist, while a certificate is issued again, one that is
 /// there goes on with what it was given.
 async fn apply_control_plane(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    materials: Option<&Materials>,
+    gist: Option<&Gist>,
     is_asleep: bool,
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {
@@ -399,12 +379,11 @@ async fn apply_control_plane(
         && (store_ready || present.is_some_and(stateful_set::uses_spare));
     // It reads the serving certificate once: it is not started with one that lacks its name.
     let has_konnectivity = blueprint.spec.konnectivity.is_enabled()
-        && (present.is_some_and(stateful_set::has_konnectivity)
-            || materials.is_some_and(|materials| materials.serves(&blueprint.identity.public_name.konnectivity())));
+        && (present.is_some_and(stateful_set::has_konnectivity) || gist.is_some_and(|gist| gist.serves_konnectivity));
     // Asleep it has no machine, and begins anew.
     let lost = lost::find(context, blueprint.identity, present).filter(|_| !is_asleep);
     let present = present.and_then(stateful_set::read_digest);
-    let digest = materials.map(|materials| materials.restart_digest(has_konnectivity));
+    let digest = gist.map(|gist| gist.restart_digest(has_konnectivity));
     let Some(digest) = digest.or_else(|| present.cloned()) else {
         return Ok(());
     };
@@ -423,12 +402,13 @@ async fn apply_control_plane(
         true => takeover::Pods::none(start.first),
         false => takeover::plan_pods(context, blueprint.identity, observed, start.incarnation),
     };
+    let reach = gist.and_then(|gist| gist.reach.as_deref());
     // One that is ready is reached before the former ends, which begins by the change of the set, or by its release.
     let mut has_taken = pods.step == takeover::Step::Replace;
     if pods.step == takeover::Step::TakeOver {
         // There is nobody to go back to once the former is to end.
         let has_other = !takeover::is_ending(observed);
-        has_taken = takeover::hand_over(context, blueprint, observed, materials, (pods.first, has_other)).await?;
+        has_taken = takeover::hand_over(context, blueprint, observed, reach, (pods.first, has_other)).await?;
         if !has_taken {
             (pods.first, pods.replicas) = (pods.first - 1, 2);
         }
@@ -444,7 +424,7 @@ async fn apply_control_plane(
         takeover::note_first(context, blueprint.identity, start.first);
     }
     if pods.step == takeover::Step::Replace {
-        takeover::hand_over(context, blueprint, observed, materials, (start.first, false)).await?;
+        takeover::hand_over(context, blueprint, observed, reach, (start.first, false)).await?;
     }
     let holds = !is_asleep && takeover::holds_evictions(context, observed);
     takeover::ensure_budget(context, blueprint.identity, holds).await?;

@@ -4,19 +4,21 @@
 //!  Accepted ──┬─▶ Issuers, Certificates (yoke-pki)          nothing else is needed for these
 //!             ├─▶ Namespace, Service, NetworkPolicy
 //!  Materials ─┼─▶ Secrets of the components, kubeconfig     when certificates are issued
-//!             └─▶ StatefulSet, ConfigMap of the ingress     when Secrets are there and the streams are
+//!        └─▶ Gist ─▶ StatefulSet, ConfigMap of the ingress   when Secrets are there and the streams are
 //! ```
 
 pub mod arguments;
 pub mod audit;
 pub mod authentication;
 pub mod doors;
+pub mod gist;
 pub mod hosted;
 mod konnectivity;
 pub mod place;
 pub mod secrets;
 pub mod stateful_set;
 
+pub use gist::{Gist, Reach, Trust};
 pub use secrets::Materials;
 
 use crate::config::Config;

@@ -1,94 +1,259 @@
 //! Copies what was issued and drawn to where it is used: the control plane, the ingress, the tenant. What runs needs this
 //! to go on for ever, whatever becomes of the spec.
+//!
+//! ```text
+//!  versions of Secrets, words for the ingress, digests of the copies: as they were? ─yes─▶ the gist that was noted
+//!      └─no─▶ Secrets are read from the host API ─▶ Materials ─▶ copies are applied ─▶ gist, noted with all that
+//! ```
+//!
+//! Keys are in memory for as long as it takes to copy them; but for the operator's own, of a cluster that is awake.
 
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
 use kube::api::DeleteParams;
 use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
 use yoke_api::Reason;
-use yoke_api::names::PKI_NAMESPACE;
-use yoke_pki::plan::Plan;
+use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
+use yoke_pki::plan::{LeafRole, Plan};
 
 use super::apply::Applied;
 use super::build::hosted::{self, Asked};
-use super::build::{Materials, secrets};
+use super::build::secrets::{self, Data, MaterialError};
+use super::build::{Gist, Materials};
 use super::gate;
 use super::identity::Identity;
-use super::kept::data_of;
+use super::kept::{self, data_of};
 use super::observe::Observed;
+use crate::apply::{digest_of, hash_of};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
 
-/// Reads what was issued; `Ok(Err(names))` are those that are not issued yet.
-pub(super) async fn read(
+/// Secrets of one Cluster that are read at once: many Clusters may be looked at.
+const READ_AT_ONCE: usize = 4;
+
+/// What was copied.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) gist: Gist,
+    /// Whether the tenant has the kubeconfig: the Tenant's namespace may be ending, and the control plane not.
+    pub(super) given: Result<(), ReconcileError>,
+}
+
+/// What copies follow from, beside what a process is told when it starts.
+#[derive(Hash)]
+struct Ground<'a> {
+    identity: String,
+    asked: String,
+    root: &'a str,
+    /// Versions of the Secrets by their names.
+    sources: BTreeMap<String, String>,
+    /// Digests of the copies by their namespaces and names.
+    copies: BTreeMap<(String, String), String>,
+}
+
+/// Copies what was issued and drawn, unless that is seen to be done; `None` while it is not issued yet. `is_awake`: whether the
+/// API is to be reached.
+pub(super) async fn bring(
     context: &Context,
     identity: &Identity,
     plan: &Plan,
-    service_account: &str,
-    credentials: &str,
-) -> Result<Result<Materials, Vec<String>>, ReconcileError> {
+    (asked, is_awake): (Asked, bool),
+    applied: &mut Applied,
+) -> Result<Option<Copied>, ReconcileError> {
     let root = context.root().await?;
-    let secrets = &context.caches.secrets;
-    let key = ObjectRef::<Secret>::new(secrets::API_SERVER).within(identity.hosted().as_str());
-    let copied = secrets.get(&key).map(|secret| data_of(&secret)).unwrap_or_default();
-    let sources = secrets::Sources {
-        copied: &copied,
-        now: Timestamp::now(),
-        secret: |name: &str| {
-            let key = ObjectRef::<Secret>::new(name).within(PKI_NAMESPACE);
-            secrets.get(&key).map(|secret| data_of(&secret))
-        },
-        root: &root,
-        service_account,
-        store_credentials: credentials,
-        nats_ca: &context.nats_ca,
+    let Some(sources) = find_sources(context, identity, plan) else {
+        return Ok(None);
     };
-    let materials = Materials::read(plan, &sources)?;
-    if let Ok(materials) = &materials
-        && !materials.former.is_empty()
-    {
-        tracing::warn!(cluster = %identity.id, leaves = materials.former.join(" "), "leaves are of a CA that was lost");
-    }
-    Ok(materials)
+    let mut ground = Ground {
+        identity: format!("{identity:?}"),
+        asked: format!("{asked:?}"),
+        root: &root,
+        copies: find_copies(context, identity, plan, &sources),
+        sources,
+    };
+    let known = context.seen(&identity.id).copied;
+    let known = known.filter(|(key, gist)| *key == hash_of(&ground) && (gist.reach.is_some() || !is_awake));
+    let copied = match known {
+        Some((_, gist)) => Copied { gist, given: Ok(()) },
+        None => {
+            let Some((materials, sources)) = read(context, identity, plan, &root).await? else {
+                return Ok(None);
+            };
+            (ground.sources, ground.copies) = (sources, BTreeMap::new());
+            let given = apply(context, identity, asked, &materials, &mut ground).await?;
+            let gist = Gist::of(&materials, &identity.public_name, is_awake);
+            if given.is_ok() {
+                context.note(&identity.id, |seen| {
+                    seen.copied = Some((hash_of(&ground), gist.clone()))
+                });
+            }
+            Copied { gist, given }
+        }
+    };
+    tell(identity, &copied, applied);
+    Ok(Some(copied))
 }
 
-/// Copies materials to the control plane first, then to those who are sent to it. What is given back is whether the tenant
-/// has the kubeconfig: the Tenant's namespace may be ending, and the control plane not.
-pub(super) async fn apply(
-    context: &Context,
-    identity: &Identity,
-    asked: Asked,
-    materials: &Materials,
-    applied: &mut Applied,
-) -> Result<Result<(), ReconcileError>, ReconcileError> {
-    let caches = &context.caches;
-    let components = secrets::build_component_secrets(identity, materials)?;
-    let kubeconfig = secrets::build_kubeconfig(identity, &context.config, materials)?;
-    let ingress = hosted::build_ingress(identity, asked, materials);
-    let copies = components
-        .iter()
-        .map(|secret| context.clusters.apply(&caches.secrets, secret));
-    // All are tried, then the first failure is told.
-    let (copies, kubeconfig, ingress) = tokio::join!(
-        futures::future::join_all(copies),
-        context.clusters.apply(&caches.secrets, &kubeconfig),
-        context.clusters.apply(&caches.config_maps, &ingress),
-    );
-    for result in copies.into_iter().chain([ingress]) {
-        result?;
+fn tell(identity: &Identity, copied: &Copied, applied: &mut Applied) {
+    let former = &copied.gist.former;
+    if !former.is_empty() {
+        tracing::warn!(cluster = %identity.id, leaves = former.join(" "), "leaves are of a CA that was lost");
     }
-    applied.published = kubeconfig.is_ok();
-    applied.ca_not_after = Some(materials.ca_not_after);
-    let message = match materials.former.len() {
+    applied.published = copied.given.is_ok();
+    applied.ca_not_after = Some(copied.gist.ca_not_after);
+    let message = match former.len() {
         0 => "Every certificate is issued and copied.".to_owned(),
         count => format!(
             "Every certificate is issued and copied; {count} are of a CA whose key was lost, which is trusted until they are renewed."
         ),
     };
     applied.certificates = State::yes(Reason::AsExpected, message);
-    Ok(kubeconfig.map(|_| ()).map_err(ReconcileError::from))
+}
+
+/// Versions of the Secrets that are copied from, as the watch knows them; `None` while one is missing that is needed.
+fn find_sources(context: &Context, identity: &Identity, plan: &Plan) -> Option<BTreeMap<String, String>> {
+    let mut sources = BTreeMap::new();
+    for name in name_sources(identity, plan) {
+        let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
+        let secret = context.caches.secrets.get(&key);
+        let secret = secret.filter(|secret| is_drawn(identity, &name) || secrets::is_issued(secret));
+        match secret {
+            Some(secret) => {
+                sources.insert(name, secret.resource_version().unwrap_or_default());
+            }
+            None if is_spare(plan, &name) => {}
+            None => return None,
+        }
+    }
+    Some(sources)
+}
+
+/// Names of the Secrets in the namespace of certificate authorities that are copied from.
+fn name_sources(identity: &Identity, plan: &Plan) -> Vec<String> {
+    let leaves = plan.leaves.iter().map(|leaf| leaf.name.clone());
+    let authorities = plan.authorities.iter().map(|authority| authority.name.clone());
+    let drawn = [identity.service_account_secret(), identity.store_secret()];
+    leaves.chain(authorities).chain(drawn).collect()
+}
+
+fn is_drawn(identity: &Identity, name: &str) -> bool {
+    name == identity.service_account_secret() || name == identity.store_secret()
+}
+
+/// Whether nothing that runs waits for it.
+fn is_spare(plan: &Plan, name: &str) -> bool {
+    let mut leaves = plan.leaves.iter();
+    leaves.any(|leaf| leaf.role == LeafRole::Sleeper && leaf.name == name)
+}
+
+/// Digests of the copies that are as they were applied.
+fn find_copies(
+    context: &Context,
+    identity: &Identity,
+    plan: &Plan,
+    sources: &BTreeMap<String, String>,
+) -> BTreeMap<(String, String), String> {
+    let (caches, hosted) = (&context.caches, identity.hosted().to_string());
+    let issued = plan.leaves.iter().filter(|leaf| sources.contains_key(&leaf.name));
+    let secrets = secrets::component_secrets(issued.map(|leaf| leaf.role)).into_iter();
+    let secrets = secrets.map(|name| (hosted.clone(), name.to_owned()));
+    let kubeconfig = (identity.tenant.clone(), kubeconfig_secret(&identity.cluster));
+    let secrets = secrets.chain([kubeconfig]).filter_map(|(namespace, name)| {
+        let digest = context.clusters.find_standing(&caches.secrets, &namespace, &name)?;
+        Some(((namespace, name), digest))
+    });
+    let told = context
+        .clusters
+        .find_standing(&caches.config_maps, &hosted, INGRESS_CONFIG_MAP);
+    let told = told.map(|digest| ((hosted.clone(), INGRESS_CONFIG_MAP.to_owned()), digest));
+    secrets.chain(told).collect()
+}
+
+/// Reads what was issued and drawn from the host API, with the versions of the Secrets; `None` if it is not issued yet.
+async fn read(
+    context: &Context,
+    identity: &Identity,
+    plan: &Plan,
+    root: &str,
+) -> Result<Option<(Materials, BTreeMap<String, String>)>, ReconcileError> {
+    let api = &Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
+    let read = stream::iter(name_sources(identity, plan)).map(async |name| kept::find(api, &name).await);
+    let found: Vec<_> = read.buffer_unordered(READ_AT_ONCE).try_collect().await?;
+    let found = found.into_iter().flatten();
+    let found: BTreeMap<_, _> = found.map(|secret| (secret.name_any(), secret)).collect();
+    let versions = found
+        .iter()
+        .map(|(name, secret)| (name.clone(), secret.resource_version().unwrap_or_default()))
+        .collect();
+    let service_account = kept::read_service_account(identity, found.get(&identity.service_account_secret()))?;
+    let credentials = kept::read_credentials(identity, found.get(&identity.store_secret()))?;
+    let read = |copied: &Data| {
+        let sources = secrets::Sources {
+            copied,
+            now: Timestamp::now(),
+            secret: |name: &str| found.get(name).map(data_of),
+            root,
+            service_account: &service_account,
+            store_credentials: &credentials,
+            nats_ca: &context.nats_ca,
+        };
+        Materials::read(plan, &sources)
+    };
+    let materials = match read(&Data::new()) {
+        // Of a CA that was lost there may be a copy.
+        Err(MaterialError::Stray(_)) => {
+            let hosted = Api::<Secret>::namespaced(context.client.clone(), identity.hosted().as_str());
+            let copied = kept::find(&hosted, secrets::API_SERVER).await?;
+            read(&copied.as_ref().map(data_of).unwrap_or_default())?
+        }
+        read => read?,
+    };
+    Ok(materials.ok().map(|materials| (materials, versions)))
+}
+
+/// Copies materials to the control plane first, then to those who are sent to it, and adds the digests of the copies. What is
+/// given back is whether the tenant has the kubeconfig.
+async fn apply(
+    context: &Context,
+    identity: &Identity,
+    asked: Asked,
+    materials: &Materials,
+    ground: &mut Ground<'_>,
+) -> Result<Result<(), ReconcileError>, ReconcileError> {
+    let caches = &context.caches;
+    let components = secrets::build_component_secrets(identity, materials)?;
+    let kubeconfig = secrets::build_kubeconfig(identity, &context.config, materials)?;
+    let ingress = hosted::build_ingress(identity, asked, &materials.trust());
+    let copies = components
+        .iter()
+        .map(|secret| context.clusters.apply(&caches.secrets, secret));
+    // All are tried, then the first failure is told.
+    let (copies, kubeconfig_given, ingress_told) = tokio::join!(
+        futures::future::join_all(copies),
+        context.clusters.apply(&caches.secrets, &kubeconfig),
+        context.clusters.apply(&caches.config_maps, &ingress),
+    );
+    for result in copies.into_iter().chain([ingress_told]) {
+        result?;
+    }
+    let secrets = components.iter().chain([&kubeconfig]).map(digest);
+    ground.copies = secrets.chain([digest(&ingress)]).collect();
+    Ok(kubeconfig_given.map_err(ReconcileError::from))
+}
+
+/// Where a copy is, and the digest that it bears.
+fn digest<K: Resource + Serialize>(copy: &K) -> ((String, String), String) {
+    let value = serde_json::to_value(copy).expect("typed Kubernetes objects have string keys only");
+    (
+        (copy.namespace().unwrap_or_default(), copy.name_any()),
+        digest_of(&value),
+    )
 }
 
 /// Replaces a pod that waits in back-off.

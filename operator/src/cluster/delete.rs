@@ -7,13 +7,12 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, PartialObjectMeta, Preconditions};
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt as _};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use yoke_api::cluster::DeletionPolicy;
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE, kubeconfig_secret};
@@ -47,7 +46,7 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     }
     let known = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
     let known = known.map(|storage| storage.account.as_str());
-    let account = kept::find_account(context, &identity, known, kept::size_of(context, cluster));
+    let account = kept::find_account(context, &identity, known, kept::size_of(context, cluster)).await?;
     if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed, account).await? {
         patch::write_deleting(context, cluster, waiting).await?;
         return Ok(Action::requeue(AGAIN));
@@ -98,7 +97,7 @@ pub(super) async fn stop(
 ) -> Result<Option<&'static str>, ReconcileError> {
     let caches = &context.caches;
     let hosted = identity.hosted().to_string();
-    let is_ingress = |object: &ConfigMap| object.name_any() == INGRESS_CONFIG_MAP;
+    let is_ingress = |name: &str| name == INGRESS_CONFIG_MAP;
     if remove_all(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
         return Ok(Some("The ingress stops to send clients to the cluster."));
     }
@@ -128,21 +127,16 @@ pub(super) async fn remove_objects(
 ) -> Result<Option<&'static str>, ReconcileError> {
     let caches = &context.caches;
     let kept = identity.store_secret();
-    let issuers = remove_noted(context, identity, &caches.issuers, PKI_NAMESPACE).await?;
-    let certificates = remove_noted(context, identity, &caches.certificates, PKI_NAMESPACE).await?;
+    let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
+    let certificates = remove_all(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
     if issuers || certificates {
         return Ok(Some("Certificates are being removed."));
     }
     // cert-manager leaves the Secrets of its Certificates behind.
-    let secrets = remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |secret| {
-        secret.name_any() != kept
-    })
-    .await?;
+    let secrets = remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |name| name != kept).await?;
     let kubeconfig = kubeconfig_secret(&identity.cluster);
-    let given = remove_all(context, identity, &caches.secrets, &identity.tenant, |secret| {
-        secret.name_any() == kubeconfig
-    })
-    .await?;
+    let is_given = |name: &str| name == kubeconfig;
+    let given = remove_all(context, identity, &caches.secrets, &identity.tenant, is_given).await?;
     if secrets || given {
         return Ok(Some("Keys and the kubeconfig are being removed."));
     }
@@ -156,42 +150,22 @@ pub(super) async fn remove_objects(
     Ok(None)
 }
 
-/// Deletes what a store knows of this Cluster in a namespace; says whether there was anything.
+/// Deletes what a ledger knows of this Cluster in a namespace, of the names that are picked; says whether there was anything.
 async fn remove_all<K>(
-    context: &Context,
-    identity: &Identity,
-    store: &Store<K>,
-    namespace: &str,
-    pick: impl Fn(&K) -> bool,
-) -> Result<bool, ReconcileError>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
-{
-    let found = store.state_filter(|object| {
-        object.meta().namespace.as_deref() == Some(namespace) && is_labelled(object, identity) && pick(object)
-    });
-    let api = Api::<K>::namespaced(context.client.clone(), namespace);
-    for object in &found {
-        if object.meta().deletion_timestamp.is_none() {
-            context.clusters.delete(&api, object.as_ref()).await?;
-        }
-    }
-    Ok(!found.is_empty())
-}
-
-/// The same, of objects of which a line each is known.
-async fn remove_noted<K>(
     context: &Context,
     identity: &Identity,
     ledger: &Ledger<K>,
     namespace: &str,
+    pick: impl Fn(&str) -> bool,
 ) -> Result<bool, ReconcileError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
 {
     let api = Api::<K>::namespaced(context.client.clone(), namespace);
+    let mut names = ledger.find(namespace, identity.id.as_str());
+    names.retain(|name| pick(name));
     let mut found = false;
-    for name in ledger.find(namespace, identity.id.as_str()) {
+    for name in names {
         let key = ObjectRef::new(&name).within(namespace);
         let is_own = |object: &PartialObjectMeta<K>| is_labelled(object, identity);
         found |= context.clusters.delete_named(&api, &key, is_own).await?;
@@ -246,13 +220,13 @@ pub(super) async fn remove_store(
     if kept::has_copy(context, identity) {
         kept::retain(context, identity, account).await?;
         let hosted = identity.hosted().to_string();
-        let is_copy = |secret: &Secret| secret.name_any() == secrets::STORE;
+        let is_copy = |name: &str| name == secrets::STORE;
         return remove_all(context, identity, &context.caches.secrets, &hosted, is_copy).await;
     }
     context.nats.delete_account(&identity.id, &account.public_key).await?;
     let store = identity.store_secret();
-    remove_all(context, identity, &context.caches.secrets, PKI_NAMESPACE, |secret| {
-        secret.name_any() == store
+    remove_all(context, identity, &context.caches.secrets, PKI_NAMESPACE, |name| {
+        name == store
     })
     .await
 }

@@ -7,6 +7,11 @@ use kube::api::ObjectMeta;
 use yoke_api::names::{HostedNamespace, PKI_NAMESPACE, PublicName};
 use yoke_api::{Cluster, ClusterId, labels};
 
+/// Name of the Secret in the namespace of certificate authorities that keeps the user of this identity's store.
+pub(crate) fn store_secret(id: &ClusterId) -> String {
+    format!("{id}-store")
+}
+
 /// Who a Cluster is, and the names that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -91,7 +96,7 @@ impl Identity {
 
     /// Name of the Secret in the namespace of certificate authorities that keeps the store's user.
     pub fn store_secret(&self) -> String {
-        format!("{}-store", self.id)
+        store_secret(&self.id)
     }
 
     fn meta(&self, namespace: &str, name: &str, component: &str) -> ObjectMeta {

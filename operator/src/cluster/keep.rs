@@ -9,11 +9,12 @@ use yoke_api::{Cluster, Reason};
 use super::apply::{Applied, apply_doors, ensure_namespace};
 use super::build::doors::Open;
 use super::build::hosted::Asked;
-use super::build::{Materials, place, stateful_set};
+use super::build::{Gist, place, stateful_set};
+use super::copies::{self, Copied};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{copies, gate, incarnation, kept, lost, probe, takeover, validate, workers};
+use super::{gate, incarnation, kept, lost, probe, takeover, validate, workers};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -32,21 +33,24 @@ pub(super) async fn keep(
         konnectivity: asked.konnectivity,
     };
     apply_doors(context, identity, observed, open).await?;
-    let (service_account, (account, credentials)) = tokio::try_join!(
+    let ((), account) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),
         kept::ensure_account(context, cluster, identity, kept::size_of(context, cluster)),
     )?;
     let mut applied = Applied::new(store::look(context, cluster, identity, &account).await?, observed);
     let plan = validate::plan_names(identity, asked.konnectivity);
-    if let Ok(materials) = copies::read(context, identity, &plan, &service_account, &credentials).await? {
-        let given = copies::apply(context, identity, asked.clone(), &materials, &mut applied).await?;
+    let wanted = (asked.clone(), !observed.is_asleep());
+    if let Some(Copied { gist, given }) = copies::bring(context, identity, &plan, wanted, &mut applied).await? {
         stand_down(context, identity, observed).await?;
-        restart(context, identity, observed, &materials).await?;
+        restart(context, identity, observed, &gist).await?;
         copies::replace_stuck(context, observed).await?;
         let set = observed.stateful_set.as_deref();
         applied.control_plane = lost::plan_control_plane(context, identity, set, observed);
         applied.lost = context.losses.of(&identity.id).is_some();
-        probe::look_at_api(context, identity, observed, &materials, &asked, &mut applied).await;
+        match &gist.reach {
+            Some(reach) => probe::look_at_api(context, identity, observed, reach, &asked, &mut applied).await,
+            None => probe::miss(&mut applied),
+        }
         // It may be refused for what they are.
         applied.workers = workers::ensure(context, cluster, &identity.id, None, &applied).await;
         given?;
@@ -64,16 +68,16 @@ pub(super) async fn copy(
     asked: Asked,
 ) -> Result<Applied, ReconcileError> {
     let mut applied = Applied::new(find_store(cluster), observed);
-    let Some((service_account, credentials)) = kept::find_known(context, identity) else {
+    if !kept::are_known(context, identity) {
         applied.certificates = State::no(
             Reason::KeyLost,
             "Nothing is copied: a kept Secret is lost, and is not restored while the Cluster is paused.",
         );
         return Ok(applied);
-    };
+    }
     let plan = validate::plan_names(identity, asked.konnectivity);
-    if let Ok(materials) = copies::read(context, identity, &plan, &service_account, &credentials).await? {
-        copies::apply(context, identity, asked, &materials, &mut applied).await??;
+    if let Some(copied) = copies::bring(context, identity, &plan, (asked, false), &mut applied).await? {
+        copied.given?;
     }
     Ok(applied)
 }
@@ -110,12 +114,12 @@ async fn restart(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    materials: &Materials,
+    gist: &Gist,
 ) -> Result<(), ReconcileError> {
     let Some(set) = observed.stateful_set.as_deref() else {
         return Ok(());
     };
-    let digest = materials.restart_digest(stateful_set::has_konnectivity(set));
+    let digest = gist.restart_digest(stateful_set::has_konnectivity(set));
     let lost = lost::find(context, identity, Some(set));
     if stateful_set::read_digest(set) == Some(&digest) && place::read_lost(set) == lost {
         let number = gate::running_incarnation(Some(set)).unwrap_or_default();

@@ -6,15 +6,15 @@
 //! of its data. An account outlives its Cluster if the data does; the Secret then says whose it was, and whether anything may
 //! have been written to it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::Patch;
+use kube::api::{ObjectMeta, Patch};
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::labels::component;
 use yoke_api::names::PKI_NAMESPACE;
@@ -22,7 +22,7 @@ use yoke_api::{Cluster, ClusterId, Reason, labels};
 use yoke_pki::service_account::ServiceAccountKey;
 
 use super::build::secrets;
-use super::identity::Identity;
+use super::identity::{Identity, store_secret};
 use super::incarnation;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -70,24 +70,42 @@ pub(super) async fn has_state(
     Ok(found.is_some_and(|secret| incarnation::is_noted(&secret)))
 }
 
-/// The service-account key and the credentials of the store's user, if both are there.
-pub(super) fn find_known(context: &Context, identity: &Identity) -> Option<(String, String)> {
-    let find = |name: &str, key: &str| {
-        let secret = find_own(context, identity, name, PKI_NAMESPACE)?;
-        text_of(&secret, key)
+/// Whether the service-account key and the credentials of the store's user are there.
+pub(super) fn are_known(context: &Context, identity: &Identity) -> bool {
+    let has = |name: &str, key: &str| {
+        let secret = find_own(context, identity, name, PKI_NAMESPACE);
+        secret.is_some_and(|secret| text_of(&secret, key).is_some())
     };
-    Some((
-        find(&identity.service_account_secret(), SERVICE_ACCOUNT)?,
-        find(&identity.store_secret(), CREDENTIALS)?,
-    ))
+    has(&identity.service_account_secret(), SERVICE_ACCOUNT) && has(&identity.store_secret(), CREDENTIALS)
 }
 
-/// The service-account key.
+/// The service-account key in the Secret that keeps it, as it was read from the host API.
+pub(super) fn read_service_account(identity: &Identity, secret: Option<&Secret>) -> Result<String, ReconcileError> {
+    read_own(identity, secret, identity.service_account_secret(), SERVICE_ACCOUNT)
+}
+
+/// The same of the credentials of the store's user.
+pub(super) fn read_credentials(identity: &Identity, secret: Option<&Secret>) -> Result<String, ReconcileError> {
+    read_own(identity, secret, identity.store_secret(), CREDENTIALS)
+}
+
+fn read_own(
+    identity: &Identity,
+    secret: Option<&Secret>,
+    name: String,
+    key: &'static str,
+) -> Result<String, ReconcileError> {
+    let own = secret.filter(|secret| is_of(secret, identity));
+    own.and_then(|secret| text_of(secret, key))
+        .ok_or(ReconcileError::Kept { name, key })
+}
+
+/// Has a service-account key.
 pub(super) async fn ensure_service_account(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
-) -> Result<String, ReconcileError> {
+) -> Result<(), ReconcileError> {
     let place = Place {
         name: identity.service_account_secret(),
         component: component::PKI,
@@ -111,13 +129,14 @@ pub(super) async fn ensure_service_account(
         }
     };
     let secret = keep(context, identity, &place, read, draw).await?;
-    text_of(&secret, place.key).ok_or(ReconcileError::Kept {
+    let is_there = text_of(&secret, place.key).is_some();
+    is_there.then_some(()).ok_or(ReconcileError::Kept {
         name: place.name,
         key: place.key,
     })
 }
 
-/// The account of the store, and its user's credentials. `size` is for one whose Secret is made now.
+/// The account of the store, with its user. `size` is for one whose Secret is made now.
 ///
 /// A lost user is replaced by another one, which harms no data: the account forgets the lost one.
 pub(super) async fn ensure_account(
@@ -125,7 +144,7 @@ pub(super) async fn ensure_account(
     cluster: &Cluster,
     identity: &Identity,
     size: Size,
-) -> Result<(Account, String), ReconcileError> {
+) -> Result<Account, ReconcileError> {
     let place = Place {
         name: identity.store_secret(),
         component: component::STORE,
@@ -165,9 +184,7 @@ pub(super) async fn ensure_account(
         account.renew_user(&identity.id, now)?;
         write(context, &secret, account.to_data()).await?;
     }
-    let user = account.user.as_ref().expect("it has one, or was given one");
-    let credentials = user.credentials.clone();
-    Ok((account, credentials))
+    Ok(account)
 }
 
 /// What the account of a Cluster has room for if nothing says so but its spec, which may not be one that is accepted.
@@ -201,22 +218,30 @@ async fn tell_of_lost_user(context: &Context, cluster: &Cluster, identity: &Iden
 }
 
 /// The account of the store as far as it is known: by its Secret, by the copy in the hosted namespace, or by its public key.
-pub(super) fn find_account(context: &Context, identity: &Identity, known: Option<&str>, size: Size) -> Option<Account> {
+pub(super) async fn find_account(
+    context: &Context,
+    identity: &Identity,
+    known: Option<&str>,
+    size: Size,
+) -> Result<Option<Account>, ReconcileError> {
     let kept = find_own(context, identity, &identity.store_secret(), PKI_NAMESPACE);
-    let kept = kept.and_then(|secret| Account::from_data(&data_of(&secret)).ok());
-    let copied = || {
-        let secret = find_own(context, identity, secrets::STORE, identity.hosted().as_str())?;
-        let text = text_of(&secret, CREDENTIALS)?;
-        Some(Account::of_user(ClusterUser::from_credentials(&text)?, size))
-    };
-    let named = || {
-        Some(Account {
-            public_key: known?.to_owned(),
-            user: None,
-            size,
-        })
-    };
-    kept.or_else(copied).or_else(named)
+    if let Some(account) = kept.and_then(|secret| Account::from_data(&data_of(&secret)).ok()) {
+        return Ok(Some(account));
+    }
+    if has_copy(context, identity) {
+        let hosted = Api::<Secret>::namespaced(context.client.clone(), identity.hosted().as_str());
+        let copy = find(&hosted, secrets::STORE).await?;
+        let copy = copy.filter(|copy| is_of(copy, identity));
+        let user = copy.and_then(|copy| ClusterUser::from_credentials(&text_of(&copy, CREDENTIALS)?));
+        if let Some(user) = user {
+            return Ok(Some(Account::of_user(user, size)));
+        }
+    }
+    Ok(known.map(|public_key| Account {
+        public_key: public_key.to_owned(),
+        user: None,
+        size,
+    }))
 }
 
 /// Whether the hosted namespace has a copy of the credentials of the store's user.
@@ -263,34 +288,7 @@ pub(crate) struct Left {
     /// The Secret that names it.
     pub(crate) secret: Secret,
     /// The copy of its user's credentials in the hosted namespace, if that is still there.
-    pub(crate) copy: Option<Arc<Secret>>,
-}
-
-/// What the stores of a Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
-pub(super) fn find_reserved(context: &Context, tenant: &str) -> HashMap<ClusterId, i64> {
-    // For each Cluster of the Tenant, at each look at one of them: no more is read than what is asked for.
-    let sizes = find_stores(context, tenant).into_iter().filter_map(|secret| {
-        let quota = &secret.data.as_ref()?.get(QUOTA)?.0;
-        Some((id_of(&secret)?, std::str::from_utf8(quota).ok()?.parse().ok()?))
-    });
-    sizes.collect()
-}
-
-/// The Secrets that name the accounts of a Tenant's stores.
-fn find_stores(context: &Context, tenant: &str) -> Vec<Arc<Secret>> {
-    context.caches.secrets.state_filter(|secret| {
-        secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE)
-            && has(secret, labels::COMPONENT, component::STORE)
-            && has(secret, labels::TENANT, tenant)
-    })
-}
-
-fn has(secret: &Secret, label: &str, value: &str) -> bool {
-    secret.labels().get(label).map(String::as_str) == Some(value)
-}
-
-fn id_of(secret: &Secret) -> Option<ClusterId> {
-    secret.labels().get(labels::ID)?.parse().ok()
+    pub(crate) copy: Option<ObjectRef<Secret>>,
 }
 
 /// The stores of a Tenant's Clusters that are gone, be it that their data stays or that nobody has collected it yet.
@@ -301,29 +299,31 @@ pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
         .iter()
         .filter_map(|cluster| Some((cluster.spec.id.as_deref()?, cluster.metadata.name.as_deref()?)))
         .collect();
-    let left = find_stores(context, tenant).into_iter().filter_map(|secret| {
-        let id = id_of(&secret)?;
+    let secrets = &context.caches.secrets;
+    let reserved = context.caches.reserved.of(tenant).into_keys();
+    let left = reserved.filter_map(|id| {
+        let secret = secrets.get(&ObjectRef::new(&store_secret(&id)).within(PKI_NAMESPACE))?;
         let name = secret.labels().get(labels::CLUSTER).map(String::as_str);
-        let is_had = name.is_some_and(|name| had.contains(&(id.as_str(), name)));
-        if is_had {
+        if name.is_some_and(|name| had.contains(&(id.as_str(), name))) {
             return None;
         }
         let account = Account::from_data(&data_of(&secret)).ok()?;
         let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
-        let copy = context
-            .caches
-            .secrets
-            .get(&copy)
-            .filter(|copy| has(copy, labels::TENANT, tenant));
-        let secret = (*secret).clone();
+        let is_there = secrets.get(&copy).is_some_and(|copy| is_of_tenant(copy.meta(), tenant));
         Some(Left {
-            id,
             account,
-            secret,
-            copy,
+            secret: (*secret).clone(),
+            copy: is_there.then_some(copy),
+            id,
         })
     });
     left.collect()
+}
+
+/// Whether what is labelled so is a Tenant's.
+pub(crate) fn is_of_tenant(meta: &ObjectMeta, tenant: &str) -> bool {
+    let label = meta.labels.as_ref().and_then(|labels| labels.get(labels::TENANT));
+    label.map(String::as_str) == Some(tenant)
 }
 
 /// Whether a Secret names an account that lets nobody in: its Cluster is gone, and its data stays.
@@ -421,7 +421,7 @@ fn build(identity: &Identity, name: &str, component: &str, texts: Texts) -> Secr
     }
 }
 
-async fn find(api: &Api<Secret>, name: &str) -> Result<Option<Secret>, ReconcileError> {
+pub(super) async fn find(api: &Api<Secret>, name: &str) -> Result<Option<Secret>, ReconcileError> {
     api.get_opt(name).await.map_err(ReconcileError::host("a kept Secret"))
 }
 

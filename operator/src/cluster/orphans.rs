@@ -5,11 +5,11 @@
 //! streams go right after the user that wrote to them, and only if the hosted namespace says that they should: where nobody
 //! knows any more, data stays. Where many are without their Clusters, nothing is collected.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::api::ListParams;
+use kube::api::{ListParams, ObjectMeta};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
@@ -118,47 +118,70 @@ fn are_many(orphans: usize, all: usize) -> bool {
 
 /// Identities of hosted namespaces and kept Secrets that no Cluster has, and the number of all.
 fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
-    let mut found = BTreeMap::new();
-    let mut see = |meta: &kube::api::ObjectMeta| {
-        let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key)).cloned();
-        let id = label(labels::ID).and_then(|id| id.parse::<ClusterId>().ok());
-        if let (Some(id), Some(tenant), Some(cluster)) = (id, label(labels::TENANT), label(labels::CLUSTER)) {
-            let uid = meta
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(labels::OWNER_UID))
-                .cloned();
-            found.entry(id.clone()).or_insert_with(|| Identity {
-                public_name: id.public_name(&cluster, &context.config.base_domain),
-                id,
-                tenant,
-                cluster,
-                uid: uid.unwrap_or_default(),
-            });
+    let caches = &context.caches;
+    let living: HashSet<_> = caches
+        .clusters
+        .state()
+        .iter()
+        .filter_map(|cluster| cluster.id())
+        .collect();
+    let hosted: HashMap<_, _> = living
+        .iter()
+        .map(|id| (id.hosted_namespace().to_string(), id))
+        .collect();
+    let (mut found, mut had) = (BTreeMap::new(), HashSet::new());
+    let mut see = |meta: &ObjectMeta| {
+        if let Some(identity) = read_identity(meta, &context.config.base_domain) {
+            found.entry(identity.id.clone()).or_insert(identity);
         }
     };
-    for namespace in context.caches.namespaces.state() {
-        let hosted = namespace
-            .labels()
-            .get(labels::ID)
-            .and_then(|id| id.parse::<ClusterId>().ok());
-        if hosted.is_some_and(|id| id.hosted_namespace().as_str() == namespace.name_any()) {
+    for name in caches.namespaces.names("") {
+        if let Some(id) = hosted.get(&name) {
+            had.insert((*id).clone());
+            continue;
+        }
+        let namespace = caches.namespaces.get(&ObjectRef::new(&name));
+        let id = namespace.as_deref().and_then(|namespace| id_of(&namespace.metadata));
+        if let (Some(namespace), Some(id)) = (namespace, id)
+            && id.hosted_namespace().as_str() == name
+        {
             see(&namespace.metadata);
         }
     }
-    // What is left of a store whose data stays is no orphan.
-    for secret in context.caches.secrets.state() {
-        if secret.metadata.namespace.as_deref() == Some(PKI_NAMESPACE) && !kept::is_retained(&secret) {
+    for name in caches.secrets.names(PKI_NAMESPACE) {
+        let id = name.split('-').next().and_then(|id| id.parse::<ClusterId>().ok());
+        if let Some(id) = id.filter(|id| living.contains(id)) {
+            had.insert(id);
+            continue;
+        }
+        let secret = caches.secrets.get(&ObjectRef::new(&name).within(PKI_NAMESPACE));
+        // What is left of a store whose data stays is no orphan.
+        if let Some(secret) = secret.filter(|secret| !kept::is_retained(secret)) {
             see(&secret.metadata);
         }
     }
-    let all = found.len();
-    for cluster in context.caches.clusters.state() {
-        if let Some(id) = cluster.id() {
-            found.remove(&id);
-        }
-    }
+    found.retain(|id, _| !living.contains(id));
+    let all = found.len() + had.len();
     (found, all)
+}
+
+fn id_of(meta: &ObjectMeta) -> Option<ClusterId> {
+    meta.labels.as_ref()?.get(labels::ID)?.parse().ok()
+}
+
+/// Who the Cluster was that had an object.
+fn read_identity(meta: &ObjectMeta, base_domain: &str) -> Option<Identity> {
+    let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key)).cloned();
+    let (id, cluster) = (id_of(meta)?, label(labels::CLUSTER)?);
+    let annotations = meta.annotations.as_ref();
+    let uid = annotations.and_then(|all| all.get(labels::OWNER_UID)).cloned();
+    Some(Identity {
+        public_name: id.public_name(&cluster, base_domain),
+        id,
+        tenant: label(labels::TENANT)?,
+        cluster,
+        uid: uid.unwrap_or_default(),
+    })
 }
 
 /// Whether no Cluster has the identity now; the watch may have missed one.
@@ -203,7 +226,7 @@ async fn collect(context: &Context, identity: &Identity) -> Result<(), Reconcile
         Some(labels::DELETION_POLICY_DELETE) => DeletionPolicy::Delete,
         _ => DeletionPolicy::Retain,
     };
-    let account = kept::find_account(context, identity, None, Size::default());
+    let account = kept::find_account(context, identity, None, Size::default()).await?;
     if delete::stop(context, identity, &observed, account.as_ref())
         .await?
         .is_some()

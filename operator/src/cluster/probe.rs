@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Service;
 use yoke_api::names::API_PORT;
 use yoke_api::{Cluster, ClusterId, Reason};
-use yoke_pki::plan::LeafRole;
 
 use super::apply::Applied;
 use super::build::hosted::Asked;
 use super::build::stateful_set::to_serving;
-use super::build::{Materials, secrets};
+use super::build::{Reach, secrets};
 use super::gate::ControlPlane;
 use super::identity::Identity;
 use super::kept;
@@ -44,16 +43,15 @@ pub(super) async fn look_at_api(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    materials: &Materials,
+    reach: &Reach,
     asked: &Asked,
     applied: &mut Applied,
 ) {
-    let missing = || "the control plane is not there yet".to_owned();
-    (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
+    miss(applied);
     let ControlPlane::Running { pod, .. } = &applied.control_plane else {
         return;
     };
-    let Some(inside) = inside(identity, observed.service.as_deref(), materials) else {
+    let Some(inside) = inside(identity, observed.service.as_deref(), reach) else {
         return;
     };
     let id = &identity.id;
@@ -106,16 +104,22 @@ pub(super) async fn look_at_api(
     }
 }
 
+/// Notes that there is nothing to look at.
+pub(super) fn miss(applied: &mut Applied) {
+    let missing = || "the control plane is not there yet".to_owned();
+    (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
+}
+
 /// Whether the API answers now, inside the host, as those who use the cluster are to find it.
 pub(super) async fn answers(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    materials: &Materials,
+    reach: &Reach,
 ) -> bool {
     let pod = observed.staying_pod().and_then(|pod| pod.metadata.uid.as_deref());
-    let inside = inside(identity, observed.service.as_deref(), materials);
+    let inside = inside(identity, observed.service.as_deref(), reach);
     let (Some(pod), Some(inside)) = (pod, inside) else {
         return false;
     };
@@ -139,18 +143,18 @@ pub(super) async fn answers(
 }
 
 /// How to reach the API inside the host; `None` while the Service has no address.
-fn inside(identity: &Identity, service: Option<&Service>, materials: &Materials) -> Option<Access> {
+fn inside(identity: &Identity, service: Option<&Service>, reach: &Reach) -> Option<Access> {
     let address = service?.spec.as_ref()?.cluster_ip.as_deref()?;
-    Some(at(identity, address.parse().ok()?, materials))
+    Some(at(identity, address.parse().ok()?, reach))
 }
 
 /// How to reach the API server of one pod.
-pub(super) fn at(identity: &Identity, address: IpAddr, materials: &Materials) -> Access {
-    let operator = materials.leaf(LeafRole::Operator);
+pub(super) fn at(identity: &Identity, address: IpAddr, reach: &Reach) -> Access {
+    let operator = &reach.operator;
     Access {
         url: format!("https://{}", SocketAddr::new(address, API_PORT)),
         server_name: identity.upstream_name(),
-        authority: materials.root_ca.clone(),
+        authority: reach.root_ca.clone(),
         certificate: operator.certificate.clone(),
         key: Secret(operator.key.clone()),
     }

@@ -6,6 +6,7 @@ use yoke_api::{Cluster, Reason};
 
 use super::identity::Identity;
 use super::kept;
+use crate::apply::hash_of;
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -29,14 +30,14 @@ pub(super) struct Store {
     pub(super) bytes: Option<i64>,
 }
 
-/// The store of an accepted spec, and the credentials of its user.
+/// The store of an accepted spec.
 pub(super) async fn ensure(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     size: Size,
-) -> Result<(Store, String), ReconcileError> {
-    let (mut account, credentials) = kept::ensure_account(context, cluster, identity, size).await?;
+) -> Result<Store, ReconcileError> {
+    let mut account = kept::ensure_account(context, cluster, identity, size).await?;
     let noted = std::mem::replace(&mut account.size, size);
     // What is noted counts against the Tenant's quota: more before it is reserved, less after it is given back.
     let gives_back = limits::disk_storage(size) < limits::disk_storage(noted);
@@ -47,7 +48,7 @@ pub(super) async fn ensure(
     if gives_back && store.state.status == Some(true) {
         kept::note_size(context, identity, &account).await?;
     }
-    Ok((store, credentials))
+    Ok(store)
 }
 
 /// Gives NATS the account, and makes the streams or finds them; what goes wrong there is a condition, not a failure. An
@@ -72,7 +73,7 @@ pub(super) async fn look(
     };
     let refused = |reason, message| tell(State::no(reason, message), None);
     if let Some((known, since, found)) = context.seen(id).store
-        && known == *account
+        && known == hash_of(&account.terms())
         && since.elapsed() < if found.is_ok() { LOOK_EVERY } else { ROOM_EVERY }
     {
         return Ok(match found {
@@ -81,7 +82,11 @@ pub(super) async fn look(
         });
     }
     let has_state = kept::has_state(context, cluster, identity).await?;
-    let note = |found| context.note(id, |seen| seen.store = Some((account.clone(), Instant::now(), found)));
+    let note = |found| {
+        context.note(id, |seen| {
+            seen.store = Some((hash_of(&account.terms()), Instant::now(), found))
+        })
+    };
     match streams::ensure(&context.nats, id, account, has_state).await {
         Ok(bytes) => {
             note(Ok(bytes));

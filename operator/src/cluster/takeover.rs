@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::runtime::reflector::ObjectRef;
 
-use super::build::{Blueprint, Materials, hosted, stateful_set};
+use super::build::{Blueprint, Reach, hosted, stateful_set};
 pub(super) use super::gate::takeover::Step;
 use super::gate::takeover::{self, Cause};
 use super::gate::{self, ControlPlane};
@@ -197,7 +197,7 @@ pub(super) async fn hand_over(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    materials: Option<&Materials>,
+    reach: Option<&Reach>,
     (first, has_other): (i32, bool),
 ) -> Result<bool, ApplyError> {
     let (identity, konnectivity) = (blueprint.identity, blueprint.open().konnectivity);
@@ -206,9 +206,9 @@ pub(super) async fn hand_over(
     let pod = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
     let address = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok());
     let longest = if has_other { SHORT } else { LONGEST };
-    let answers = match (address, materials) {
-        (Some(address), Some(materials)) => {
-            let informed = wait_informed(probe::at(identity, address, materials));
+    let answers = match (address, reach) {
+        (Some(address), Some(reach)) => {
+            let informed = wait_informed(probe::at(identity, address, reach));
             tokio::time::timeout(longest, informed).await.is_ok()
         }
         _ => false,

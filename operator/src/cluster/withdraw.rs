@@ -17,7 +17,6 @@ use yoke_pki::plan::LeafRole;
 use super::build::hosted;
 use super::identity::Identity;
 use super::validate::{self, Surroundings};
-use crate::apply::ApplyError;
 use crate::context::Context;
 use crate::error::ReconcileError;
 
@@ -26,7 +25,8 @@ use crate::error::ReconcileError;
 pub(super) struct Left {
     /// What the ingress may be told on, of what it was told.
     pub(super) told: Option<IngressConfig>,
-    ingress: Option<ConfigMap>,
+    /// Whether it was told more.
+    is_less: bool,
     certificates: Vec<Certificate>,
 }
 
@@ -39,12 +39,34 @@ pub(super) struct Had {
     held: bool,
 }
 
-/// What the ingress was told.
+/// What the ingress was told, but for certificates and keys.
 pub(super) fn find_told(context: &Context, identity: &Identity) -> Option<IngressConfig> {
     let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
     let map = context.caches.config_maps.get(&key)?;
+    read_config(&map)
+}
+
+fn read_config(map: &ConfigMap) -> Option<IngressConfig> {
     let text = map.data.as_ref()?.get(CONFIG_KEY)?;
     serde_json::from_str(text).ok()
+}
+
+/// Changes what the ingress was told, all of which is asked for first.
+async fn tell(
+    context: &Context,
+    identity: &Identity,
+    change: impl FnOnce(&mut IngressConfig),
+) -> Result<(), ReconcileError> {
+    let api = Api::<ConfigMap>::namespaced(context.client.clone(), identity.hosted().as_str());
+    let map = api.get_opt(INGRESS_CONFIG_MAP).await;
+    let map = map.map_err(ReconcileError::host("what the ingress was told"))?;
+    let Some(mut told) = map.as_ref().and_then(read_config) else {
+        return Ok(());
+    };
+    change(&mut told);
+    let map = hosted::build_ingress_map(identity, &told);
+    context.clusters.apply(&context.caches.config_maps, &map).await?;
+    Ok(())
 }
 
 /// Tells the ingress whether the API is to answer, and else what it was told before.
@@ -52,13 +74,11 @@ pub(super) async fn tell_asleep(
     context: &Context,
     identity: &Identity,
     asleep: Option<Asleep>,
-) -> Result<(), ApplyError> {
-    let Some(told) = find_told(context, identity).filter(|told| told.asleep != asleep) else {
+) -> Result<(), ReconcileError> {
+    if find_told(context, identity).is_none_or(|told| told.asleep == asleep) {
         return Ok(());
-    };
-    let map = hosted::build_ingress_map(identity, &IngressConfig { asleep, ..told });
-    context.clusters.apply(&context.caches.config_maps, &map).await?;
-    Ok(())
+    }
+    tell(context, identity, |told| told.asleep = asleep).await
 }
 
 /// Where a Cluster has something that may have to be taken back; `None` if nowhere, which is so of most.
@@ -83,11 +103,10 @@ async fn find_certificate(
     role: LeafRole,
 ) -> Result<Option<Certificate>, ReconcileError> {
     let leaf = role.object_name(&identity.id);
-    let (own, names) = (
-        own_names(identity),
-        context.caches.certificates.names(PKI_NAMESPACE, &leaf),
-    );
-    if names.iter().all(|name| own.contains(name)) {
+    let (own, key) = (own_names(identity), ObjectRef::new(&leaf).within(PKI_NAMESPACE));
+    let known = context.caches.certificates.get(&key);
+    let mut names = known.iter().flat_map(|known| &known.spec.dns_names);
+    if names.all(|name| own.contains(name)) {
         return Ok(None);
     }
     let api = Api::<Certificate>::namespaced(context.client.clone(), PKI_NAMESPACE);
@@ -125,10 +144,7 @@ pub(super) fn plan(had: Had, cluster: &Cluster, identity: &Identity, around: &Su
     };
     Left {
         certificates: had.certificates.iter().filter_map(narrow).collect(),
-        ingress: left
-            .as_ref()
-            .filter(|left| had.config.as_ref() != Some(left))
-            .map(|left| hosted::build_ingress_map(identity, left)),
+        is_less: left.is_some() && left != had.config,
         told: left,
     }
 }
@@ -171,10 +187,14 @@ fn without_dns_names(
 }
 
 /// Writes what is left, if anything was taken back.
-pub(super) async fn apply(context: &Context, identity: &Identity, left: &Left) -> Result<(), ApplyError> {
-    if let Some(map) = &left.ingress {
+pub(super) async fn apply(context: &Context, identity: &Identity, left: &Left) -> Result<(), ReconcileError> {
+    if let Some(left) = left.told.as_ref().filter(|_| left.is_less) {
         tracing::info!(cluster = %identity.id, "host names or sources are taken back from the ingress");
-        context.clusters.apply(&context.caches.config_maps, map).await?;
+        tell(context, identity, |told| {
+            told.extra_names.clone_from(&left.extra_names);
+            told.allowed_sources.clone_from(&left.allowed_sources);
+        })
+        .await?;
     }
     for certificate in &left.certificates {
         tracing::info!(cluster = %identity.id, "host names are taken back from a serving certificate");

@@ -33,7 +33,7 @@ const PROVISIONER_SECONDS: i64 = 600;
 pub struct AccountError(pub &'static str);
 
 /// What an account must have room for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Size {
     /// The store's quota in bytes.
     pub quota: i64,
@@ -55,7 +55,7 @@ pub struct Account {
 /// The user of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterUser {
-    /// Credentials file.
+    /// Credentials file; without its seed of one that is known by a watch.
     pub credentials: String,
     /// Public key of its account.
     account: String,
@@ -93,6 +93,12 @@ impl Account {
     /// The same account, which lets nobody in.
     pub fn closed(self) -> Self {
         Self { user: None, ..self }
+    }
+
+    /// All that its claims follow from, with the seed of its user or without.
+    pub fn terms(&self) -> (&str, Option<&str>, Size) {
+        let signer = self.user.as_ref().map(|user| user.signer.as_str());
+        (&self.public_key, signer, self.size)
     }
 
     /// The account in the data of a Secret.

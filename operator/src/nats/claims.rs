@@ -325,6 +325,11 @@ pub fn to_credentials(jwt: &str, seed: &str) -> String {
     )
 }
 
+/// A credentials file without its seed: it says whose it is, and lets nobody in.
+pub fn without_seed(credentials: &str) -> Option<String> {
+    jwt_of(credentials).map(|jwt| format!("-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n"))
+}
+
 /// The token in a credentials file.
 pub fn jwt_of(credentials: &str) -> Option<&str> {
     let (_, rest) = credentials.split_once("-----BEGIN NATS USER JWT-----")?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::api::PartialObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
@@ -55,10 +56,12 @@ async fn delete_left(context: &Context, tenant: &str) -> Result<bool, ReconcileE
         // An account that is deleted must not come back from it.
         if let Some(copy) = left.copy {
             waits = true;
-            if copy.metadata.deletion_timestamp.is_none() {
-                let hosted = left.id.hosted_namespace();
-                context.tenants.delete(&secrets(hosted.as_str()), copy.as_ref()).await?;
-            }
+            let hosted = left.id.hosted_namespace();
+            let is_own = |found: &PartialObjectMeta<Secret>| cluster::is_of_tenant(&found.metadata, tenant);
+            context
+                .tenants
+                .delete_named(&secrets(hosted.as_str()), &copy, is_own)
+                .await?;
             continue;
         }
         context.nats.delete_account(&left.id, &left.account.public_key).await?;

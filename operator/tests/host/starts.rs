@@ -26,7 +26,7 @@ async fn operator_starts_on_a_host_that_is_full() {
         .await
         .unwrap();
     host.restart_operator().await;
-    assert!(host.context.caches.config_maps.state().len() >= 1200);
+    assert!(host.context.caches.config_maps.count() >= 1200);
 }
 
 /// The number in the StatefulSet; `None` while there is none.

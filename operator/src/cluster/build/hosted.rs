@@ -13,7 +13,7 @@ use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, Upstream};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{API_PORT, API_PORT_NAME, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, KONNECTIVITY_PORT_NAME};
 
-use super::{Blueprint, Materials, arguments, audit, authentication, konnectivity, stateful_set};
+use super::{Blueprint, Trust, arguments, audit, authentication, konnectivity, stateful_set};
 use crate::cluster::identity::Identity;
 
 /// Name of the ConfigMap with kube-apiserver's files.
@@ -151,7 +151,7 @@ impl Asked {
 }
 
 /// What the ingress is told.
-pub fn build_ingress(identity: &Identity, asked: Asked, materials: &Materials) -> ConfigMap {
+pub fn build_ingress(identity: &Identity, asked: Asked, trust: &Trust) -> ConfigMap {
     let mut extra_names = asked.names;
     extra_names.sort();
     let config = IngressConfig {
@@ -164,11 +164,11 @@ pub fn build_ingress(identity: &Identity, asked: Asked, materials: &Materials) -
         allowed_sources: asked.sources,
         issuer: identity.public_name.issuer(),
         audiences: arguments::audiences(identity),
-        service_account_keys: vec![materials.service_account_public.clone()],
-        client_ca: materials.client_ca.clone(),
+        service_account_keys: vec![trust.service_account.clone()],
+        client_ca: trust.client_ca.clone(),
         upstream: Upstream {
             server_name: identity.upstream_name(),
-            ca: materials.client_ca.clone(),
+            ca: trust.client_ca.clone(),
             service: identity.cluster.clone(),
         },
         asleep: asked.asleep,

@@ -307,6 +307,28 @@ fn check_pair(name: &str, leaf: &Leaf) -> Result<(), MaterialError> {
     }
 }
 
+/// Whether a Secret holds a certificate and its key.
+pub fn is_issued(secret: &Secret) -> bool {
+    let has = |key: &str| {
+        let value = secret.data.as_ref().and_then(|data| data.get(key));
+        value.is_some_and(|value| !value.0.is_empty())
+    };
+    has(CERTIFICATE) && has(KEY)
+}
+
+/// Names of what [`build_component_secrets`] builds of these leaves.
+pub fn component_secrets(leaves: impl Iterator<Item = LeafRole>) -> Vec<&'static str> {
+    let optional = leaves.filter_map(|role| match role {
+        LeafRole::Konnectivity => Some(KONNECTIVITY),
+        LeafRole::Sleeper => Some(SLEEPER_LEAF),
+        _ => None,
+    });
+    [API_SERVER, CONTROLLER_MANAGER, SCHEDULER, STORE]
+        .into_iter()
+        .chain(optional)
+        .collect()
+}
+
 /// The Secrets of the control plane's components, each for one container, and the one with what the ingress shows in their
 /// place by further names.
 pub fn build_component_secrets(identity: &Identity, materials: &Materials) -> Result<Vec<Secret>, KubeconfigError> {

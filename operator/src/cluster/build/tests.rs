@@ -257,7 +257,7 @@ fn no_hosted_secret_holds_a_ca_key_and_clients_are_not_verified_by_the_root() {
     assert_eq!(parsed.server, "https://100.64.0.2:443");
     assert_eq!(parsed.tls_server_name.as_deref(), Some("a-bcdfghjk.yoke.test"));
     assert_eq!(kubeconfig.metadata.namespace.as_deref(), Some("demo"));
-    let told = hosted::build_ingress(&identity, hosted::Asked::default(), &materials);
+    let told = hosted::build_ingress(&identity, hosted::Asked::default(), &materials.trust());
     let told: yoke_api::ingress::IngressConfig = serde_json::from_str(&told.data.unwrap()["ingress.json"]).unwrap();
     assert_eq!(
         told.audiences,
