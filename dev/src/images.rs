@@ -74,6 +74,7 @@ const RUNS: &[(&str, &str)] = &[
     (worker::PROGRAM, "ip"),
     (worker::PROGRAM, "mount"),
     (worker::PROGRAM, "nft"),
+    (worker::PROGRAM, "nsenter"),
     (worker::PROGRAM, "setpriv"),
     (worker::PROGRAM, "umount"),
     (worker::PROGRAM, "unshare"),

@@ -127,10 +127,10 @@ pub(crate) struct WorkerOptions {
     /// Name of the Node, if it is not the machine's
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Address of the Node, if it is not that of the default route
+    /// Address of the Node, if it is not that of the default route; with --rm, of this machine
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) node_ip: Option<IpAddr>,
-    /// Address where other workers reach this one, if it is not that of the Node
+    /// Address where other workers reach this one, if it is not that of --node-ip
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) public_address: Option<IpAddr>,
     /// Address of the cluster's DNS Service
@@ -186,9 +186,9 @@ pub(crate) struct MachineOptions {
     /// Accept control groups of version 1, which Kubernetes gives up
     #[arg(long)]
     pub(crate) allow_cgroup_v1: bool,
-    /// Port of UDP at which other workers reach this one
-    #[arg(long, value_name = "PORT", default_value_t = WIREGUARD_PORT, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) wireguard_port: u16,
+    /// Port of UDP at which other workers reach this one: 51820 if not given, or with --rm the first one from there that is free
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) wireguard_port: Option<u16>,
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {

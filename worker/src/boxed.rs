@@ -1,35 +1,36 @@
-//! An ephemeral worker in a box: mounts and processes of its own, so that nothing of it outlives it.
+//! An ephemeral worker in a box: mounts, processes and a network of its own, so that nothing of it outlives it.
 //!
 //! ```text
 //!  run --rm ── unshare ── init (process 1: buries orphans) ── node: a worker's life
-//!     │                                                         ▲
-//!     └── a pipe: closed to say that it is to end ──────────────┘   and closed, too, if `run` is killed
+//!     │                    ▲                                    ▲
+//!     ├── uplink.rs        │                                    │
+//!     └── a pipe: a byte when the network leads out ── closed to say that it is to end, and closed, too, if `run` is killed
 //!  then: clean
 //! ```
-//!
-//! The network is that of whoever calls it: `nsenter --net=FILE yoke-worker run --rm …` gives it one of its own.
-//! (`ip netns exec` would hide the control groups.)
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::future::pending;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use rustix::process::WaitOptions;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
-use tokio::process::Command;
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::files::{self, FileError};
 use crate::hosts::{self, HOSTS};
 use crate::layout::Layout;
-use crate::machine::ignores_hangup;
+use crate::machine::{RESOLV_CONF, ignores_hangup};
 use crate::output::say;
+use crate::place::Place;
 use crate::state::{Lock, Worker, is_at};
+use crate::uplink::Upkeep;
 use crate::{Error, gpus, live};
 
 /// Folders of the machine that parts of a worker write to whatever they are told.
@@ -41,6 +42,9 @@ const USUAL: &[&str] = &[
 ];
 /// How long a worker may take to end beside the drain.
 const END_LIMIT: Duration = live::FINISH_LIMIT.saturating_add(Duration::from_secs(30));
+/// A network is made at once, or not at all.
+const NETWORK_LIMIT: Duration = Duration::from_secs(10);
+const NETWORK_PAUSE: Duration = Duration::from_millis(5);
 /// How often a usual folder may go while it is taken.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -82,14 +86,22 @@ async fn hear(signal: Option<&mut Signal>) {
 /// Runs the worker in a box until a signal, the end of its time, or its own end.
 pub(crate) async fn run(
     layout: &Layout,
-    worker: &Worker,
+    worker: &mut Worker,
     ttl: Option<Duration>,
     lock: &Lock,
     signals: &mut Signals,
 ) -> Result<(), Error> {
     let own = std::env::current_exe().map_err(Error::Start)?;
     let mut inner = Command::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"])
+        .args([
+            "--mount",
+            "--pid",
+            "--net",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--",
+        ])
         .arg(own)
         .args(["init", "--root"])
         .arg(layout.root())
@@ -101,7 +113,52 @@ pub(crate) async fn run(
         .kill_on_drop(true)
         .spawn()
         .map_err(Error::Start)?;
-    let pipe = inner.stdin.take();
+    let mut pipe = inner.stdin.take();
+    let led_out = async {
+        let net = find_network(&mut inner).await?;
+        let upkeep = Upkeep::raise(layout, worker, net).await?;
+        let go = pipe.as_mut().expect("it is piped").write_all(b"\n").await;
+        go.map_err(Error::Start)?;
+        Ok(upkeep)
+    };
+    let mut upkeep = match led_out.await {
+        Ok(upkeep) => upkeep,
+        Err(error) => {
+            let _ = inner.kill().await;
+            return Err(error);
+        }
+    };
+    let drain = worker.drain;
+    tokio::select! {
+        ended = wait(inner, pipe, ttl, drain, signals) => ended,
+        never = upkeep.keep() => match never {},
+    }
+}
+
+/// What leads to the network of a process, as soon as that has one of its own.
+async fn find_network(inner: &mut Child) -> Result<PathBuf, Error> {
+    let here = Place::here()?;
+    let file = PathBuf::from(format!("/proc/{}/ns/net", inner.id().unwrap_or_default()));
+    let made = async {
+        while !here.is_left_by(&file) {
+            if let Some(ended) = inner.try_wait().map_err(Error::Start)? {
+                return Err(Error::Ended(ended));
+            }
+            tokio::time::sleep(NETWORK_PAUSE).await;
+        }
+        Ok(file)
+    };
+    let late = |_| Error::Uplink(format!("there is none after {NETWORK_LIMIT:?}"));
+    tokio::time::timeout(NETWORK_LIMIT, made).await.map_err(late)?
+}
+
+async fn wait(
+    mut inner: Child,
+    pipe: Option<ChildStdin>,
+    ttl: Option<Duration>,
+    drain: Duration,
+    signals: &mut Signals,
+) -> Result<(), Error> {
     let early = tokio::select! {
         ended = inner.wait() => Some(ended),
         () = signals.next() => None,
@@ -115,7 +172,7 @@ pub(crate) async fn run(
             tokio::select! {
                 ended = inner.wait() => ended,
                 () = signals.next() => inner.kill().await.and(inner.wait().await),
-                () = tokio::time::sleep(worker.drain + END_LIMIT) => inner.kill().await.and(inner.wait().await),
+                () = tokio::time::sleep(drain + END_LIMIT) => inner.kill().await.and(inner.wait().await),
             }
         }
     };
@@ -132,6 +189,11 @@ async fn over(ttl: Option<Duration>) {
         Some(ttl) => tokio::time::sleep(ttl).await,
         None => pending().await,
     }
+}
+
+/// Waits for the network of the box to lead out; an error if it never will.
+pub(crate) fn wait_network() -> Result<(), Error> {
+    std::io::stdin().read_exact(&mut [0; 1]).map_err(Error::Start)
 }
 
 /// Process 1 of the box: starts the worker, and waits for whatever ends, as nobody else can for those without parents.
@@ -156,8 +218,8 @@ pub(crate) fn init(root: &Path) -> Result<ExitCode, Error> {
     }
 }
 
-/// Puts folders of the worker's own in the place of the usual ones, for this box, and a file with the API's address in that of
-/// the machine's hosts. GPUs that it is not to have are hidden. The folders are to be held as long as it is there.
+/// Puts folders of the worker's own in the place of the usual ones, for this box, and files in that of the machine's hosts, with
+/// the API's address, and of its resolver configuration. GPUs that it is not to have are hidden. The folders are to be held as long as it is there.
 pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Error> {
     let mut held = Vec::new();
     for usual in USUAL {
@@ -171,6 +233,10 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
         files::make_folder(own.parent().unwrap_or(&own))?;
         files::write(&own, hosts::read_with(worker)?, files::PUBLIC)?;
         mount(&own, HOSTS)?;
+    }
+    // Where there is none, nobody but the kubelet is told of it.
+    if worker.uplink.is_some() && Path::new(RESOLV_CONF).exists() {
+        mount(&stand_in(layout, RESOLV_CONF), RESOLV_CONF)?;
     }
     if !worker.has_gpus() {
         hide(layout, &gpus::find().paths)?;

@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::machine::PATH;
 use crate::output::say;
 use crate::state::Worker;
-use crate::{Error, boxed, cni, hosts, rules, sysctls};
+use crate::{Error, boxed, cni, hosts, rules, sysctls, uplink};
 
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 /// Mounts may be stacked, and a new list is read after each round.
@@ -28,20 +28,12 @@ const ROUNDS: u32 = 10;
 pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error> {
     let cgroups = Cgroups::discover(&worker.id.cgroup())?;
     cgroups.kill_all().await;
-    // Those of a worker that was killed: the notes are where they were for whoever wrote them.
-    for notes in [PathBuf::from(cni::NOTES), boxed::stand_in(layout, cni::NOTES)] {
-        for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
-            say(&format!("cannot take a Pod off the network: {fault}"));
-        }
+    match &worker.uplink {
+        // The rest of its network went with its processes.
+        Some(uplink) => uplink::remove(&uplink.run).await,
+        None => leave_network(layout, worker).await,
     }
     unmount_all(layout.root())?;
-    for link in [worker.id.bridge(), worker.id.tunnel()] {
-        remove_link(&link).await;
-    }
-    // One that was never let in has none, and may be in a network that is somebody else's as well.
-    if layout.kubeconfig().exists() {
-        rules::remove_all(&worker.id).await;
-    }
     let left = cgroups.remove().await;
     if !left.is_empty() {
         return Err(Error::Left(left));
@@ -55,6 +47,23 @@ pub(crate) async fn clean(layout: &Layout, worker: &Worker) -> Result<(), Error>
         say(&to_line(&error));
     }
     remove_folder(layout)
+}
+
+/// Takes out of the machine's own network what a worker has made in it.
+async fn leave_network(layout: &Layout, worker: &Worker) {
+    // Those of a worker that was killed: the notes are where they were for whoever wrote them.
+    for notes in [PathBuf::from(cni::NOTES), boxed::stand_in(layout, cni::NOTES)] {
+        for fault in cni::detach_all(&layout.bin(), &notes, &worker.id).await {
+            say(&format!("cannot take a Pod off the network: {fault}"));
+        }
+    }
+    for link in [worker.id.bridge(), worker.id.tunnel()] {
+        remove_link(&link).await;
+    }
+    // One that was never let in has none, and may be in a network that is somebody else's as well.
+    if layout.kubeconfig().exists() {
+        rules::remove_all(&worker.id).await;
+    }
 }
 
 fn unmount_all(root: &Path) -> Result<(), Error> {

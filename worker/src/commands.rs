@@ -13,9 +13,10 @@ use crate::gpus::Gpus;
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
+use crate::preflight::Purpose;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
-use crate::{Error, cgroups, clean, clock, gpus, live, machine, preflight, root, setup, systemd};
+use crate::{Error, cgroups, clean, clock, gpus, live, machine, preflight, root, setup, systemd, uplink};
 
 /// `run`.
 pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result<(), Error> {
@@ -34,17 +35,30 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     if with_gpus && !gpus::find().any {
         return Err(Error::NoGpu);
     }
-    check(&options.worker, line, false).await?;
+    if options.rm && line.address.is_some_and(|address| address.to_canonical().is_ipv6()) {
+        return Err(Error::Uplink(
+            "the API has an address of IPv6, which does not lead out of it".to_owned(),
+        ));
+    }
+    let purpose = if options.rm { Purpose::Box } else { Purpose::Any };
+    check(&options.worker, line, purpose).await?;
     let (id, lock) = setup::make_room(&layout).await?;
     let mut worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
     worker.gpus = with_gpus;
+    let port = if options.rm {
+        let port = uplink::take_port(options.worker.machine.wireguard_port)?;
+        worker.wireguard_port = port.number;
+        Some(port)
+    } else {
+        None
+    };
     let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
     if !worker.ephemeral {
         made?;
         return live::stay(&layout, &worker, &mut signals).await;
     }
     let ended = match &made {
-        Ok(()) => boxed::run(&layout, &worker, options.ttl, &lock, &mut signals).await,
+        Ok(()) => boxed::run(&layout, &mut worker, options.ttl, &lock, &mut signals).await,
         Err(_) => Ok(()),
     };
     if ended.is_err() {
@@ -56,6 +70,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
         }
     }
     clean::clean(&layout, &worker).await?;
+    drop(port);
     say("nothing of the worker is left on this machine");
     made.and(ended)
 }
@@ -95,6 +110,7 @@ async fn drain(layout: &Layout, lock: &Lock) -> Result<ExitStatus, Error> {
 
 /// Process 1 of a box.
 pub(crate) fn init(options: &FolderOptions) -> Result<ExitCode, Error> {
+    boxed::wait_network()?;
     let layout = root::open(&options.root)?;
     let _held = boxed::furnish(&layout, &read(&layout)?)?;
     boxed::init(layout.root())
@@ -130,7 +146,7 @@ fn read(layout: &Layout) -> Result<Worker, Error> {
 }
 
 /// Says what the machine lacks, if it lacks anything.
-pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, for_good: bool) -> Result<(), Error> {
+pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, purpose: Purpose) -> Result<(), Error> {
     let limits = options.limits();
     let has = machine::read_capacity(Path::new("/"), &limits)?;
     if let Some(excess) = has.and_then(|has| limits.find_excess(has)) {
@@ -139,7 +155,7 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, for_good: bo
     if options.no_preflight {
         return Ok(());
     }
-    let rows = observe(&options.machine, Some(line), for_good).await;
+    let rows = observe(&options.machine, Some(line), purpose).await;
     if !preflight::is_fit(&rows) {
         let bad: Vec<_> = rows
             .into_iter()
@@ -151,10 +167,15 @@ pub(crate) async fn check(options: &WorkerOptions, line: &JoinLine, for_good: bo
     Ok(())
 }
 
-/// A row for each thing that a worker needs, and one that joins for good.
-pub(crate) async fn observe(options: &MachineOptions, line: Option<&JoinLine>, for_good: bool) -> Vec<preflight::Row> {
+/// A row for each thing that a worker needs.
+pub(crate) async fn observe(
+    options: &MachineOptions,
+    line: Option<&JoinLine>,
+    purpose: Purpose,
+) -> Vec<preflight::Row> {
     let mut facts = machine::observe(options).await;
-    facts.for_good = for_good;
+    facts.purpose = purpose;
+    facts.uplink = uplink::try_out().await;
     if let Some(line) = line {
         facts.skew = Some(clock::observe_skew(line).await);
     }

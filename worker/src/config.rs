@@ -1,5 +1,8 @@
 //! The files of containerd, CNI and the kubelet. Pure: the same worker has the same bytes.
 
+use std::net::IpAddr;
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 use yoke_api::Cidr;
 use yoke_api::join_token::JoinLine;
@@ -28,7 +31,9 @@ pub(crate) struct Machine {
     /// What there is for everybody, for a worker with limits.
     pub(crate) capacity: Option<Capacity>,
     /// The machine's own resolver configuration, of which none leads to a stub on loopback.
-    pub(crate) resolv_conf: &'static str,
+    pub(crate) resolv_conf: PathBuf,
+    /// The addresses of the worker's Pods, once they are known.
+    pub(crate) pods: Option<Cidr>,
 }
 
 /// containerd's configuration, in the version that 1.6, 1.7 and 2 read.
@@ -119,7 +124,8 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
         "authorization": {"mode": "Webhook"},
         // Both certificates are asked for, and renewed, through the API.
         "rotateCertificates": true,
-        "serverTLSBootstrap": true,
+        // Of a certificate that is for the Node's address.
+        "serverTLSBootstrap": worker.uplink.is_none() || machine.pods.is_some(),
         "tlsMinVersion": "VersionTLS12",
         "containerRuntimeEndpoint": format!("unix://{}", layout.containerd_socket().display()),
         "podLogsDir": layout.pod_logs(),
@@ -184,7 +190,7 @@ pub(crate) fn build_bootstrap(layout: &Layout, line: &JoinLine) -> Result<String
 }
 
 /// Arguments of the kubelet.
-pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker) -> Vec<String> {
+pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker, pods: Option<Cidr>) -> Vec<String> {
     let mut arguments = vec![
         format!("--config={}", layout.kubelet_config().display()),
         format!("--kubeconfig={}", layout.kubeconfig().display()),
@@ -193,7 +199,8 @@ pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker) -> Vec<S
         format!("--root-dir={}", layout.kubelet().display()),
         format!("--hostname-override={}", worker.name),
     ];
-    arguments.extend(worker.node_ip.map(|address| format!("--node-ip={address}")));
+    let address = choose_address(worker, pods);
+    arguments.extend(address.map(|address| format!("--node-ip={address}")));
     if !worker.node_labels.is_empty() {
         let labels: Vec<_> = worker
             .node_labels
@@ -203,6 +210,17 @@ pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker) -> Vec<S
         arguments.push(format!("--node-labels={}", labels.join(",")));
     }
     arguments
+}
+
+/// The Node's address, if the kubelet is not to find it. In a network of its own the machine's is not there, and nobody else knows
+/// those of the uplink: it is that of the gateway of its Pods, by which all Pods of the cluster reach it. Nobody knows that before
+/// there is a Node.
+pub(crate) fn choose_address(worker: &Worker, pods: Option<Cidr>) -> Option<IpAddr> {
+    match (&worker.uplink, pods) {
+        (None, _) => worker.node_ip,
+        (Some(uplink), None) => Some(uplink.address.into()),
+        (Some(uplink), Some(pods)) => Some(pods.nth(1).unwrap_or(uplink.address.into())),
+    }
 }
 
 #[cfg(test)]

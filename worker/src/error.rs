@@ -131,6 +131,9 @@ pub enum Error {
     /// Pods cannot be connected.
     #[error("cannot make the network of Pods: {0}")]
     Network(String),
+    /// The worker's own network leads nowhere.
+    #[error("cannot make a network for the worker: {0}")]
+    Uplink(String),
     /// Another init runs the machine.
     #[error("systemd does not run this machine")]
     NoSystemd,
@@ -213,6 +216,9 @@ impl Error {
                 "somebody deleted it, or this machine was not heard of for longer than its join token allows; a new token makes another",
             ),
             Self::NoWorker(_) => Some("a join token makes one: `yoke-worker join TOKEN`, or `yoke-worker run TOKEN`"),
+            Self::Uplink(_) => Some(
+                "`yoke-worker preflight` says what the machine lacks for it; without --rm, a worker uses the machine's own network",
+            ),
             Self::NoSystemd => Some("`yoke-worker run` makes it a worker as long as that runs"),
             Self::ForeignUnit(_) => Some("remove it, or choose another folder with --root: its unit has another name"),
             Self::NotReady { .. } => {

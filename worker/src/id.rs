@@ -30,6 +30,11 @@ impl Id {
         Self(HEXLOWER.encode(&hash.finalize()[..BYTES]))
     }
 
+    /// The one that is written as this number.
+    pub(crate) fn of_number(number: u32) -> Self {
+        Self(HEXLOWER.encode(&number.to_be_bytes()))
+    }
+
     /// Its control group, from the root of each hierarchy, without a slash before it.
     pub(crate) fn cgroup(&self) -> String {
         format!("{GROUPS}{}", self.0)

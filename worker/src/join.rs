@@ -22,6 +22,7 @@ use crate::files::{self, FileError};
 use crate::layout::Layout;
 use crate::output::say;
 use crate::place::Place;
+use crate::preflight::Purpose;
 use crate::state::{Lock, Worker};
 use crate::unit::Unit;
 use crate::{Error, certificate, clean, commands, node, refusal, root, setup, systemd};
@@ -220,7 +221,7 @@ async fn begin(
     signals: &mut Signals,
 ) -> Result<Worker, Error> {
     let name = setup::choose_name(&options.worker)?;
-    commands::check(&options.worker, line, true).await?;
+    commands::check(&options.worker, line, Purpose::Join).await?;
     check_systemd()?;
     let (id, lock) = setup::make_room(layout).await?;
     let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, false);

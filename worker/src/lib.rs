@@ -3,7 +3,7 @@
 //! ```text
 //!  preflight   machine.rs, clock.rs ─▶ Facts ─▶ preflight.rs (pure) ─▶ a row for each thing that is missing
 //!  run         JoinLine, bundle.rs ─▶ setup.rs ─▶ live.rs: containerd, kubelet, CNI, by files of config.rs (pure)
-//!  run --rm                                    └▶ boxed.rs: the same in a box ─▶ drain.rs ─▶ clean.rs
+//!  run --rm                                    └▶ boxed.rs: the same in a box, uplink.rs: its way out ─▶ drain.rs ─▶ clean.rs
 //!  join        the same without the box, by a unit of systemd: join.rs ─▶ unit.rs (pure), systemd.rs ─▶ `run`
 //!  meanwhile   upgrade.rs: the kubelet is brought to the version that the cluster asks for
 //!  leave       live.rs once more ─▶ drain.rs ─▶ clean.rs
@@ -48,6 +48,7 @@ mod sysctls;
 mod systemd;
 mod unit;
 mod upgrade;
+mod uplink;
 
 use std::fs::File;
 use std::io::Read;
@@ -60,6 +61,7 @@ pub use crate::arguments::Arguments;
 use crate::arguments::{Command, PreflightOptions};
 pub use crate::error::Error;
 use crate::files::FileError;
+use crate::preflight::Purpose;
 
 /// More than any token has: what is piped in may be anything.
 const INPUT_MAX: u64 = 128 << 10;
@@ -90,7 +92,7 @@ async fn carry_out(arguments: Arguments) -> Result<ExitCode, Error> {
 
 async fn preflight(options: &PreflightOptions) -> Result<(), Error> {
     let line = read_token(options.token.as_deref(), options.token_file.as_deref())?;
-    let rows = commands::observe(&options.machine, line.as_ref(), false).await;
+    let rows = commands::observe(&options.machine, line.as_ref(), Purpose::Any).await;
     let text = if options.json {
         preflight::report::to_json(&rows)
     } else {

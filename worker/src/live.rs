@@ -3,6 +3,7 @@
 //! ```text
 //!  control group ─▶ files ─▶ containerd ─▶ images ─▶ kubelet ─▶ Node has addresses for Pods ─▶ CNI
 //!                                                       │
+//!                                                       └─ in a network of its own it starts once more, with an address of these
 //!    end, for good: drain ─▶ kubelet ─▶ Pods off the network ─▶ containerd ─▶ Node
 //!    end, for a while:       kubelet ─▶ containerd; Pods run on
 //! ```
@@ -15,6 +16,7 @@ use std::time::Duration;
 use kube::Client;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
+use yoke_api::Cidr;
 
 use crate::boxed::Signals;
 use crate::cgroups::Cgroups;
@@ -23,12 +25,14 @@ use crate::clock::to_line;
 use crate::config::{self, Machine};
 use crate::drain::Target;
 use crate::layout::Layout;
-use crate::machine::{PATH, has_sys_resource, resolv_conf};
+use crate::machine::{PATH, RESOLV_CONF, has_sys_resource, resolv_conf};
 use crate::network::Network;
 use crate::output::say;
 use crate::state::Worker;
 use crate::upgrade::Kubelet;
-use crate::{Error, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd, upgrade};
+use crate::{
+    Error, boxed, cgroups, cni, drain, files, hosts, machine, network, node, refusal, sysctls, systemd, upgrade,
+};
 
 /// The kubelet's health, on loopback.
 const HEALTH: (&str, u16) = ("127.0.0.1", 10248);
@@ -86,7 +90,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
     systemd::tell_ready();
     let asking = worker.clone();
     let connected = tokio::select! {
-        connected = connect_pods(layout, &mut worker) => Some(connected),
+        connected = connect_pods(layout, &mut worker, &mut kubelet) => Some(connected),
         refused = refusal::wait(layout, &asking) => Some(Err(refused)),
         () = &mut end => None,
     };
@@ -128,11 +132,11 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
     let containerd = start_containerd(layout, &worker).await?;
     let mut network = None;
     let kubelet = match start_kubelet(layout, &worker).await {
-        Ok(kubelet) => {
+        Ok(mut kubelet) => {
             // From now on: loading images takes what it takes. Pods that end in order may have something to say to others.
             let (healthy, connected) = tokio::join!(
                 tokio::time::timeout(HEALTH_LIMIT, wait_healthy()),
-                tokio::time::timeout(node::REQUEST, connect_pods(layout, &mut worker)),
+                tokio::time::timeout(node::REQUEST, connect_pods(layout, &mut worker, &mut kubelet)),
             );
             network = connected.ok().and_then(Result::ok);
             if healthy.is_err() {
@@ -255,7 +259,7 @@ async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Er
         hosts::settle(worker)?;
     }
     sysctls::remember(layout)?;
-    write_config(layout, worker, &observe_machine(&cgroups, worker)?)?;
+    write_config(layout, worker, &observe_machine(&cgroups, layout, worker)?)?;
     Ok(Keeper::start(service(
         layout,
         "containerd",
@@ -263,13 +267,17 @@ async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Er
     )))
 }
 
-fn observe_machine(cgroups: &Cgroups, worker: &Worker) -> Result<Machine, Error> {
+fn observe_machine(cgroups: &Cgroups, layout: &Layout, worker: &Worker) -> Result<Machine, Error> {
     Ok(Machine {
         pods_cgroup: cgroups.pods_root(),
         cgroup_v1: cgroups.is_v1(),
         may_raise_oom_score: has_sys_resource(),
         capacity: machine::read_capacity(Path::new("/"), &worker.limits)?,
-        resolv_conf: resolv_conf(),
+        resolv_conf: match &worker.uplink {
+            Some(_) => boxed::stand_in(layout, RESOLV_CONF),
+            None => resolv_conf().into(),
+        },
+        pods: None,
     })
 }
 
@@ -307,11 +315,11 @@ async fn start_kubelet(layout: &Layout, worker: &Worker) -> Result<Kubelet, Erro
     for image in list_images(&layout.images()) {
         import(layout, &image).await?;
     }
-    Ok(Kubelet::new(service(
-        layout,
-        "kubelet",
-        config::build_kubelet_arguments(layout, worker),
-    )))
+    Ok(Kubelet::new(kubelet_service(layout, worker, None)))
+}
+
+fn kubelet_service(layout: &Layout, worker: &Worker, pods: Option<Cidr>) -> Service {
+    service(layout, "kubelet", config::build_kubelet_arguments(layout, worker, pods))
 }
 
 async fn wait_containerd(layout: &Layout) -> Result<(), Error> {
@@ -363,10 +371,34 @@ async fn import(layout: &Layout, image: &Path) -> Result<(), Error> {
     }
 }
 
+/// Has the Node the address that is known by now, before any Pod is connected. Its kubelet looks for it among those of devices, and
+/// the bridge comes with the first Pod.
+async fn move_node(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut Kubelet) -> Result<(), Error> {
+    let address = config::choose_address(worker, Some(pods));
+    if let Some(address) = address {
+        network::add_address(address).await.map_err(Error::Network)?;
+    }
+    let machine = Machine {
+        pods: Some(pods),
+        ..observe_machine(&Cgroups::discover(&worker.id.cgroup())?, layout, worker)?
+    };
+    let text = config::build_kubelet(layout, worker, &machine);
+    files::write(&layout.kubelet_config(), &text, files::PUBLIC)?;
+    kubelet.stop().await;
+    if let Some(address) = address {
+        node::move_to(layout, worker, address).await;
+    }
+    kubelet.replace(kubelet_service(layout, worker, Some(pods)));
+    Ok(())
+}
+
 /// Waits for the Node's addresses and makes the network that gives them. The bootstrap token has done its work then.
-async fn connect_pods(layout: &Layout, worker: &mut Worker) -> Result<Network, Error> {
+async fn connect_pods(layout: &Layout, worker: &mut Worker, kubelet: &mut Kubelet) -> Result<Network, Error> {
     let pods = node::wait_joined(layout, worker).await?;
     let network = Network::start(layout, worker, pods).await?;
+    if worker.uplink.is_some() {
+        move_node(layout, worker, pods, kubelet).await?;
+    }
     let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
     files::write(&layout.network_config(), &cni, files::PUBLIC)?;
     files::remove(&layout.bootstrap_kubeconfig())?;

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::arguments::MachineOptions;
+use crate::arguments::{MachineOptions, WIREGUARD_PORT};
 use crate::feed::call;
 use crate::files::FileError;
 use crate::limits::{Capacity, Limits};
 use crate::output::say;
-use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Space};
+use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Purpose, Space};
 use crate::systemd;
 
 /// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
@@ -27,7 +27,7 @@ const CAPABILITIES: &[(&str, u32)] = &[("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 
 const TUN: &str = "/dev/net/tun";
 /// What systemd-resolved writes for those who cannot ask the stub that `/etc/resolv.conf` names.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-const RESOLV_CONF: &str = "/etc/resolv.conf";
+pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// A packet filter lists its rules at once, or hangs.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
 /// Of what a program says that failed.
@@ -72,7 +72,7 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
         bridge_filter: parse_flag(BRIDGE_FILTER),
         nft,
         tun: fs::OpenOptions::new().read(true).write(true).open(TUN).is_ok(),
-        wireguard: (options.wireguard_port, is_taken_by_udp(options.wireguard_port)),
+        wireguard: observe_wireguard(options.wireguard_port),
         swap: parse_swaps(&read("/proc/swaps")),
         ports: PORTS.iter().map(|(port, _)| (*port, is_taken(*port))).collect(),
         space: observe_space(&options.root),
@@ -82,7 +82,8 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
             .map(|(name, _, _)| (*name, find_program(name)))
             .collect(),
         systemd: systemd::is_running(),
-        for_good: false,
+        purpose: Purpose::Any,
+        uplink: Ok(()),
         skew: None,
     }
 }
@@ -255,6 +256,12 @@ async fn observe_filter(program: &str, arguments: &[&str]) -> Filter {
         "{program}: {}",
         said.chars().take(SAID_MAX).collect::<String>()
     ))
+}
+
+/// With the number, whether it was asked for, and whether somebody has it.
+fn observe_wireguard(wanted: Option<u16>) -> (u16, bool, bool) {
+    let port = wanted.unwrap_or(WIREGUARD_PORT);
+    (port, wanted.is_some(), is_taken_by_udp(port))
 }
 
 fn is_taken(port: u16) -> bool {

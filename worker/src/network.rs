@@ -8,7 +8,7 @@
 //!
 //! The table stays when the worker's process ends for a while, for Pods run on; the device does not.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use gotatun::x25519::StaticSecret;
@@ -113,6 +113,14 @@ pub(crate) async fn remove_table(id: &Id) {
     let _ = call("nft", &["delete", "table", "inet", &id.network()], "").await;
 }
 
+/// Gives this network an address of its own, on whichever devices it is as well.
+pub(crate) async fn add_address(address: IpAddr) -> Result<(), String> {
+    let address = Cidr::of(address).to_string();
+    call("ip", &["address", "replace", &address, "dev", "lo"], "")
+        .await
+        .map(drop)
+}
+
 struct Upkeep {
     layout: Layout,
     worker: Worker,
@@ -215,6 +223,11 @@ impl Upkeep {
             return Ok(());
         };
         let own = seen.address.as_deref().and_then(|address| address.parse().ok());
+        // In a network of its own it is reached where the machine is.
+        let own = match &self.worker.uplink {
+            Some(uplink) => uplink.machine,
+            None => own,
+        };
         let Some(address) = self.worker.public_address.or(own) else {
             return Err("this Node has no address yet".to_owned());
         };
@@ -250,9 +263,10 @@ impl Upkeep {
             tunnel: &self.worker.id.tunnel(),
             own: self.range,
             peers: &peers,
+            is_alone: self.worker.uplink.is_some(),
         });
         call("nft", &["-f", "-"], &text).await?;
-        rules::accept_forwarding(&self.worker.id).await
+        rules::accept_forwarding(&self.worker.id.bridge(), &self.worker.id.network()).await
     }
 }
 

@@ -1,12 +1,15 @@
 //! The worker's Node, as the worker itself sees it: with the certificate that its kubelet was given.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
 use yoke_api::Cidr;
 
 use crate::clock::to_line;
@@ -201,6 +204,22 @@ pub(crate) async fn keep_uid(layout: &Layout, worker: &mut Worker, found: &Seen)
     remember(layout, worker, found)
 }
 
+/// Has the Node this address. Its kubelet does that, too, but asks for a certificate of the address that it finds there.
+pub(crate) async fn move_to(layout: &Layout, worker: &Worker, address: IpAddr) {
+    let Some(client) = connect(layout, worker).await else {
+        return;
+    };
+    let patch = json!({"metadata": {"uid": worker.node_uid}, "status": {"addresses": [
+        {"type": "InternalIP", "address": address},
+        {"type": "Hostname", "address": worker.name},
+    ]}});
+    let nodes = Api::<Node>::all(client);
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    if let Err(error) = limited(nodes.patch_status(&worker.name, &params, &patch)).await {
+        say(&format!("cannot tell the Node's address: {}", to_line(&error)));
+    }
+}
+
 /// Whether it is the Node that is known. One with another UID is another machine's, and not taken over; unless a kubelet of this
 /// boot has made it, in the place of one that somebody deleted.
 fn is_own(worker: &Worker, found: &Seen) -> Result<bool, Error> {
@@ -220,7 +239,7 @@ fn remember(layout: &Layout, worker: &mut Worker, found: &Seen) -> Result<(), Er
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use serde_json::{Value, json};
+    use serde_json::Value;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 

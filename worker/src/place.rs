@@ -29,6 +29,11 @@ impl Place {
         })
     }
 
+    /// Whether a file leads to another network than this one.
+    pub(crate) fn is_left_by(&self, file: &Path) -> bool {
+        identify(file).is_ok_and(|found| found != self.network)
+    }
+
     /// A file that leads there, if it is not `here` and has not gone.
     pub(crate) fn find_from(&self, here: &Self) -> Option<PathBuf> {
         if self.boot != here.boot || self.network == here.network {

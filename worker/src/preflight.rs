@@ -30,6 +30,7 @@ pub(crate) const PROGRAMS: &[(&str, &str, &str)] = &[
         "util-linux",
     ),
     ("unshare", "`run --rm` puts the worker in a box with it", "util-linux"),
+    ("nsenter", "`run --rm` connects the box with it", "util-linux"),
 ];
 
 const GIB: u64 = 1 << 30;
@@ -95,8 +96,8 @@ pub(crate) struct Facts {
     pub(crate) nft: Filter,
     /// Whether a process can have a network device.
     pub(crate) tun: bool,
-    /// The port of the network of Pods, and whether somebody has it.
-    pub(crate) wireguard: (u16, bool),
+    /// The port of the network of Pods, whether it was asked for, and whether somebody has it.
+    pub(crate) wireguard: (u16, bool, bool),
     /// Devices and files that are swapped to.
     pub(crate) swap: Vec<String>,
     /// Whether somebody listens on a port, for each of [`PORTS`].
@@ -107,10 +108,23 @@ pub(crate) struct Facts {
     pub(crate) programs: BTreeMap<&'static str, Option<PathBuf>>,
     /// Whether systemd runs the machine.
     pub(crate) systemd: bool,
-    /// Whether systemd is to run the worker, too.
-    pub(crate) for_good: bool,
+    /// What for the machine is looked at.
+    pub(crate) purpose: Purpose,
+    /// Whether a network can be made that leads out by the machine, or why not.
+    pub(crate) uplink: Result<(), String>,
     /// How far the clock is ahead of the API's in seconds, or why that is not known; nothing if no API was named.
     pub(crate) skew: Option<Result<i64, String>>,
+}
+
+/// What for a machine is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// For a worker in the machine's network, or to know.
+    Any,
+    /// For one that systemd runs, too.
+    Join,
+    /// For one with a network of its own.
+    Box,
 }
 
 /// How a thing is.
@@ -173,13 +187,19 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.push(inspect_cgroups(facts));
     rows.push(kernel::inspect_kernel(facts));
     rows.push(kernel::inspect_overlay(facts.overlay));
-    rows.push(kernel::inspect_forward(facts.ip_forward));
+    // A network of its own has settings and ports of its own.
+    let in_box = facts.purpose == Purpose::Box;
+    rows.extend((!in_box).then(|| kernel::inspect_forward(facts.ip_forward)));
     rows.push(kernel::inspect_bridge(facts.bridge_filter));
     rows.push(kernel::inspect_filter(&facts.nft));
     rows.push(kernel::inspect_tun(facts.tun));
+    rows.extend(facts.root.then(|| kernel::inspect_uplink(&facts.uplink, in_box)));
     rows.push(inspect_swap(&facts.swap));
-    rows.extend(PORTS.iter().map(|(port, use_)| inspect_port(facts, *port, use_)));
-    rows.push(inspect_wireguard(facts.wireguard));
+    let ports = PORTS.iter().filter(|_| !in_box);
+    rows.extend(ports.map(|(port, use_)| inspect_port(facts, *port, use_)));
+    let (port, asked_for, taken) = facts.wireguard;
+    // It takes another one.
+    rows.extend((asked_for || !in_box).then(|| inspect_wireguard(port, taken)));
     rows.push(inspect_space(facts.space.as_ref()));
     rows.push(inspect_memory(facts.memory));
     let programs = PROGRAMS.iter();
@@ -282,7 +302,7 @@ fn inspect_port(facts: &Facts, port: u16, use_: &str) -> Row {
     }
 }
 
-fn inspect_wireguard((port, taken): (u16, bool)) -> Row {
+fn inspect_wireguard(port: u16, taken: bool) -> Row {
     let check = format!("port {port}/udp");
     if taken {
         let to_do = format!(
@@ -336,7 +356,7 @@ fn inspect_systemd(facts: &Facts) -> Row {
         "it is not process 1",
         "use `yoke-worker run`, by what starts programs here: `join` writes a unit of systemd",
     );
-    match (facts.systemd, facts.for_good) {
+    match (facts.systemd, facts.purpose == Purpose::Join) {
         (true, _) => Row::ok("systemd", "runs this machine"),
         (false, true) => Row::failed("systemd", found, to_do),
         (false, false) => Row::warning("systemd", found, to_do),

@@ -11,12 +11,12 @@ use crate::output::say;
 const LIST: [&str; 4] = ["-w", "5", "-S", "FORWARD"];
 const RESTORE: [&str; 3] = ["-w", "5", "--noflush"];
 
-/// Has what is forwarded from and to Pods accepted where nothing is that is not named, as Docker has it: no table of one's own
+/// Has what is forwarded from and to a device accepted, with a comment of one word, where nothing is that is not named, as Docker has it: no table of one's own
 /// takes that back.
-pub(crate) async fn accept_forwarding(id: &Id) -> Result<(), String> {
+pub(crate) async fn accept_forwarding(device: &str, comment: &str) -> Result<(), String> {
     // Without the program, or its part of the kernel, there is no such policy.
     let rules = call("iptables", &LIST, "").await.unwrap_or_default();
-    match build_acceptance(&rules, id) {
+    match build_acceptance(&rules, device, comment) {
         none if none.is_empty() => Ok(()),
         script => call("iptables-restore", &RESTORE, &script).await.map(drop),
     }
@@ -24,14 +24,7 @@ pub(crate) async fn accept_forwarding(id: &Id) -> Result<(), String> {
 
 /// Removes the table of a network of Pods, what is accepted for it, and kube-proxy's tables.
 pub(crate) async fn remove_all(id: &Id) {
-    // Without the program, or its part of the kernel, nobody has made any.
-    let rules = call("iptables", &LIST, "").await.unwrap_or_default();
-    let script = build_removal(&rules, id);
-    if !script.is_empty()
-        && let Err(why) = call("iptables-restore", &RESTORE, &script).await
-    {
-        say(&format!("cannot remove the rules of Pods: {why}"));
-    }
+    remove_acceptance(&id.network()).await;
     if find_program("nft").is_none() {
         return;
     }
@@ -46,17 +39,29 @@ pub(crate) async fn remove_all(id: &Id) {
     }
 }
 
-fn to_comment(id: &Id) -> String {
-    format!("-m comment --comment {}", id.network())
+/// Removes what has been accepted with this comment.
+pub(crate) async fn remove_acceptance(comment: &str) {
+    // Without the program, or its part of the kernel, nobody has made any.
+    let rules = call("iptables", &LIST, "").await.unwrap_or_default();
+    let script = build_removal(&rules, comment);
+    if !script.is_empty()
+        && let Err(why) = call("iptables-restore", &RESTORE, &script).await
+    {
+        say(&format!("cannot remove the rules of {comment}: {why}"));
+    }
+}
+
+fn to_comment(comment: &str) -> String {
+    format!("-m comment --comment {comment}")
 }
 
 /// What `iptables-restore` adds what is missing by; nothing if all is well. Pure.
-fn build_acceptance(rules: &str, id: &Id) -> String {
+fn build_acceptance(rules: &str, device: &str, comment: &str) -> String {
     if !rules.lines().any(|rule| rule == "-P FORWARD DROP") {
         return String::new();
     }
-    let bridge = id.bridge();
-    let wanted = ["-i", "-o"].map(|side| format!("FORWARD {side} {bridge} {} -j ACCEPT", to_comment(id)));
+    let comment = to_comment(comment);
+    let wanted = ["-i", "-o"].map(|side| format!("FORWARD {side} {device} {comment} -j ACCEPT"));
     let is_there = |wanted: &&String| {
         rules
             .lines()
@@ -67,8 +72,8 @@ fn build_acceptance(rules: &str, id: &Id) -> String {
 }
 
 /// What `iptables-restore` removes it by. Pure.
-fn build_removal(rules: &str, id: &Id) -> String {
-    let comment = format!(" {} ", to_comment(id));
+fn build_removal(rules: &str, comment: &str) -> String {
+    let comment = format!(" {} ", to_comment(comment));
     let own = rules.lines().filter(|rule| rule.contains(&comment));
     to_script(own.filter_map(|rule| Some(format!("-D {}", rule.strip_prefix("-A ")?))))
 }
@@ -91,9 +96,7 @@ mod tests {
     const IN: &str = "FORWARD -i yoke00c0ffee -m comment --comment yoke-worker-00c0ffee -j ACCEPT";
     const OUT: &str = "FORWARD -o yoke00c0ffee -m comment --comment yoke-worker-00c0ffee -j ACCEPT";
 
-    fn id() -> Id {
-        "00c0ffee".to_owned().try_into().unwrap()
-    }
+    const COMMENT: &str = "yoke-worker-00c0ffee";
 
     #[test]
     fn what_is_dropped_is_accepted_once() {
@@ -113,7 +116,7 @@ mod tests {
             ("one was removed", format!("-P FORWARD DROP\n-A {IN}\n"), &one),
             ("all is well", format!("-P FORWARD DROP\n-A {OUT}\n-A {IN}\n"), ""),
         ] {
-            assert_eq!(build_acceptance(&rules, &id()), expected, "{rule}");
+            assert_eq!(build_acceptance(&rules, "yoke00c0ffee", COMMENT), expected, "{rule}");
         }
     }
 
@@ -121,7 +124,7 @@ mod tests {
     fn rules_of_one_network_are_removed() {
         let other = IN.replace("00c0ffee", "00c0ffed");
         let rules = format!("-P FORWARD DROP\n-A {IN}\n-A {other}\n-A FORWARD -j DOCKER-USER\n");
-        assert_eq!(build_removal(&rules, &id()), format!("*filter\n-D {IN}\nCOMMIT\n"));
-        assert_eq!(build_removal("-P FORWARD DROP\n", &id()), "");
+        assert_eq!(build_removal(&rules, COMMENT), format!("*filter\n-D {IN}\nCOMMIT\n"));
+        assert_eq!(build_removal("-P FORWARD DROP\n", COMMENT), "");
     }
 }

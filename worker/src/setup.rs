@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use yoke_api::join_token::JoinLine;
 
-use crate::arguments::WorkerOptions;
+use crate::arguments::{WIREGUARD_PORT, WorkerOptions};
 use crate::cgroups::Cgroups;
 use crate::files::FileError;
 use crate::id::Id;
@@ -18,6 +18,7 @@ use crate::machine::{PATH, host_name};
 use crate::place::Place;
 use crate::preflight::is_node_name;
 use crate::state::{Lock, Worker};
+use crate::uplink::{Run, Uplink};
 use crate::{Error, bundle, certificate, clean, config, files, live, root, upgrade};
 
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
@@ -73,13 +74,14 @@ pub(crate) fn build_worker(
         cluster_domain: options.cluster_domain.clone(),
         node_ip: options.node_ip,
         public_address: options.public_address,
-        wireguard_port: options.machine.wireguard_port,
+        wireguard_port: options.machine.wireguard_port.unwrap_or(WIREGUARD_PORT),
         node_labels: line.node_labels.clone(),
         taints: line.taints.clone(),
         limits: options.limits(),
         gpus: false,
         id,
         node_uid: None,
+        uplink: ephemeral.then(|| Uplink::begin(Run::new(rand::random()))),
         place: Some(place),
         ephemeral,
         drain: options.drain_timeout,

@@ -24,6 +24,7 @@ use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::place::Place;
 use crate::preflight::is_node_name;
+use crate::uplink::Uplink;
 
 /// More than it can have.
 const STATE_MAX: u64 = 64 << 10;
@@ -67,6 +68,9 @@ pub(crate) struct Worker {
     /// UID of its Node, once it has one: another machine may be given its name later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node_uid: Option<String>,
+    /// How it gets out of the network that is its own, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) uplink: Option<Uplink>,
     /// Where what it makes is, from when it last began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) place: Option<Place>,
@@ -207,6 +211,7 @@ impl Worker {
             gpus: false,
             id: "00c0ffee".to_owned().try_into().unwrap(),
             node_uid: None,
+            uplink: None,
             place: None,
             ephemeral: true,
             drain: Duration::from_secs(90),
@@ -218,6 +223,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::uplink::Run;
 
     #[test]
     fn a_worker_is_remembered() {
@@ -234,6 +240,7 @@ mod tests {
                 cpus: Some(1500),
                 memory: Some(1 << 30),
             },
+            uplink: Some(Uplink::begin(Run::new(7))),
             place: Some(Place::here().unwrap()),
             ..Worker::example()
         };
@@ -254,6 +261,10 @@ mod tests {
             ("limits", serde_json::json!({"memory": 1})),
             ("drain", serde_json::json!({"secs": u64::MAX, "nanos": 0})),
             ("nodeLabels", serde_json::json!({"a": "b,c=d"})),
+            (
+                "uplink",
+                serde_json::json!({"run": "../x", "gateway": "198.18.0.1", "address": "198.18.0.2"}),
+            ),
             ("taints", serde_json::json!([{"key": "a b", "effect": "NoSchedule"}])),
         ] {
             let mut other = whole.clone();

@@ -2,6 +2,7 @@ use std::path::Path;
 
 use super::*;
 use crate::limits::Limits;
+use crate::uplink::{Run, Uplink};
 
 fn layout() -> Layout {
     Layout::new(Path::new("/w")).unwrap()
@@ -20,7 +21,8 @@ fn machine() -> Machine {
             cpus: 4000,
             memory: 8 << 30,
         }),
-        resolv_conf: "/etc/resolv.conf",
+        resolv_conf: "/etc/resolv.conf".into(),
+        pods: None,
     }
 }
 
@@ -148,8 +150,36 @@ fn a_kubelet_is_called_with_its_own_folders() {
         "--hostname-override=box-1",
         "--node-ip=10.200.0.2",
     ];
-    assert_eq!(build_kubelet_arguments(&layout(), &with_address), expected);
-    assert_eq!(build_kubelet_arguments(&layout(), &Worker::example()), expected[..6]);
+    assert_eq!(build_kubelet_arguments(&layout(), &with_address, None), expected);
+    assert_eq!(
+        build_kubelet_arguments(&layout(), &Worker::example(), None),
+        expected[..6]
+    );
+}
+
+#[test]
+fn a_kubelet_in_a_network_of_its_own_has_the_address_that_pods_reach() {
+    let uplink = Uplink {
+        address: "198.18.0.2".parse().unwrap(),
+        ..Uplink::begin(Run::new(7))
+    };
+    let worker = Worker {
+        node_ip: Some("10.200.0.2".parse().unwrap()),
+        uplink: Some(uplink),
+        ..Worker::example()
+    };
+    for (pods, address, asks) in [
+        (None, "198.18.0.2", false),
+        (Some("10.244.3.0/24"), "10.244.3.1", true),
+        (Some("10.244.3.7/32"), "198.18.0.2", true),
+    ] {
+        let pods = pods.map(|pods: &str| pods.parse().unwrap());
+        let last = build_kubelet_arguments(&layout(), &worker, pods).pop().unwrap();
+        assert_eq!(last, format!("--node-ip={address}"));
+        let machine = Machine { pods, ..machine() };
+        let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker, &machine)).unwrap();
+        assert_eq!(config["serverTLSBootstrap"], asks, "of a certificate for {address}");
+    }
 }
 
 #[test]
@@ -161,7 +191,7 @@ fn a_kubelet_registers_with_what_the_token_said() {
         taints: vec!["gpu=a:NoSchedule".parse().unwrap(), "spot:NoExecute".parse().unwrap()],
         ..Worker::example()
     };
-    let last = build_kubelet_arguments(&layout(), &worker).pop().unwrap();
+    let last = build_kubelet_arguments(&layout(), &worker, None).pop().unwrap();
     assert_eq!(last, "--node-labels=a=,example.org/disk=ssd");
     let config: Value = serde_json::from_str(&build_kubelet(&layout(), &worker, &machine())).unwrap();
     let expected = json!([

@@ -12,13 +12,16 @@ pub(super) struct Table<'a> {
     pub(super) own: Cidr,
     /// Those of other workers' Pods.
     pub(super) peers: &'a [Cidr],
+    /// Whether nobody but the worker is in its network: what listens there is the cluster's.
+    pub(super) is_alone: bool,
 }
 
 /// What `nft -f` makes the table by, whatever was there before.
 ///
 /// Pods show their own addresses to each other, and the machine's to everybody else. What is for other workers' Pods, or says
 /// that it comes from them, goes through the tunnel or not at all, also while there is none. What comes out of the tunnel is
-/// for Pods: neither the machine nor what lies behind it is reached from there, but for answers to what it asked.
+/// for Pods: neither the machine nor what lies behind it is reached from there, but for answers to what it asked. A kubelet in a
+/// network of its own is.
 pub(super) fn build_table(table: &Table<'_>) -> String {
     let Table {
         name,
@@ -32,6 +35,11 @@ pub(super) fn build_table(table: &Table<'_>) -> String {
         String::new()
     } else {
         format!("\n        elements = {{ {} }}", peers.join(", "))
+    };
+    let machine = if table.is_alone {
+        String::new()
+    } else {
+        format!("\n        iifname \"{tunnel}\" ip protocol != icmp drop")
     };
     format!(
         r#"table inet {name} {{}}
@@ -52,8 +60,7 @@ table inet {name} {{
     }}
     chain input {{
         type filter hook input priority filter
-        iifname "{tunnel}" ct state established,related accept
-        iifname "{tunnel}" ip protocol != icmp drop
+        iifname "{tunnel}" ct state established,related accept{machine}
         iifname != "{tunnel}" ip saddr @peers drop
     }}
     chain leaving {{
@@ -73,16 +80,20 @@ mod tests {
     fn other_workers_pods_are_named() {
         let own = "10.1.2.0/24".parse().unwrap();
         let ranges = ["10.1.3.0/24", "10.1.4.0/24"].map(|range| range.parse().unwrap());
-        let build = |peers| {
+        let build = |peers, is_alone| {
             build_table(&Table {
                 name: "t",
                 bridge: "b",
                 tunnel: "w",
                 own,
                 peers,
+                is_alone,
             })
         };
-        assert!(build(&ranges).contains("        elements = { 10.1.3.0/24, 10.1.4.0/24 }\n"));
-        assert!(!build(&[]).contains("elements"));
+        assert!(build(&ranges, false).contains("        elements = { 10.1.3.0/24, 10.1.4.0/24 }\n"));
+        assert!(!build(&[], false).contains("elements"));
+        let kept = "        iifname \"w\" ip protocol != icmp drop\n";
+        assert!(build(&[], false).contains(kept));
+        assert!(!build(&[], true).contains(kept));
     }
 }

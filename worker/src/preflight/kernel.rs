@@ -81,3 +81,14 @@ pub(super) fn inspect_tun(tun: bool) -> Row {
         Row::failed(CHECK, "/dev/net/tun cannot be opened", to_do)
     }
 }
+
+pub(super) fn inspect_uplink(uplink: &Result<(), String>, needed: bool) -> Row {
+    const CHECK: &str = "own network";
+    let to_do = "modprobe veth, nf_nat, nft_chain_nat, nft_masq, nft_redir and nft_fib_inet, or boot a kernel that has them: \
+                 `run --rm` gives a worker a network of its own by them";
+    match uplink {
+        Ok(()) => Row::ok(CHECK, "veth, and addresses are translated"),
+        Err(why) if needed => Row::failed(CHECK, why.clone(), to_do),
+        Err(why) => Row::warning(CHECK, why.clone(), to_do),
+    }
+}

@@ -21,7 +21,7 @@ fn facts() -> Facts {
         bridge_filter: Some(true),
         nft: Filter::Works,
         tun: true,
-        wireguard: (51820, false),
+        wireguard: (51820, false, false),
         swap: Vec::new(),
         ports: PORTS.iter().map(|(port, _)| (*port, false)).collect(),
         space: Some(Space {
@@ -34,7 +34,8 @@ fn facts() -> Facts {
             .map(|(name, _, _)| (*name, Some(format!("/usr/bin/{name}").into())))
             .collect(),
         systemd: true,
-        for_good: true,
+        purpose: Purpose::Join,
+        uplink: Ok(()),
         skew: Some(Ok(0)),
     }
 }
@@ -208,7 +209,7 @@ fn what_is_missing_is_named() {
         ),
         (
             "port 51820/udp",
-            with(|facts| facts.wireguard = (51820, true)),
+            with(|facts| facts.wireguard = (51820, false, true)),
             Failed,
             "taken",
         ),
@@ -253,7 +254,7 @@ fn what_is_missing_is_named() {
         ),
         (
             "systemd",
-            with(|facts| (facts.systemd, facts.for_good) = (false, false)),
+            with(|facts| (facts.systemd, facts.purpose) = (false, Purpose::Any)),
             Warning,
             "it is not process 1",
         ),
@@ -317,4 +318,41 @@ fn scripts_read_json() {
         {"check": "user", "verdict": "ok", "found": "root"},
     ]});
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_box_has_ports_and_settings_of_its_own() {
+    let busy = |purpose, asked_for| {
+        with(|facts| {
+            facts.purpose = purpose;
+            facts.ip_forward = Some(false);
+            facts.ports = PORTS.iter().map(|(port, _)| (*port, true)).collect();
+            facts.wireguard = (51820, asked_for, true);
+            facts.uplink = Err("veth: Operation not supported".into());
+        })
+    };
+    let verdicts = |facts: &Facts| -> BTreeMap<String, Verdict> {
+        let rows = inspect(facts).into_iter();
+        rows.filter(|row| row.verdict != Verdict::Ok)
+            .map(|row| (row.check, row.verdict))
+            .collect()
+    };
+    let named = |rows: &[(&str, Verdict)]| {
+        rows.iter()
+            .map(|(name, verdict)| ((*name).to_owned(), *verdict))
+            .collect()
+    };
+    use Verdict::{Failed, Warning};
+    let boxed: BTreeMap<String, Verdict> = named(&[("own network", Failed)]);
+    assert_eq!(verdicts(&busy(Purpose::Box, false)), boxed);
+    let boxed = named(&[("own network", Failed), ("port 51820/udp", Failed)]);
+    assert_eq!(verdicts(&busy(Purpose::Box, true)), boxed);
+    let others = named(&[
+        ("forwarding", Warning),
+        ("own network", Warning),
+        ("port 10248", Failed),
+        ("port 10250", Failed),
+        ("port 51820/udp", Failed),
+    ]);
+    assert_eq!(verdicts(&busy(Purpose::Any, false)), others);
 }

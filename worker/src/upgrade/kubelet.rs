@@ -37,6 +37,12 @@ impl Kubelet {
         }
     }
 
+    /// Starts another one in the place of one that has been stopped.
+    pub(crate) fn replace(&mut self, service: Service) {
+        self.service = service;
+        self.start();
+    }
+
     /// When it was started.
     pub(super) fn since(&self) -> Timestamp {
         self.since

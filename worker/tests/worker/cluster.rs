@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use yoke_test_support::kubernetes::Options;
 use yoke_test_support::{Process, free_port};
 
+use crate::egress;
 use crate::program::{encode, path};
 use crate::signer::Authority;
 
@@ -33,10 +34,10 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// With what is signed by `clients`, and kubelets known by `kubelets`.
     pub(crate) async fn start(dir: &Path, host: &str, clients: &Authority, kubelets: &Authority) -> Self {
-        Self::start_with(dir, host, clients, kubelets, &[]).await
+        Self::start_with(dir, host, clients, kubelets, &[egress::serve(dir)]).await
     }
 
-    /// With these arguments as well.
+    /// With these arguments as well, of which one says how it gets to kubelets.
     pub(crate) async fn start_with(
         dir: &Path,
         host: &str,

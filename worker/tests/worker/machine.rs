@@ -1,8 +1,9 @@
 //! What a worker takes for its machine, and the program there.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -37,13 +38,13 @@ pub(crate) struct Machine {
     /// Keeps the mounts there are.
     holder: Child,
     init: Init,
-    pub(crate) network: Network,
+    pub(crate) network: Arc<Network>,
     dir: PathBuf,
     /// The Node's, and its Pod's.
     pub(crate) name: &'static str,
     pub(crate) pods: &'static str,
-    /// What parts of the worker are called by, once there is one.
-    id: OnceLock<String>,
+    /// What parts of the last worker are called by, once there is one.
+    id: Mutex<Option<String>>,
 }
 
 impl Machine {
@@ -69,12 +70,51 @@ impl Machine {
         Self {
             holder: boot(dir, &network, init),
             init,
-            network,
+            network: Arc::new(network),
             dir: dir.to_owned(),
             name,
             pods,
-            id: OnceLock::new(),
+            id: Mutex::new(None),
         }
+    }
+
+    /// Room for another worker on the same machine.
+    pub(crate) fn make_room(&self, (name, pods): (&'static str, &'static str)) -> Self {
+        let dir = self.folder(name);
+        for shared in ["bundle", "token"] {
+            std::os::unix::fs::symlink(self.dir.join(shared), dir.join(shared)).unwrap();
+        }
+        let mut holder = self.enter();
+        Self {
+            holder: holder.args(["sleep", "600"]).spawn().unwrap(),
+            init: self.init,
+            network: Arc::clone(&self.network),
+            dir,
+            name,
+            pods,
+            id: Mutex::new(None),
+        }
+    }
+
+    /// Where the worker's parts are, if that is a network of its own.
+    pub(crate) fn own_network(&self) -> Option<PathBuf> {
+        let number = |file: &Path| std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).ok();
+        let machine = number(&Path::new("/run/netns").join(&self.network.namespace));
+        let pids = self
+            .groups("/node")
+            .into_iter()
+            .flat_map(|group| members(&group).collect::<Vec<_>>());
+        let mut files = pids.map(|pid| PathBuf::from(format!("/proc/{}/ns/net", pid.as_raw_nonzero())));
+        files.find(|file| number(file).is_some_and(|found| Some(found) != machine))
+    }
+
+    /// Where the machine finds the worker.
+    pub(crate) fn worker_address(&self) -> String {
+        let files = [self.root(), self.dir.join("volume")].map(|folder| folder.join("worker.json"));
+        let text = files.into_iter().find_map(|file| std::fs::read(file).ok());
+        let state = text.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        let address = state.and_then(|state| state["uplink"]["address"].as_str().map(str::to_owned));
+        address.unwrap_or_else(|| self.network.worker.clone())
     }
 
     /// As after a failure of its power.
@@ -195,11 +235,12 @@ impl Machine {
 
     /// Control groups are shared with the machines of other tests.
     pub(crate) fn cgroup(&self) -> Option<String> {
-        if self.id.get().is_none() {
-            let id = self.read("worker.json")?["id"].as_str()?.to_owned();
-            let _ = self.id.set(id);
+        let mut id = self.id.lock().unwrap();
+        // Another one in its place has another.
+        if let Some(found) = self.read("worker.json") {
+            *id = found["id"].as_str().map(str::to_owned).or(id.take());
         }
-        self.id.get().map(|id| format!("yoke-worker-{id}"))
+        id.as_ref().map(|id| format!("yoke-worker-{id}"))
     }
 
     /// Every control group of the worker beneath a path, deepest first.
@@ -261,11 +302,15 @@ impl Machine {
         let routes = self.network.ask("ip", &["route", "show", "table", "all"]);
         // The plugins' own chains, which are empty by then, stay for whoever uses them next.
         let of_pods = |line: &&str| {
-            ["10.232.", "yoke-worker", "KUBE-", "kube-proxy"]
+            ["10.232.", "yoke-worker", "yoke-uplink", "ykup", "KUBE-", "kube-proxy"]
                 .iter()
                 .any(|part| line.contains(part))
         };
-        let own = |link: &&str| ["yoke", "ykwg", "veth"].iter().any(|prefix| link.starts_with(prefix));
+        let own = |link: &&str| {
+            ["yoke", "ykwg", "ykup", "veth"]
+                .iter()
+                .any(|prefix| link.starts_with(prefix))
+        };
         let owned = |line: &str| line.to_owned();
         [
             ("groups", groups.collect()),

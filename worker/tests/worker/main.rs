@@ -6,6 +6,7 @@ mod bundle;
 mod cluster;
 mod command;
 mod container;
+mod egress;
 mod gpus;
 mod limits;
 mod machine;
@@ -18,3 +19,4 @@ mod systemd;
 #[cfg(feature = "slow")]
 mod top;
 mod upgrade;
+mod uplink;

@@ -1,6 +1,7 @@
 //! A worker of a real API: it joins, runs a Pod, is asked for its log, and leaves nothing.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -31,7 +32,9 @@ pub(crate) struct Story {
     pub(crate) client: Client,
     pub(crate) nodes: Api<Node>,
     authorities: (Authority, Authority),
-    cluster: Cluster,
+    pub(crate) cluster: Cluster,
+    /// Whether a worker in the machine's own network has run a Pod, for which it forwards.
+    forwards: AtomicBool,
 }
 
 impl Story {
@@ -51,15 +54,21 @@ impl Story {
             client: cluster.client.clone(),
             authorities,
             cluster,
+            forwards: AtomicBool::new(false),
         }
     }
 
     /// The worker is let in, and runs a Pod.
     pub(crate) async fn join(&self, worker: &Worker) {
+        self.sign_while(self.machine.join(worker, &self.client)).await;
+    }
+
+    /// Does something while certificates are signed.
+    pub(crate) async fn sign_while<T>(&self, work: impl Future<Output = T>) -> T {
         let (clients, kubelets) = &self.authorities;
         tokio::select! {
-            () = self.machine.join(worker, &self.client) => {}
-            () = sign_all(self.client.clone(), clients, kubelets, None) => {}
+            done = work => done,
+            () = sign_all(self.client.clone(), clients, kubelets, None) => unreachable!("it has no end"),
         }
     }
 
@@ -77,12 +86,15 @@ impl Story {
         self.join(worker).await;
         // What is left on the disk lets nobody else in.
         assert!(!worker.root.join("config/bootstrap.kubeconfig").exists());
+        let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
         // As kube-proxy does.
-        for family in ["ip", "ip6"] {
-            self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
+        if !boxed {
+            self.forwards.store(true, Ordering::Relaxed);
+            for family in ["ip", "ip6"] {
+                self.machine.network.ask("nft", &["add", "table", family, "kube-proxy"]);
+            }
         }
         // What is looked for later is seen now, but for the mounts and hosts of a box.
-        let boxed = self.machine.read("worker.json").unwrap()["ephemeral"] == true;
         for (kind, found) in self.machine.left_over() {
             let hidden = boxed && ["mounts", "hosts"].contains(&kind);
             assert_eq!(found.is_empty(), hidden, "{kind}: {found:?}");
@@ -94,6 +106,11 @@ impl Story {
     /// As the reaper does, and Kubernetes after it.
     pub(crate) async fn remove_node(&self) {
         self.nodes.delete(NAME, &Default::default()).await.unwrap();
+        self.remove_pod().await;
+    }
+
+    /// At once, whatever its kubelet says.
+    pub(crate) async fn remove_pod(&self) {
         let pods = Api::<Pod>::default_namespaced(self.client.clone());
         pods.delete(NAME, &DeleteParams::default().grace_period(0))
             .await
@@ -129,15 +146,18 @@ impl Story {
     }
 
     /// It may not have been drained.
-    async fn assert_left(&self, said: &str) {
+    pub(crate) async fn assert_left(&self, said: &str) {
         assert!(!self.has_node().await, "{said}");
         assert!(!self.machine.root().exists(), "{said}");
         for (kind, found) in self.machine.left_over() {
             assert_eq!(found, [""; 0], "{kind}: {said}");
         }
-        // The first Pod has turned it on, and others may count on it by now.
-        let forward = self.machine.network.ask("sysctl", &["-n", "net.ipv4.ip_forward"]);
-        assert_eq!(forward.trim(), "1", "{said}");
+        // The first Pod has turned it on, and others may count on it by now: unless it was in another network.
+        let expected = u8::from(self.forwards.load(Ordering::Relaxed)).to_string();
+        for setting in ["net.ipv4.ip_forward", "net.ipv4.conf.eth0.forwarding"] {
+            let found = self.machine.network.ask("sysctl", &["-n", setting]);
+            assert_eq!(found.trim(), expected, "{setting}: {said}");
+        }
     }
 
     /// What the Pod answers: it does as long as it runs, whoever looks after it.
@@ -146,7 +166,7 @@ impl Story {
     }
 
     pub(crate) fn try_pod(&self) -> Result<String, String> {
-        let url = format!("http://{}:18080/", self.machine.network.worker);
+        let url = format!("http://{}:18080/", self.machine.worker_address());
         self.machine.ask("curl", &["--silent", "--max-time", "5", &url])
     }
 }

@@ -18,13 +18,13 @@ const MEET_LIMIT: Duration = Duration::from_secs(60);
 
 impl Machine {
     /// The network of its Pod.
-    fn pod_network(&self) -> String {
+    pub(crate) fn pod_network(&self) -> String {
         let pid = self.groups("/pods").iter().flat_map(|group| members(group)).next();
         format!("/proc/{}/ns/net", pid.expect("it has a Pod").as_raw_nonzero())
     }
 
     /// Whether its Pod has an answer from there.
-    fn pod_reaches(&self, address: &str) -> bool {
+    pub(crate) fn pod_reaches(&self, address: &str) -> bool {
         ask(&self.pod_network(), address)
     }
 
@@ -53,12 +53,12 @@ fn ask(net: &str, address: &str) -> bool {
     run_in(net, "curl", &["--silent", "--fail", "--max-time", "2", &url]).0
 }
 
-async fn pod_address(client: &Client, name: &str) -> String {
+pub(crate) async fn pod_address(client: &Client, name: &str) -> String {
     let pod = Api::<Pod>::default_namespaced(client.clone()).get(name).await.unwrap();
     pod.status.unwrap().pod_ip.unwrap()
 }
 
-async fn until_reached(worker: &Worker, from: &Machine, address: &str) {
+pub(crate) async fn until_reached(worker: &Worker, from: &Machine, address: &str) {
     until(worker, "the Pod is reached", MEET_LIMIT, async || {
         from.pod_reaches(address)
     })

@@ -32,10 +32,10 @@ const FRONT: &str = "front-proxy-client";
 struct Part(Child);
 
 impl Part {
-    fn start(machine: &Machine, program: &str, arguments: &[String]) -> Self {
+    fn start(machine: &Machine, net: &Path, program: &str, arguments: &[String]) -> Self {
         let log = std::fs::File::create(machine.folder("parts").join(format!("{program}.log"))).unwrap();
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", machine.network.namespace));
+        command.arg(format!("--net={}", path(net)));
         command.arg(bin().join(program)).args(arguments);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         Self(child.unwrap())
@@ -128,14 +128,14 @@ impl Doors {
     }
 
     /// What the add-ons run on a worker.
-    fn furnish(&self, machine: &Machine) -> [Part; 2] {
+    fn furnish(&self, machine: &Machine, net: &Path, address: &str) -> [Part; 2] {
         let agent = [
             format!("--proxy-server-host={}", self.host),
             format!("--proxy-server-port={}", self.port),
             self.file("ca-cert", "agents.crt"),
             self.file("agent-cert", "agent.crt"),
             self.file("agent-key", "agent.key"),
-            format!("--agent-identifiers=host={}", machine.network.worker),
+            format!("--agent-identifiers=host={address}"),
         ];
         let proxy = [
             self.file("kubeconfig", "owner.kubeconfig"),
@@ -148,7 +148,7 @@ impl Doors {
             "--conntrack-tcp-timeout-close-wait=0s".into(),
         ];
         [("proxy-agent", &agent[..]), ("kube-proxy", &proxy)]
-            .map(|(program, arguments)| Part::start(machine, program, arguments))
+            .map(|(program, arguments)| Part::start(machine, net, program, arguments))
     }
 
     fn write_kubeconfig(&self, cluster: &Cluster) -> PathBuf {
@@ -309,8 +309,15 @@ async fn kubectl_top_knows_both_workers() {
         .as_str()
         .unwrap();
     bundle::add_image(&one.folder("bundle"), image, NAME);
-    let _parts = [&one, &two].map(|machine| doors.furnish(machine));
-    let (mut first, mut second) = (one.run(&["--rm"]), two.run(&["--rm"]));
+    // One in its machine's network, and one in its own: it has the Node's address of its Pods.
+    let (mut first, mut second) = (one.run(&[]), two.run(&["--rm"]));
+    let machine = Path::new("/run/netns").join(&one.network.namespace);
+    let _near = doors.furnish(&one, &machine, &one.network.worker);
+    until(&second, "it has a network", JOIN_LIMIT, async || {
+        two.own_network().is_some()
+    })
+    .await;
+    let _far = doors.furnish(&two, &two.own_network().unwrap(), "10.232.8.1");
     join_both(&cluster.client, &signers, (&one, &first), (&two, &second)).await;
 
     turn_on(&cluster, &signers.1, &first, "one").await;

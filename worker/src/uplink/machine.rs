@@ -1,0 +1,179 @@
+//! What the machine has by way of networks: `ip` says so.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use yoke_api::Cidr;
+
+use super::plan::LINKS;
+use crate::feed::call;
+
+/// Where there is no default route to take it from.
+const ETHERNET_MTU: u32 = 1500;
+const LOOPBACK: &str = "lo";
+
+/// As `ip -json address` has it. One without an address of the kind that is asked for may have no field at all.
+#[derive(Deserialize)]
+struct Link {
+    ifname: Option<String>,
+    mtu: Option<u32>,
+    #[serde(default)]
+    addr_info: Vec<Address>,
+}
+
+#[derive(Deserialize)]
+struct Address {
+    local: Option<IpAddr>,
+    /// Of the network that it is one of.
+    prefixlen: Option<u8>,
+}
+
+/// As `ip -json route` has it.
+#[derive(Deserialize)]
+struct Route {
+    dst: String,
+    dev: Option<String>,
+    prefsrc: Option<IpAddr>,
+    /// If it is not the main one.
+    table: Option<String>,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// Addresses and networks that lead somewhere.
+    pub(super) taken: Vec<Cidr>,
+    /// By which answers come in.
+    pub(super) devices: BTreeSet<String>,
+    /// Machine's ends of workers' links.
+    pub(super) links: BTreeSet<String>,
+    /// That of the default route.
+    pub(super) mtu: u32,
+    /// That of the default route.
+    pub(super) address: Option<IpAddr>,
+}
+
+pub(super) async fn observe() -> Result<Seen, String> {
+    let links = call("ip", &["-json", "-4", "address", "show"], "").await?;
+    let routes = call("ip", &["-json", "-4", "route", "show", "table", "all"], "").await?;
+    let mut seen = build_seen(&links, &routes).map_err(|error| format!("ip: {error}"))?;
+    seen.links = list_links().await?;
+    Ok(seen)
+}
+
+/// The machine's ends of workers' links, whether they have an address or not.
+pub(super) async fn list_links() -> Result<BTreeSet<String>, String> {
+    let links = call("ip", &["-json", "link", "show"], "").await?;
+    let links: Vec<Link> = parse(&links).map_err(|error| format!("ip: {error}"))?;
+    let names = links.into_iter().filter_map(|link| link.ifname);
+    Ok(names.filter(|name| name.starts_with(LINKS)).collect())
+}
+
+/// Pure.
+fn build_seen(links: &str, routes: &str) -> Result<Seen, serde_json::Error> {
+    let (links, routes): (Vec<Link>, Vec<Route>) = (parse(links)?, parse(routes)?);
+    let default = routes
+        .iter()
+        .find(|route| route.dst == "default" && route.table.is_none());
+    let uplink = default.and_then(|route| links.iter().find(|link| link.ifname == route.dev));
+    let first = uplink.and_then(|link| link.addr_info.iter().find_map(|address| address.local));
+    let mut taken: Vec<_> = links
+        .iter()
+        .flat_map(|link| &link.addr_info)
+        .flat_map(to_ranges)
+        .collect();
+    taken.extend(routes.iter().filter_map(|route| parse_destination(&route.dst)));
+    let foreign = |name: &&String| *name != LOOPBACK && !name.starts_with(LINKS);
+    let devices = routes.iter().filter_map(|route| route.dev.as_ref()).filter(foreign);
+    Ok(Seen {
+        taken,
+        devices: devices.cloned().collect(),
+        links: BTreeSet::new(),
+        mtu: uplink.and_then(|link| link.mtu).unwrap_or(ETHERNET_MTU),
+        address: default.and_then(|route| route.prefsrc).or(first),
+    })
+}
+
+/// An address, and the network that it is one of, to which there may be no route.
+fn to_ranges(address: &Address) -> Vec<Cidr> {
+    let Some(IpAddr::V4(local)) = address.local else {
+        return Vec::new();
+    };
+    let prefix = address.prefixlen.unwrap_or(32).min(32);
+    let hosts = 32 - u32::from(prefix);
+    let network = u32::from(local)
+        .checked_shr(hosts)
+        .unwrap_or(0)
+        .checked_shl(hosts)
+        .unwrap_or(0);
+    let network = format!("{}/{prefix}", std::net::Ipv4Addr::from(network)).parse();
+    [Some(Cidr::of(local.into())), network.ok()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// `ip` says nothing at all of nothing.
+fn parse<T: DeserializeOwned>(json: &str) -> Result<Vec<T>, serde_json::Error> {
+    match json.trim() {
+        "" => Ok(Vec::new()),
+        json => serde_json::from_str(json),
+    }
+}
+
+/// A range, or an address.
+fn parse_destination(text: &str) -> Option<Cidr> {
+    let address = || text.parse().ok().map(Cidr::of);
+    text.parse().ok().or_else(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINKS: &str = r#"[
+        {"ifname": "lo", "mtu": 65536, "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
+        {},
+        {"ifname": "eth0", "mtu": 1460, "addr_info": [{"local": "192.168.1.2", "prefixlen": 24}]},
+        {"ifname": "ykup00c0ffee", "mtu": 1460, "addr_info": [{"local": "198.18.0.1", "prefixlen": 30}]}
+    ]"#;
+    const ROUTES: &str = r#"[
+        {"dst": "default", "dev": "tailscale0", "table": "52"},
+        {"dst": "default", "gateway": "192.168.1.1", "dev": "eth0", "flags": []},
+        {"dst": "198.18.0.0/30", "dev": "ykup00c0ffee"},
+        {"dst": "10.0.0.0/8", "dev": "vpn0"},
+        {"type": "local", "dst": "127.0.0.1", "dev": "lo", "table": "local"},
+        {"type": "unreachable", "dst": "10.9.0.0/16", "metric": 1}
+    ]"#;
+
+    #[test]
+    fn what_a_machine_has_is_seen() {
+        let seen = build_seen(LINKS, ROUTES).unwrap();
+        let taken: Vec<_> = seen.taken.iter().map(ToString::to_string).collect();
+        let expected = [
+            "127.0.0.1/32",
+            "127.0.0.0/8",
+            "192.168.1.2/32",
+            "192.168.1.0/24",
+            "198.18.0.1/32",
+            "198.18.0.0/30",
+            "198.18.0.0/30",
+            "10.0.0.0/8",
+            "127.0.0.1/32",
+            "10.9.0.0/16",
+        ];
+        assert_eq!(taken, expected);
+        assert_eq!(seen.devices, ["eth0", "tailscale0", "vpn0"].map(str::to_owned).into());
+        assert_eq!(
+            (seen.mtu, seen.address.unwrap().to_string().as_str()),
+            (1460, "192.168.1.2")
+        );
+        let with_source = ROUTES.replace(r#""flags": []"#, r#""prefsrc": "192.168.1.9""#);
+        let seen = build_seen(LINKS, &with_source).unwrap();
+        assert_eq!(seen.address.unwrap().to_string(), "192.168.1.9");
+        assert_eq!(build_seen("", "").unwrap().mtu, 1500, "it leads nowhere");
+        assert!(build_seen("x", ROUTES).is_err());
+    }
+}

@@ -1,0 +1,195 @@
+//! Asks the machine's own resolver what a worker asks: one that listens on loopback is reached from no other network.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::plan::Uplink;
+use super::{read_resolvers, resolvers};
+
+const PORT: u16 = 53;
+/// Questions at a time. One that is too much is not answered: who asks does so again.
+const MANY: usize = 256;
+/// Resolvers give up by then, too.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(100);
+/// An answer over UDP has at most this much.
+const MESSAGE_MAX: usize = 65535;
+
+/// Listens at the machine's end of the link, at ports that the packet filter leads to.
+pub(super) struct Relay {
+    udp: Arc<UdpSocket>,
+    tcp: TcpListener,
+    /// Who may ask.
+    worker: IpAddr,
+    ports: (u16, u16),
+}
+
+impl Relay {
+    pub(super) async fn bind(uplink: &Uplink) -> std::io::Result<Self> {
+        let udp = UdpSocket::bind((uplink.gateway, 0)).await?;
+        let tcp = TcpListener::bind((uplink.gateway, 0)).await?;
+        Ok(Self {
+            ports: (udp.local_addr()?.port(), tcp.local_addr()?.port()),
+            udp: Arc::new(udp),
+            tcp,
+            worker: uplink.address.into(),
+        })
+    }
+
+    /// Of UDP and TCP.
+    pub(super) fn ports(&self) -> (u16, u16) {
+        self.ports
+    }
+
+    /// Answers until it is dropped, and so are questions that have no answer by then.
+    pub(super) async fn serve(&self) -> Infallible {
+        self.serve_by(|| SocketAddr::new(resolvers::find_relayed(&read_resolvers()), PORT))
+            .await
+    }
+
+    async fn serve_by(&self, find: impl Fn() -> SocketAddr) -> Infallible {
+        let places = Arc::new(Semaphore::new(MANY));
+        let mut asking = JoinSet::new();
+        let mut question = vec![0; MESSAGE_MAX];
+        loop {
+            tokio::select! {
+                heard = self.udp.recv_from(&mut question) => match heard {
+                    Ok((length, from)) if from.ip() == self.worker => {
+                        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+                            let (back, server, question) = (Arc::clone(&self.udp), find(), question[..length].to_vec());
+                            asking.spawn(async move {
+                                // Who has no answer asks again.
+                                let _ = timeout(ANSWER_LIMIT, answer(&back, from, server, &question)).await;
+                                drop(place);
+                            });
+                        }
+                    }
+                    Ok(_) => {}
+                    // One that could not be delivered is told here, too.
+                    Err(_) => sleep(PAUSE).await,
+                },
+                met = self.tcp.accept() => match met {
+                    Ok((mut stream, from)) if from.ip() == self.worker => {
+                        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+                            let server = find();
+                            asking.spawn(async move {
+                                let _ = timeout(CONNECTION_LIMIT, connect(&mut stream, server)).await;
+                                drop(place);
+                            });
+                        }
+                    }
+                    Ok(_) => {}
+                    Err(_) => sleep(PAUSE).await,
+                },
+                Some(_) = asking.join_next() => {}
+            }
+        }
+    }
+}
+
+async fn answer(back: &UdpSocket, to: SocketAddr, server: SocketAddr, question: &[u8]) -> std::io::Result<()> {
+    let any = match server {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+    };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(server).await?;
+    socket.send(question).await?;
+    let mut answer = vec![0; MESSAGE_MAX];
+    let length = socket.recv(&mut answer).await?;
+    back.send_to(&answer[..length], to).await.map(drop)
+}
+
+async fn connect(stream: &mut TcpStream, server: SocketAddr) -> std::io::Result<()> {
+    let mut far = timeout(ANSWER_LIMIT, TcpStream::connect(server)).await??;
+    copy_bidirectional(stream, &mut far).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// A relay on loopback, where this test asks.
+    async fn relay() -> Relay {
+        let uplink = Uplink {
+            gateway: Ipv4Addr::LOCALHOST,
+            address: Ipv4Addr::LOCALHOST,
+            ..Uplink::example()
+        };
+        Relay::bind(&uplink).await.unwrap()
+    }
+
+    /// Waits for what is asked, while the relay serves.
+    async fn during<T>(relay: &Relay, server: SocketAddr, asked: impl Future<Output = T>) -> T {
+        tokio::select! {
+            done = timeout(ANSWER_LIMIT, asked) => done.expect("there is an answer"),
+            never = relay.serve_by(|| server) => match never {},
+        }
+    }
+
+    #[tokio::test]
+    async fn questions_are_answered_over_udp() {
+        let (relay, server) = (relay().await, UdpSocket::bind("127.0.0.1:0").await.unwrap());
+        let at = server.local_addr().unwrap();
+        let asked = async {
+            let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            client.connect(("127.0.0.1", relay.ports().0)).await.unwrap();
+            client.send(b"who?").await.unwrap();
+            let mut text = [0; 16];
+            let (length, from) = server.recv_from(&mut text).await.unwrap();
+            assert_eq!(&text[..length], b"who?");
+            server.send_to(b"me", from).await.unwrap();
+            let length = client.recv(&mut text).await.unwrap();
+            text[..length].to_vec()
+        };
+        assert_eq!(during(&relay, at, asked).await, b"me");
+    }
+
+    #[tokio::test]
+    async fn questions_are_answered_over_tcp() {
+        let (relay, server) = (relay().await, TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let at = server.local_addr().unwrap();
+        let asked = async {
+            let mut client = TcpStream::connect(("127.0.0.1", relay.ports().1)).await.unwrap();
+            client.write_all(b"who?").await.unwrap();
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut text = [0; 4];
+            stream.read_exact(&mut text).await.unwrap();
+            assert_eq!(&text, b"who?");
+            stream.write_all(b"me").await.unwrap();
+            drop(stream);
+            let mut text = Vec::new();
+            client.read_to_end(&mut text).await.unwrap();
+            text
+        };
+        assert_eq!(during(&relay, at, asked).await, b"me");
+    }
+
+    #[tokio::test]
+    async fn others_are_not_answered() {
+        let mut relay = relay().await;
+        relay.worker = "198.18.0.2".parse().unwrap();
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = server.local_addr().unwrap();
+        let asked = async {
+            let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            client.send_to(b"who?", ("127.0.0.1", relay.ports().0)).await.unwrap();
+            let mut text = [0; 16];
+            timeout(Duration::from_millis(300), server.recv_from(&mut text))
+                .await
+                .is_err()
+        };
+        assert!(during(&relay, at, asked).await);
+    }
+}

@@ -1,0 +1,103 @@
+//! The resolver configuration of a worker's own network. Pure.
+//!
+//! A resolver that listens on loopback is the machine's alone, and IPv6 does not lead out: in the place of these is the machine's
+//! end of the link, whose relay asks them.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+
+/// What the C library asks where none is named.
+const NONE_NAMED: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Has a relay asked for what is not reached from the worker's network.
+pub(super) fn translate(text: &str, relay: Ipv4Addr) -> String {
+    let mut servers: Vec<IpAddr> = Vec::new();
+    let mut others = String::new();
+    for line in text.lines() {
+        match parse_server(line) {
+            None => _ = writeln!(others, "{line}"),
+            Some(server) => {
+                let server = server.filter(|server| is_reached(*server)).unwrap_or(relay.into());
+                if !servers.contains(&server) {
+                    servers.push(server);
+                }
+            }
+        }
+    }
+    if servers.is_empty() {
+        servers.push(relay.into());
+    }
+    let mut translated = String::new();
+    for server in servers {
+        let _ = writeln!(translated, "nameserver {server}");
+    }
+    translated + &others
+}
+
+/// Whom a relay asks: the first of those that are not reached.
+pub(super) fn find_relayed(text: &str) -> IpAddr {
+    let servers = text.lines().filter_map(parse_server).flatten();
+    let mut far = servers.map(of_this_machine).filter(|server| !is_reached(*server));
+    far.next().unwrap_or(NONE_NAMED)
+}
+
+/// The server that a line names, or that it names one that is no plain address.
+fn parse_server(line: &str) -> Option<Option<IpAddr>> {
+    let rest = line.trim().strip_prefix("nameserver")?;
+    rest.starts_with(char::is_whitespace).then(|| rest.trim().parse().ok())
+}
+
+fn is_reached(server: IpAddr) -> bool {
+    matches!(server, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_unspecified() && !v4.is_link_local())
+}
+
+fn of_this_machine(server: IpAddr) -> IpAddr {
+    if server.is_unspecified() { NONE_NAMED } else { server }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_not_reached_is_asked_by_the_relay() {
+        let relay = Ipv4Addr::new(198, 18, 0, 1);
+        for (rule, text, translated, relayed) in [
+            (
+                "reached",
+                "nameserver 192.0.2.1\n",
+                "nameserver 192.0.2.1\n",
+                "127.0.0.1",
+            ),
+            (
+                "a stub",
+                "# by hand\nnameserver 127.0.0.53\noptions edns0\nsearch lan\n",
+                "nameserver 198.18.0.1\n# by hand\noptions edns0\nsearch lan\n",
+                "127.0.0.53",
+            ),
+            (
+                "some of each",
+                "nameserver 192.0.2.1\nnameserver\t::1\nnameserver fd00::1\nnameserver 127.0.0.1\n",
+                "nameserver 192.0.2.1\nnameserver 198.18.0.1\n",
+                "::1",
+            ),
+            (
+                "of a link",
+                "nameserver fe80::1%eth0\n",
+                "nameserver 198.18.0.1\n",
+                "127.0.0.1",
+            ),
+            ("none", "", "nameserver 198.18.0.1\n", "127.0.0.1"),
+            ("anywhere", "nameserver 0.0.0.0", "nameserver 198.18.0.1\n", "127.0.0.1"),
+            (
+                "another word",
+                "nameservers 1\n",
+                "nameserver 198.18.0.1\nnameservers 1\n",
+                "127.0.0.1",
+            ),
+        ] {
+            assert_eq!(translate(text, relay), translated, "{rule}");
+            assert_eq!(find_relayed(text).to_string(), relayed, "{rule}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The machine's table of the packet filter for one run. Pure.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::plan::{LINKS, Run, Uplink};
+
+/// The set of devices that forward since there are workers: it is what puts that back, whoever has been killed.
+pub(super) const OPENED: &str = "opened";
+
+/// What the table says of.
+#[derive(Clone, Debug)]
+pub(super) struct Table<'a> {
+    pub(super) uplink: &'a Uplink,
+    /// Port of UDP at which other workers reach this one.
+    pub(super) wireguard: u16,
+    /// Ports of UDP and TCP at which the machine's end answers questions of DNS.
+    pub(super) relay: (u16, u16),
+    pub(super) opened: &'a BTreeSet<String>,
+}
+
+/// What `nft -f` makes the table by, whatever was there before.
+///
+/// The worker shows the machine's address to everybody. It is reached by nobody but the machine, for answers, and at the port of
+/// other workers; and nothing leaves by another address than its own. A device that forwards for the sake of workers forwards for
+/// nobody else.
+pub(super) fn build_table(table: &Table<'_>) -> String {
+    let Table { wireguard, relay, .. } = table;
+    let Uplink {
+        run, gateway, address, ..
+    } = table.uplink;
+    let (name, link) = (run.table(), run.link());
+    let opened: Vec<_> = table.opened.iter().map(|device| format!("\"{device}\"")).collect();
+    let elements = if opened.is_empty() {
+        String::new()
+    } else {
+        format!("\n        elements = {{ {} }}", opened.join(", "))
+    };
+    format!(
+        r#"table inet {name} {{}}
+delete table inet {name}
+table inet {name} {{
+    set {OPENED} {{
+        type ifname{elements}
+    }}
+    chain prerouting {{
+        type nat hook prerouting priority dstnat
+        iifname "{link}" ip daddr {gateway} udp dport 53 redirect to :{udp}
+        iifname "{link}" ip daddr {gateway} tcp dport 53 redirect to :{tcp}
+        ip daddr != 127.0.0.0/8 fib daddr type local udp dport {wireguard} dnat ip to {address}
+    }}
+    chain output {{
+        type nat hook output priority -100
+        ip daddr != 127.0.0.0/8 fib daddr type local udp dport {wireguard} dnat ip to {address}
+    }}
+    chain postrouting {{
+        type nat hook postrouting priority srcnat
+        ip saddr {address} oifname != "{LINKS}*" masquerade
+    }}
+    chain forward {{
+        type filter hook forward priority filter
+        iifname "{link}" ip saddr != {address} drop
+        iifname "{link}" ct state invalid drop
+        oifname "{link}" ct state established,related accept
+        oifname "{link}" ct status dnat accept
+        oifname "{link}" drop
+        iifname @{OPENED} oifname != "{LINKS}*" drop
+    }}
+}}
+"#,
+        udp = relay.0,
+        tcp = relay.1,
+    )
+}
+
+/// As `nft -j` has it.
+#[derive(Deserialize)]
+struct Said {
+    nftables: Vec<Object>,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    table: Option<Named>,
+    set: Option<Set>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    family: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Set {
+    #[serde(default)]
+    elem: Vec<serde_json::Value>,
+}
+
+/// The runs of `nft -j list tables`.
+pub(super) fn parse_runs(json: &str) -> Vec<Run> {
+    let tables = parse(json).into_iter().filter_map(|object| object.table);
+    let of_workers = tables.filter(|table| table.family == "inet");
+    of_workers.filter_map(|table| Run::of_table(&table.name)).collect()
+}
+
+/// The devices of `nft -j list set`. Their names become those of files.
+pub(super) fn parse_opened(json: &str) -> BTreeSet<String> {
+    let sets = parse(json).into_iter().filter_map(|object| object.set);
+    let elements = sets.flat_map(|set| set.elem);
+    let names = elements.filter_map(|element| element.as_str().map(str::to_owned));
+    names.filter(|name| is_device(name)).collect()
+}
+
+/// Whether it is a name that a device can have, and that nothing has to be done about in a file of `nft`.
+pub(super) fn is_device(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
+    !["", ".", "..", "all", "default"].contains(&name) && name.len() <= 15 && name.bytes().all(plain)
+}
+
+fn parse(json: &str) -> Vec<Object> {
+    let said: Result<Said, _> = serde_json::from_str(json);
+    said.map(|said| said.nftables).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_of_one_run() {
+        let build = |opened: &[&str]| {
+            build_table(&Table {
+                uplink: &Uplink::example(),
+                wireguard: 51821,
+                relay: (4053, 5053),
+                opened: &opened.iter().map(ToString::to_string).collect(),
+            })
+        };
+        let text = build(&["eth0", "wlan0.1"]);
+        for line in [
+            "table inet yoke-uplink-00000000 {}\ndelete table inet yoke-uplink-00000000\n",
+            "        elements = { \"eth0\", \"wlan0.1\" }\n",
+            "        iifname \"ykup00000000\" ip daddr 198.18.0.1 udp dport 53 redirect to :4053\n",
+            "        iifname \"ykup00000000\" ip daddr 198.18.0.1 tcp dport 53 redirect to :5053\n",
+            "fib daddr type local udp dport 51821 dnat ip to 198.18.0.2\n",
+            "        ip saddr 198.18.0.2 oifname != \"ykup*\" masquerade\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!build(&[]).contains("elements"));
+    }
+
+    #[test]
+    fn what_nft_says_is_read() {
+        let tables = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}},
+            {"table": {"family": "inet", "name": "yoke-uplink-00c0ffee", "handle": 2}},
+            {"table": {"family": "ip", "name": "yoke-uplink-00c0ffed", "handle": 3}},
+            {"table": {"family": "inet", "name": "yoke-worker-00c0ffee", "handle": 4}}]}"#;
+        assert_eq!(parse_runs(tables), [Run::new(0x00c0_ffee)]);
+        let set = r#"{"nftables": [{"metainfo": {}}, {"set": {"family": "inet", "name": "opened", "type": "ifname",
+            "elem": ["eth0", "../x", "all", "a b", 7, "wlan0.1"]}}]}"#;
+        assert_eq!(parse_opened(set), ["eth0", "wlan0.1"].map(str::to_owned).into());
+        let none = r#"{"nftables": [{"set": {"name": "opened", "type": "ifname"}}]}"#;
+        for text in [none, "", "x"] {
+            assert!(parse_opened(text).is_empty() && parse_runs(text).is_empty(), "{text}");
+        }
+    }
+}
