@@ -94,7 +94,7 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
         return Ok(Some(found).filter(|found| found.metadata.deletion_timestamp.is_none()));
     }
     let id = found.id().unwrap_or_else(|| draw(context));
-    write_identity(context, &found, &id).await.map(Some)
+    write_identity(context, &found, &id).await
 }
 
 /// Notes in the status what the annotation asks for, and then removes it; during a pause it stays. `None`: the object is gone, or changes meanwhile.
@@ -207,7 +207,12 @@ fn draw(context: &Context) -> ClusterId {
     }
 }
 
-async fn write_identity(context: &Context, cluster: &Cluster, id: &ClusterId) -> Result<Cluster, ReconcileError> {
+/// `None`: the object has gone meanwhile, which the patch is refused for by its UID.
+async fn write_identity(
+    context: &Context,
+    cluster: &Cluster,
+    id: &ClusterId,
+) -> Result<Option<Cluster>, ReconcileError> {
     let patch = IdentityPatch {
         api_version: format!("{GROUP}/{VERSION}"),
         kind: "Cluster",
@@ -219,11 +224,13 @@ async fn write_identity(context: &Context, cluster: &Cluster, id: &ClusterId) ->
         },
         spec: SpecPatch { id: id.as_str() },
     };
-    api(context, cluster)
+    let applied = api(context, cluster)
         .patch(&cluster.name_any(), context.clusters.params(), &Patch::Apply(&patch))
-        .await
-        .and_then(Lenient::into_object)
-        .map_err(ReconcileError::host("a Cluster's identity"))
+        .await;
+    match applied.and_then(Lenient::into_object) {
+        Err(kube::Error::Api(refused)) if refused.code == 404 || refused.code == 409 => Ok(None),
+        applied => applied.map(Some).map_err(ReconcileError::host("a Cluster's identity")),
+    }
 }
 
 /// Writes the status that follows from an outcome, and the events.
