@@ -29,6 +29,7 @@ mod files;
 mod gpus;
 mod hosts;
 mod id;
+mod iproute;
 mod join;
 mod layout;
 mod limits;

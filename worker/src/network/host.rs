@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use yoke_api::Cidr;
 
 use super::plan::is_private;
 use crate::feed::call;
+use crate::iproute::{parse, parse_destination};
 use crate::machine::resolv_conf;
 
 /// What WireGuard adds to a packet over IPv6; over IPv4 it is 20 less.
@@ -82,20 +82,6 @@ fn build_host(links: &str, routes: &str, own: &[String]) -> Result<Host, serde_j
         reserved,
         mtu: mtu.saturating_sub(OVERHEAD).clamp(MTU_MIN, MTU_MAX),
     })
-}
-
-/// `ip` says nothing at all of nothing.
-fn parse<T: DeserializeOwned>(json: &str) -> Result<Vec<T>, serde_json::Error> {
-    match json.trim() {
-        "" => Ok(Vec::new()),
-        json => serde_json::from_str(json),
-    }
-}
-
-/// A range, or an address.
-fn parse_destination(text: &str) -> Option<Cidr> {
-    let address = || text.parse().ok().map(Cidr::of);
-    text.parse().ok().or_else(address)
 }
 
 #[cfg(test)]

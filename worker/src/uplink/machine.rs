@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use yoke_api::Cidr;
 
 use super::plan::LINKS;
 use crate::feed::call;
+use crate::iproute::{parse, parse_destination};
 
 /// Where there is no default route to take it from.
 const ETHERNET_MTU: u32 = 1500;
@@ -113,20 +113,6 @@ fn to_ranges(address: &Address) -> Vec<Cidr> {
         .into_iter()
         .flatten()
         .collect()
-}
-
-/// `ip` says nothing at all of nothing.
-fn parse<T: DeserializeOwned>(json: &str) -> Result<Vec<T>, serde_json::Error> {
-    match json.trim() {
-        "" => Ok(Vec::new()),
-        json => serde_json::from_str(json),
-    }
-}
-
-/// A range, or an address.
-fn parse_destination(text: &str) -> Option<Cidr> {
-    let address = || text.parse().ok().map(Cidr::of);
-    text.parse().ok().or_else(address)
 }
 
 #[cfg(test)]
