@@ -131,7 +131,7 @@ fn tell(context: &Context, notice: &Notice) {
             };
             tracing::info!(machine, %cluster, what, "another pod is to take over");
         }
-        State::Failed => {
+        State::Failed(_) => {
             context.metrics.failed_takeover();
             tracing::warn!(machine, %cluster, "machine is about to go, and no other pod has come to stand by in time");
         }

@@ -40,9 +40,8 @@ pub(super) struct Observed {
 
 pub(super) fn observe(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
     let mut observed = observe_identity(caches, identity);
-    let status = observed.stateful_set.as_deref().and_then(|set| set.status.as_ref());
-    observed.is_trusted = status.and_then(|status| status.ready_replicas) >= Some(1)
-        && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
+    observed.is_trusted =
+        observed.answers().is_ok() && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
     observed
 }
 
@@ -89,12 +88,12 @@ fn observe_authority(caches: &Caches, identity: &Identity) -> Option<ParsedCerti
 }
 
 impl Observed {
-    /// Whether the API answers, by what the kubelet finds.
+    /// Whether the API answers, by what the kubelet finds of the pod that serves; one that stands by says nothing of that.
     pub(super) fn answers(&self) -> Result<(), String> {
-        let status = self.stateful_set.as_deref().and_then(|set| set.status.as_ref());
-        match status.and_then(|status| status.ready_replicas) {
-            Some(1..) => Ok(()),
-            _ => Err("the control plane's pod is not ready".to_owned()),
+        let mut serving = takeover::serving(self.stateful_set.as_deref(), &self.pods);
+        match serving.any(takeover::is_ready) {
+            true => Ok(()),
+            false => Err("the control plane's pod is not ready".to_owned()),
         }
     }
 
@@ -158,6 +157,46 @@ mod tests {
     use super::*;
     use crate::cluster::build::hosted::build_namespace;
     use crate::cluster::fixtures::{cluster, identity};
+
+    #[test]
+    fn one_that_stands_by_does_not_answer() {
+        let pod = |number: i32, ready: &str| {
+            let pod = serde_json::json!({"metadata": {"name": stateful_set::pod_name(number)},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]}});
+            Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+        };
+        let set = |first: i32| {
+            let set = serde_json::json!({"spec": {"selector": {}, "template": {}, "ordinals": {"start": first}}});
+            Some(Arc::new(serde_json::from_value::<StatefulSet>(set).unwrap()))
+        };
+        for (rule, first, pods, expected) in [
+            ("none is there", 3, vec![], false),
+            ("the one that serves", 3, vec![pod(3, "True"), pod(4, "False")], true),
+            (
+                "the one that stands by",
+                3,
+                vec![pod(3, "False"), pod(4, "True")],
+                false,
+            ),
+            (
+                "the one that has taken over",
+                4,
+                vec![pod(3, "False"), pod(4, "True")],
+                true,
+            ),
+        ] {
+            let observed = Observed {
+                namespace: None,
+                stateful_set: set(first),
+                pods,
+                service: None,
+                authority: None,
+                is_foreign: false,
+                is_trusted: false,
+            };
+            assert_eq!(observed.answers().is_ok(), expected, "{rule}");
+        }
+    }
 
     #[test]
     fn namespace_is_adopted_from_a_namesake_that_is_gone() {

@@ -249,7 +249,10 @@ pub(super) async fn write_status(
     // That a Cluster begins awake is no news.
     let begins = conditions::find(&before.conditions, ConditionType::Asleep).is_none();
     let told = if begins { &status::TOLD[1..] } else { &status::TOLD };
-    let notices = conditions::build_notices(&states, &before.conditions, told, "Reconcile");
+    let mut told = told.to_vec();
+    // Whatever else degrades it is told by another condition.
+    told.extend(outcome.takeover_failed().then_some(ConditionType::Degraded));
+    let notices = conditions::build_notices(&states, &before.conditions, &told, "Reconcile");
     context.events.publish(cluster, &notices).await;
     if let Some(woken) = rest::plan_woken(&status) {
         request_sleep(context, cluster, None).await?;

@@ -109,6 +109,13 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
+impl Outcome {
+    /// Whether no other pod has come in time to take it over from a machine that is about to go.
+    pub const fn takeover_failed(&self) -> bool {
+        matches!(self.leaving, Some(notice::State::Failed(_)))
+    }
+}
+
 /// The status to write.
 pub fn plan_status(
     cluster: &Cluster,

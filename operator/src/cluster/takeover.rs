@@ -244,7 +244,7 @@ async fn wait_informed(access: Access) {
 pub(super) fn holds_evictions(context: &Context, observed: &Observed) -> bool {
     let state = find_state(context, observed);
     context.config.planned_takeover.per_minute > 0
-        && !matches!(state, Some(State::Failed | State::Nowhere))
+        && !matches!(state, Some(State::Failed(_) | State::Nowhere))
         && find_pod(observed).is_some_and(|pod| notice::has_other(context, pod))
 }
 

@@ -15,6 +15,8 @@ use crate::loss::plan::plan_room;
 
 /// How long it may take until another pod stands by; who gives notice of a machine gives it two minutes ahead.
 pub const LIMIT: Duration = Duration::from_secs(110);
+/// How long after one that came to nothing the next takeover is tried: a machine that has room may have come by then.
+pub const AGAIN: Duration = Duration::from_mins(10);
 
 /// Taints of machines that are not at work, whatever else they say.
 const AWAY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
@@ -54,8 +56,8 @@ pub enum State {
     Waiting,
     /// Another pod stands by, or is to, since then.
     StandBy(Instant),
-    /// It came to nothing: it stays where it is until it is evicted.
-    Failed,
+    /// It came to nothing then: it stays where it is until it is evicted, or the next takeover is tried.
+    Failed(Instant),
     /// There is no other machine.
     Nowhere,
 }
@@ -161,9 +163,9 @@ pub fn plan_notice(
 ) -> Notice {
     let is_over = |since| !leaver.ends && now.duration_since(since) >= LIMIT;
     let state = match before.map(|notice| notice.state) {
-        Some(State::Failed) => State::Failed,
+        Some(State::Failed(since)) if now.duration_since(since) < AGAIN => State::Failed(since),
         _ if !leaver.has_other => State::Nowhere,
-        Some(State::StandBy(since)) if is_over(since) => State::Failed,
+        Some(State::StandBy(since)) if is_over(since) => State::Failed(now),
         Some(State::StandBy(since)) => State::StandBy(since),
         _ if plan_room(past, now, most) => State::StandBy(now),
         _ => State::Waiting,

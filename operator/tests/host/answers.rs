@@ -26,7 +26,8 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
     let pods = host.api::<Pod>(&hosted);
     pods.create(&PostParams::default(), &pod).await.unwrap();
     let now = k8s_openapi::jiff::Timestamp::now().to_string();
-    let status = serde_json::json!({"status": {"phase": "Running", "containerStatuses": [{
+    let status = serde_json::json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{
         "name": "kube-apiserver", "image": "a", "imageID": "", "ready": true, "restartCount": 0,
         "state": {"running": {"startedAt": now}}}]}});
     let params = PatchParams::default();
@@ -35,7 +36,7 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
         .unwrap();
     let sets = host.api::<StatefulSet>(&hosted);
     let seen = sets.get("control-plane").await.unwrap().metadata.generation;
-    let status = serde_json::json!({"status": {"replicas": 1, "readyReplicas": 1, "observedGeneration": seen}});
+    let status = serde_json::json!({"status": {"replicas": 1, "observedGeneration": seen}});
     sets.patch_status("control-plane", &params, &Patch::Merge(status))
         .await
         .unwrap();

@@ -1,6 +1,5 @@
 //! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
 
-use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -38,15 +37,14 @@ async fn end_pod(host: &Host) {
     let pods = host.api::<Pod>(&host.hosted("a").await);
     let now = DeleteParams::default().grace_period(0);
     pods.delete("control-plane-0", &now).await.unwrap();
-    be_unready(host).await;
 }
 
 /// The kubelet has not found yet that the API answers.
 async fn be_unready(host: &Host) {
-    let sets = host.api::<StatefulSet>(&host.hosted("a").await);
-    let status = json!({"status": {"readyReplicas": 0}});
+    let pods = host.api::<Pod>(&host.hosted("a").await);
+    let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     let params = PatchParams::default();
-    sets.patch_status("control-plane", &params, &Patch::Merge(status))
+    pods.patch_status("control-plane-0", &params, &Patch::Merge(status))
         .await
         .unwrap();
 }

@@ -135,7 +135,7 @@ fn place_of(pod: &Pod) -> Option<&String> {
 }
 
 /// Whether the kubelet says so.
-fn is_ready(pod: &Pod) -> bool {
+pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
     ready.any(|condition| condition.status == "True")

@@ -267,7 +267,7 @@ fn plan_degraded(outcome: &Outcome) -> State {
             format!("Container {container} ends again and again ({why})."),
         );
     }
-    if outcome.leaving == Some(notice::State::Failed) {
+    if outcome.takeover_failed() {
         return State::yes(
             Reason::TakeoverFailed,
             "The machine that runs the control plane is about to go, and no other one has come to take it over in time.",

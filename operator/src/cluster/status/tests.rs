@@ -248,7 +248,7 @@ fn a_machine_that_is_about_to_go_shows() {
         ),
         (
             "none came in time",
-            Some(State::Failed),
+            Some(State::Failed(std::time::Instant::now())),
             ("False", "AsExpected"),
             "True",
         ),

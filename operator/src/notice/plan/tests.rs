@@ -134,7 +134,10 @@ fn a_pod_that_is_to_end_needs_no_other_machine() {
     };
     let first = told(None, false, 0);
     assert_eq!(told(Some(&first), true, 111).state, first.state, "it ends by itself");
-    assert_eq!(told(Some(&first), false, 111).state, State::Failed);
+    assert_eq!(
+        told(Some(&first), false, 111).state,
+        State::Failed(now + Duration::from_secs(111))
+    );
 }
 
 #[test]
@@ -153,13 +156,19 @@ fn so_many_are_taken_over_in_a_minute() {
     assert_eq!(second["p"].state, State::StandBy(now), "it goes on");
     assert_eq!(second["q"].state, State::StandBy(now + Duration::from_secs(61)));
     let third = states(&second, 111, &both);
-    assert_eq!(third["p"].state, State::Failed, "nobody has come in time");
-    let fourth = states(&third, 500, &both[..1]);
-    assert_eq!(fourth["p"].state, State::Failed, "it is not tried again");
+    let failed = State::Failed(now + Duration::from_secs(111));
+    assert_eq!(third["p"].state, failed, "nobody has come in time");
+    let fourth = states(&third, 710, &both[..1]);
+    assert_eq!(fourth["p"].state, failed, "it is not tried again yet");
     assert!(!fourth.contains_key("q"), "it has left");
-    let alone = states(&HashMap::new(), 500, &[leaver("p", false)]);
+    let fifth = states(&fourth, 711, &both[..1]);
+    let again = State::StandBy(now + Duration::from_secs(711));
+    assert_eq!(fifth["p"].state, again, "a machine may have come");
+    let sixth = states(&fifth, 821, &both[..1]);
+    assert_eq!(sixth["p"].state, State::Failed(now + Duration::from_secs(821)));
+    let alone = states(&HashMap::new(), 900, &[leaver("p", false)]);
     assert_eq!(alone["p"].state, State::Nowhere);
-    let again = states(&alone, 501, &both[..1]);
+    let again = states(&alone, 901, &both[..1]);
     assert!(
         matches!(again["p"].state, State::StandBy(_)),
         "there is another machine now"
@@ -184,15 +193,15 @@ fn clusters_are_called_for_while_there_is_something_to_do() {
     let now = Instant::now();
     let before: HashMap<_, _> = [
         notice("gone", State::Nowhere),
-        notice("failed", State::Failed),
+        notice("failed", State::Failed(now)),
         notice("fails", State::StandBy(now)),
         notice("on", State::StandBy(now)),
         notice("waits", State::Waiting),
     ]
     .into();
     let after: HashMap<_, _> = [
-        notice("failed", State::Failed),
-        notice("fails", State::Failed),
+        notice("failed", State::Failed(now)),
+        notice("fails", State::Failed(now)),
         notice("on", State::StandBy(now)),
         notice("waits", State::Waiting),
         notice("new", State::Waiting),
