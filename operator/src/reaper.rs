@@ -31,7 +31,7 @@ use crate::conditions;
 use crate::context::Context;
 use crate::tenant_api::{NODES_MAX, TenantApi, TenantApiError};
 pub use plan::Pace;
-use plan::{Step, Watch};
+use plan::{Sight, Step, Watch};
 
 /// Clusters that wait for a look. One that finds no place is told of again by its next look.
 const CAPACITY: usize = 256;
@@ -150,16 +150,17 @@ async fn look_at(context: &Context, ward: &Ward, watch: &mut Watch, pace: &Pace)
     let (leases, marked) = tokio::try_join!(ward.api.reap_leases(), ward.api.reaping_nodes())?;
     watch.note(&leases, Instant::now());
     let now = (Timestamp::now(), Instant::now());
-    let silent = leases.iter().filter(|lease| watch.is_silent(lease, well, now, pace));
-    let mut silent: HashMap<String, &Lease> = silent.map(|lease| (lease.name_any(), lease)).collect();
+    let by_name: HashMap<String, &Lease> = leases.iter().map(|lease| (lease.name_any(), lease)).collect();
     let room = NODES_MAX.saturating_sub(marked.len()).min(NEW_MAX);
     // One about which nothing can be done keeps no other waiting.
     let mut first = Ok(());
     for node in &marked {
-        let lease = silent.remove(&node.name_any());
-        first = first.and(step(context, ward, node, lease, pace).await);
+        let sight = watch.sight(by_name.get(&node.name_any()).copied(), well, now, pace);
+        first = first.and(step(context, ward, node, sight, pace).await);
     }
-    let mut left: Vec<_> = silent.into_iter().collect();
+    let is_marked = |name: &str| marked.iter().any(|node| node.metadata.name.as_deref() == Some(name));
+    let silent = |(name, lease): &(String, &Lease)| !is_marked(name) && watch.is_silent(lease, well, now, pace);
+    let mut left: Vec<_> = by_name.into_iter().filter(silent).collect();
     left.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
     // Each in its turn: there may be more, without a Node, than one look goes through.
     let turn = watch.count.wrapping_mul(NEW_MAX).checked_rem(left.len());
@@ -168,7 +169,7 @@ async fn look_at(context: &Context, ward: &Ward, watch: &mut Watch, pace: &Pace)
         let begun = async {
             match ward.api.node(&name).await? {
                 Some(found) => match &found.0 {
-                    Ok(node) => step(context, ward, node, Some(lease), pace).await,
+                    Ok(node) => step(context, ward, node, Sight::Silent(lease), pace).await,
                     Err(_) => Ok(()),
                 },
                 None if plan::is_unclaimed(lease, Timestamp::now()) => ward.api.delete_lease(&name, lease.uid()).await,
@@ -185,11 +186,11 @@ async fn step(
     context: &Context,
     ward: &Ward,
     node: &Node,
-    silent: Option<&Lease>,
+    sight: Sight<'_>,
     pace: &Pace,
 ) -> Result<(), TenantApiError> {
     let (api, now) = (&ward.api, Timestamp::now());
-    let step = plan::plan(node, silent, now, pace);
+    let step = plan::plan(node, sight, now, pace);
     let done = match step {
         Step::Nothing => return Ok(()),
         Step::Mark => api.mark_node(node, Some(now), None).await,
@@ -199,8 +200,8 @@ async fn step(
             api.tell_of_node(node, "NodeSilent", note.into()).await;
             api.mark_node(node, Some(now), Some(&plan::with_taint(node, now))).await
         }
-        Step::Delete => match (silent, api.lease(&node.name_any()).await?) {
-            (Some(seen), Some(found)) if plan::is_same(seen, &found) => api.delete_node(node).await,
+        Step::Delete => match (sight, api.lease(&node.name_any()).await?) {
+            (Sight::Silent(seen), Some(found)) if plan::is_same(seen, &found) => api.delete_node(node).await,
             _ => return Ok(()),
         },
         Step::Release => {

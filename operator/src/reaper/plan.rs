@@ -74,6 +74,17 @@ struct Sign {
     looks: u32,
 }
 
+/// What is known of a Node by its Lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sight<'l> {
+    /// It has been silent for as long as this Lease says.
+    Silent(&'l Lease),
+    /// Nothing was heard of it yet, and not for long enough.
+    Unheard,
+    /// It was heard of, or nobody wants it removed.
+    Heard,
+}
+
 /// What is done next about a Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -127,6 +138,29 @@ impl Watch {
         self.count = self.count.wrapping_add(1);
     }
 
+    /// What is known of a Node by its Lease, if that is wanted to be looked at.
+    ///
+    /// A process that has just begun to look has heard of nobody yet: what another one began it neither goes on with nor takes back.
+    pub(super) fn sight<'l>(
+        &self,
+        lease: Option<&'l Lease>,
+        well: Duration,
+        now: (Timestamp, Instant),
+        pace: &Pace,
+    ) -> Sight<'l> {
+        let Some(lease) = lease.filter(|lease| reap_after(lease).is_some()) else {
+            return Sight::Heard;
+        };
+        let sign = lease.uid().and_then(|uid| self.signs.get(&uid));
+        if self.is_silent(lease, well, now, pace) {
+            Sight::Silent(lease)
+        } else if sign.is_some_and(|sign| Some(sign.since) == self.since) {
+            Sight::Unheard
+        } else {
+            Sight::Heard
+        }
+    }
+
     /// Whether a Node has been silent for as long as its Lease says, in a cluster that has been well for a time.
     ///
     /// Its own clock may be wrong, and so may the memory of this process be short: a Lease that is renewed is never silent,
@@ -144,14 +178,16 @@ impl Watch {
     }
 }
 
-/// What is done next about a Node, given its Lease if that is silent.
-pub(super) fn plan(node: &Node, silent: Option<&Lease>, now: Timestamp, pace: &Pace) -> Step {
+/// What is done next about a Node.
+pub(super) fn plan(node: &Node, sight: Sight<'_>, now: Timestamp, pace: &Pace) -> Step {
     let mark = node.labels().get(labels::REAPING);
     // A kubelet that is silent on purpose must not have its Node made anew without what the cluster's administrators gave it.
     let own = format!("{OUT_OF_SERVICE}={SILENT}:{NO_EXECUTE}");
-    let silent = silent.filter(|_| !is_marked(node, &own));
-    let Some(lease) = silent else {
-        return if mark.is_some() { Step::Release } else { Step::Nothing };
+    let lease = match sight {
+        Sight::Silent(lease) if !is_marked(node, &own) => lease,
+        Sight::Unheard if !is_marked(node, &own) => return Step::Nothing,
+        _ if mark.is_some() => return Step::Release,
+        _ => return Step::Nothing,
     };
     if node.metadata.deletion_timestamp.is_some() || is_of_another(lease, node) {
         return Step::Nothing;

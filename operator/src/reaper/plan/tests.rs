@@ -100,6 +100,31 @@ fn whoever_renews_is_never_silent_whatever_its_clock_says() {
     assert!(!watch.is_silent(&gone, seconds(9000), (at(9000), now + seconds(15)), &PACE));
 }
 
+#[test]
+fn one_that_begins_to_look_takes_nothing_back_before_it_has_heard_of_a_node() {
+    let (mut watch, begun) = (Watch::default(), Instant::now());
+    let mut kind = |lease: &Lease, seconds_on: u64| {
+        let now = begun + seconds(seconds_on);
+        watch.note(std::slice::from_ref(lease), now);
+        match watch.sight(Some(lease), seconds(9000), (at(2000), now), &PACE) {
+            Sight::Silent(_) => "silent",
+            Sight::Unheard => "unheard",
+            Sight::Heard => "heard",
+        }
+    };
+    let before = lease("5m", Some(1000));
+    assert_eq!(kind(&before, 0), "unheard");
+    assert_eq!(kind(&before, 15), "unheard");
+    assert_eq!(kind(&before, 30), "silent");
+    assert_eq!(kind(&lease("5m", Some(1001)), 45), "heard", "it was renewed");
+    assert_eq!(kind(&lease("soon", Some(1000)), 60), "heard", "it is not to be removed");
+    // Nobody looked for a while.
+    assert_eq!(kind(&before, 300), "unheard");
+    let mut another = lease("5m", Some(1000));
+    another.metadata.uid = Some("l2".into());
+    assert_eq!(kind(&another, 315), "heard", "its Node came back under this name");
+}
+
 fn node(mark: Option<&str>, taints: &Value) -> Node {
     let labels: Value = mark.map_or(json!({}), |mark| json!({"yoke.drzzl.io/reaping": mark}));
     let metadata = json!({"name": "n", "uid": "n1", "labels": labels});
@@ -111,30 +136,46 @@ fn a_silent_node_goes_step_by_step() {
     let own = json!([{"key": "node.kubernetes.io/out-of-service", "value": "yoke-silent", "effect": "NoExecute"}]);
     let others = json!([{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}]);
     let none = json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]);
-    for (rule, mark, taints, silent, expected) in [
-        ("well", None, &none, false, Step::Nothing),
-        ("silent", None, &none, true, Step::Mark),
-        ("marked just now", Some("1986"), &none, true, Step::Nothing),
-        ("marked", Some("1985"), &none, true, Step::Taint),
-        ("tainted just now", Some("1941"), &own, true, Step::Nothing),
-        ("tainted", Some("1940"), &own, true, Step::Delete),
-        ("tainted by somebody else", Some("1940"), &others, true, Step::Release),
-        ("a mark that is no time", Some("x"), &own, true, Step::Mark),
-        ("a mark from the future", Some("2001"), &own, true, Step::Mark),
-        ("back, marked", Some("1985"), &none, false, Step::Release),
-        ("back, tainted", Some("1940"), &own, false, Step::Release),
+    let silent: fn(&Lease) -> Sight<'_> = |lease| Sight::Silent(lease);
+    let (heard, unheard): (fn(&Lease) -> Sight<'_>, fn(&Lease) -> Sight<'_>) = (|_| Sight::Heard, |_| Sight::Unheard);
+    for (rule, mark, taints, sight, expected) in [
+        ("well", None, &none, heard, Step::Nothing),
+        ("silent", None, &none, silent, Step::Mark),
+        ("marked just now", Some("1986"), &none, silent, Step::Nothing),
+        ("marked", Some("1985"), &none, silent, Step::Taint),
+        ("tainted just now", Some("1941"), &own, silent, Step::Nothing),
+        ("tainted", Some("1940"), &own, silent, Step::Delete),
+        ("tainted by somebody else", Some("1940"), &others, silent, Step::Release),
+        ("a mark that is no time", Some("x"), &own, silent, Step::Mark),
+        ("a mark from the future", Some("2001"), &own, silent, Step::Mark),
+        ("back, marked", Some("1985"), &none, heard, Step::Release),
+        ("back, tainted", Some("1940"), &own, heard, Step::Release),
+        (
+            "marked by a process that is gone",
+            Some("1985"),
+            &none,
+            unheard,
+            Step::Nothing,
+        ),
+        (
+            "tainted by a process that is gone",
+            Some("1940"),
+            &own,
+            unheard,
+            Step::Nothing,
+        ),
     ] {
         let lease = lease("5m", Some(1000));
-        let planned = plan(&node(mark, taints), silent.then_some(&lease), at(2000), &PACE);
+        let planned = plan(&node(mark, taints), sight(&lease), at(2000), &PACE);
         assert_eq!(planned, expected, "{rule}");
     }
     let lease = lease("5m", Some(1000));
     let mut earlier = node(None, &none);
     earlier.metadata.uid = Some("n2".into());
-    assert_eq!(plan(&earlier, Some(&lease), at(2000), &PACE), Step::Nothing);
+    assert_eq!(plan(&earlier, Sight::Silent(&lease), at(2000), &PACE), Step::Nothing);
     let mut ending = node(Some("1940"), &own);
     ending.metadata.deletion_timestamp = Some(Time(at(1999)));
-    assert_eq!(plan(&ending, Some(&lease), at(2000), &PACE), Step::Nothing);
+    assert_eq!(plan(&ending, Sight::Silent(&lease), at(2000), &PACE), Step::Nothing);
 }
 
 /// A kubelet would have its Node made anew without it, by keeping silent.
@@ -176,7 +217,7 @@ fn what_administrators_gave_a_node_keeps_it() {
         );
         node.metadata.annotations = Some([noted].into());
         node.labels_mut().insert(label.into(), String::new());
-        assert_eq!(plan(&node, Some(&lease), at(2000), &PACE), expected, "{rule}");
+        assert_eq!(plan(&node, Sight::Silent(&lease), at(2000), &PACE), expected, "{rule}");
     }
 }
 
