@@ -49,8 +49,8 @@ use crate::workers::{WorkersSpec, WorkersStatus};
     validation = Rule::new("!has(oldSelf.id) || has(self.id)").message("id cannot be removed"),
     validation = Rule::new("!has(oldSelf.version) || has(self.version)").message("version cannot be removed once it is set"),
     validation = Rule::new("self.network == oldSelf.network").message("network cannot be changed after creation"),
-    validation = Rule::new("!self.addons.metricsServer.enabled || self.konnectivity == 'Enabled'")
-        .message("addons.metricsServer needs konnectivity: Enabled; the API server reaches it in no other way")
+    validation = Rule::new("!self.addons.metricsServer.enabled || self.konnectivity != 'Disabled'")
+        .message("addons.metricsServer needs konnectivity; the API server reaches it in no other way")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSpec {
@@ -155,15 +155,17 @@ pub enum DesiredState {
 /// Whether the control plane reaches workers through agents.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Konnectivity {
-    /// There are no agents.
+    /// There are agents from the first JoinToken or Node on, for good: the control plane is started again once by that.
     #[default]
+    Automatic,
+    /// There are no agents.
     Disabled,
     /// The control plane has a konnectivity-server, and a DaemonSet in `kube-system` brings an agent to each worker.
     Enabled,
 }
 
 impl Konnectivity {
-    /// Whether there are agents.
+    /// Whether there are agents. Of `Automatic` the operator decides.
     pub fn is_enabled(self) -> bool {
         self == Self::Enabled
     }

@@ -7,6 +7,7 @@
 
 mod activity;
 mod addons;
+mod agents;
 mod apply;
 pub mod build;
 mod copies;
@@ -109,6 +110,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {
         return Ok(Action::await_change());
     };
+    let cluster = agents::decide(&context.caches, cluster, &observed);
     let verdict = judge(context, &cluster, &identity, &observed);
     if let Err(refusal) = &verdict {
         context.metrics.failed(CONTROLLER, refusal.reason);

@@ -229,6 +229,8 @@ impl Memory {
                     // Whose Role names the Secret.
                     tenant: difference.is_new || gone,
                     join_token: meta.name.clone().filter(|_| difference.changed && !gone),
+                    // Who leaves agents of konnectivity to the operator has them from now on.
+                    cluster: difference.is_new.then(|| name_cluster(object)).flatten(),
                     ..Calls::default()
                 }
             }
@@ -305,6 +307,12 @@ impl Memory {
     }
 }
 
+/// The Cluster that a JoinToken names.
+fn name_cluster(join_token: &impl Serialize) -> Option<String> {
+    let value = serde_json::to_value(join_token).ok()?;
+    Some(value.pointer("/spec/clusterName")?.as_str()?.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -359,8 +367,9 @@ mod tests {
                 "spec": {"clusterName": "a"}, "status": {"uses": uses, "conditions": [{"type": "Ready", "status": "False",
                 "reason": "x", "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
         };
-        let calls = |tenant, itself: bool| Calls {
-            tenant,
+        let calls = |is_new: bool, itself: bool| Calls {
+            tenant: is_new,
+            cluster: is_new.then(|| "a".to_owned()),
             join_token: itself.then(|| "j".to_owned()),
             ..Calls::default()
         };
@@ -373,7 +382,11 @@ mod tests {
         ] {
             check::<JoinToken>(rule, &mut memory, value, false, &expected);
         }
-        check::<JoinToken>("gone", &mut memory, token(1, &used, "y"), true, &calls(true, false));
+        let gone = Calls {
+            tenant: true,
+            ..Calls::default()
+        };
+        check::<JoinToken>("gone", &mut memory, token(1, &used, "y"), true, &gone);
     }
 
     #[test]

@@ -209,7 +209,7 @@ async fn schema_refuses_what_no_operator_should_see() -> Result<()> {
         (cluster("a", "{version: latest}"), "spec.version"),
         (cluster("a", wildcard), "extraSANs"),
         (cluster("a", "{endpoint: {extraSANs: ['10.0.0.1']}}"), "extraSANs"),
-        (cluster("a", "{addons: {metricsServer: {enabled: true}}}"), "needs konnectivity"),
+        (cluster("a", "{konnectivity: Disabled, addons: {metricsServer: {enabled: true}}}"), "needs konnectivity"),
         (cluster("a", "{pki: {caDuration: forever}}"), "caDuration"),
         (cluster("a", "{id: x}"), "spec.id"),
         ("apiVersion: yoke.drzzl.io/v1alpha1\nkind: Tenant\nmetadata: {name: kube-system}\nspec: {}\n".into(), "reserved"),

@@ -2,12 +2,12 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::api::PostParams;
-use yoke_api::Cluster;
 use yoke_api::cluster::Konnectivity;
+use yoke_api::{Cluster, JoinToken};
 use yoke_pki::cert_manager::Certificate;
 
 use crate::answers::run_ready;
-use crate::harness::{Host, PKI, condition};
+use crate::harness::{Host, PKI, TENANT, condition};
 
 const SERVER: &str = "konnectivity-server";
 
@@ -187,6 +187,49 @@ async fn agents_are_kept_in_the_tenants_cluster() {
     host.restart_operator().await;
     host.bring("a", "it bears the label", async || {
         server.behaviour.lock().unwrap().objects[AGENTS].contains("yoke.drzzl.io/addon")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_join_token_brings_it_for_good() {
+    let host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let hosted = id.hosted_namespace().to_string();
+    assert!(!has_server(&host, &hosted).await);
+    let token = serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken", "metadata": {"name": "first"},
+        "spec": {"clusterName": "a"}});
+    let token: JoinToken = serde_json::from_value(token).unwrap();
+    let tokens = host.api::<JoinToken>(TENANT);
+    tokens.create(&PostParams::default(), &token).await.unwrap();
+    let serving = format!("{id}-apiserver");
+    host.bring("a", "the API server's certificate is to have the name", async || {
+        let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap();
+        asked
+            .spec
+            .dns_names
+            .iter()
+            .any(|name| name.starts_with("konnectivity.a-"))
+    })
+    .await;
+    host.lose_secret(PKI, &serving).await;
+    host.bring("a", "the server is there", async || has_server(&host, &hosted).await)
+        .await;
+    assert_eq!(host.cluster("a").await.spec.konnectivity, Konnectivity::Automatic);
+
+    tokens.delete("first", &Default::default()).await.unwrap();
+    host.until("the token is gone", async || {
+        tokens.get_opt("first").await.unwrap().is_none()
+    })
+    .await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    assert!(has_server(&host, &hosted).await, "workers have joined by it");
+    host.patch_cluster("a", serde_json::json!({"spec": {"konnectivity": "Disabled"}}))
+        .await;
+    host.bring("a", "no konnectivity-server", async || {
+        !has_server(&host, &hosted).await
     })
     .await;
 }

@@ -41,6 +41,9 @@ impl Stage {
     pub(crate) async fn start() -> Self {
         let host = Host::start().await;
         host.bring_up("a").await;
+        // Nothing here would start its control plane again for the first JoinToken.
+        host.patch_cluster("a", json!({"spec": {"konnectivity": "Disabled"}}))
+            .await;
         let (process, client) = host.start_tenant_api("a").await;
         run_pod(&host, "a").await;
         host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
