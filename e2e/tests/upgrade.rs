@@ -1,14 +1,21 @@
-//! A change of `spec.version` restarts the control plane on the new version, and back. Needs a stack whose catalogue has
-//! both versions: `make test-slow` brings it up.
+//! A change of `spec.version` restarts the control plane on the new version, and back, and its workers follow. Needs a stack whose
+//! catalogue has both versions: `make test-slow` brings it up.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use yoke_api::{ClusterSpec, ConditionType};
+use yoke_e2e::ssh::Key;
 use yoke_e2e::tenant::READY_LIMIT;
-use yoke_e2e::{Stack, TenantFixture};
+use yoke_e2e::worker::ECHO;
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_until};
 
 const FROM: &str = "v1.35.4";
 const TO: &str = "v1.35.5";
+
+/// Two workers are drained, start another kubelet and are Ready, one after the other.
+const FOLLOW_LIMIT: Duration = Duration::from_secs(300);
 
 #[tokio::test]
 async fn version_goes_up_and_back_within_a_minor() -> Result<()> {
@@ -52,6 +59,60 @@ async fn version_goes_up_and_back_within_a_minor() -> Result<()> {
         let answer = stack.kubectl(&kubeconfig, &["version", "-o", "json"]).await?.ok()?;
         ensure!(answer.contains(&format!("\"gitVersion\": \"{version}\"")), "{answer}");
         stack.kubectl(&kubeconfig, &["get", "configmap", "kept"]).await?.ok()?;
+    }
+    tenant.remove().await
+}
+
+#[tokio::test]
+async fn workers_follow_one_after_another() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let key = Key::draw().await?;
+    let tenant = TenantFixture::create_with(&stack, "follow", key.to_spec()).await?;
+    let spec = ClusterSpec {
+        version: Some(FROM.into()),
+        ..ClusterSpec::default()
+    };
+    let (_, kubeconfig) = tenant.ready_cluster_with("a", spec).await?;
+    let inside = Workload {
+        stack: &stack,
+        kubeconfig: &kubeconfig,
+    };
+    let workers = [
+        Worker::join(&stack, &key.path, "a").await?,
+        Worker::join(&stack, &key.path, "a").await?,
+    ];
+    let image = format!("--image={ECHO}");
+    inside
+        .kubectl(&["create", "deployment", "web", &image, "--replicas=2"])
+        .await?;
+    inside
+        .kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"])
+        .await?;
+    let find = "jsonpath={range .items[*]}{.status.nodeInfo.kubeletVersion} {.spec.unschedulable}{\"\\n\"}{end}";
+    let nodes = async || -> Result<Vec<String>> {
+        let found = inside.kubectl(&["get", "nodes", "-o", find]).await?;
+        Ok(found.lines().map(|line| line.trim().to_owned()).collect())
+    };
+    ensure!(nodes().await? == [FROM; 2], "{:?}", nodes().await?);
+
+    tenant.patch_cluster("a", json!({"spec": {"version": TO}})).await?;
+    wait_until("both workers to have the version", FOLLOW_LIMIT, async || {
+        // Its API server starts again first.
+        let Ok(found) = nodes().await else { return Ok(false) };
+        let away = found.iter().filter(|node| node.ends_with("true")).count();
+        ensure!(away <= 1, "more than one is drained at a time: {found:?}");
+        Ok(found == [TO; 2])
+    })
+    .await?;
+    let updated = ConditionType::WorkersUpdated;
+    let cluster = tenant.wait_condition("a", updated, "True", READY_LIMIT).await?;
+    let told = cluster.status.and_then(|status| status.workers).context("no workers")?;
+    ensure!((told.total, told.updated) == (2, 2), "{told:?}");
+    inside
+        .kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"])
+        .await?;
+    for worker in workers {
+        worker.remove().await?;
     }
     tenant.remove().await
 }

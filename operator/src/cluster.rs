@@ -39,6 +39,7 @@ pub mod validate;
 mod withdraw;
 mod workers;
 
+pub(crate) use agents::are_due as agents_are_due;
 pub use guard::{Guard, Keeper};
 #[cfg(test)]
 pub(crate) use kept::data_of;

@@ -33,6 +33,7 @@ use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
 use crate::apply::is_held;
+use crate::cluster;
 use crate::cluster::identity::Identity;
 use crate::conditions::{self, State};
 use crate::context::Context;
@@ -127,6 +128,12 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
             return Ok(Action::requeue(plan::until_end(token, now)));
         }
         return Ok(Action::requeue(plan::until_spent(token, now)));
+    }
+    // Those who may join already do.
+    if !plan::is_served(token) && cluster::agents_are_due(&context.caches, &cluster, &identity) {
+        let message = "The control plane starts with konnectivity, by which it reaches workers.";
+        say(context, token, State::no(Reason::ClusterNotReady, message), None).await?;
+        return Ok(Action::requeue(plan::plan_wait(token, now)));
     }
     serve(context, token, &identity, &cluster, &api).await
 }

@@ -14,10 +14,13 @@ use crate::command::Command;
 use crate::host_cluster::find_program;
 use crate::images;
 use crate::layout::Layout;
-use crate::recipes::{Made, link};
+use crate::recipes::{Made, go, link};
+use crate::releases;
 
+/// Those of other releases too, of a stack that has such: a worker that is asked to follow takes the one of its name.
+const KUBELET: &str = "kubelet";
 /// In `.dev/bin`.
-const BUILT: &[&str] = &["kubelet", "ctr", "bridge", "host-local", "loopback", "portmap"];
+const BUILT: &[&str] = &[KUBELET, "ctr", "bridge", "host-local", "loopback", "portmap"];
 /// Debian's.
 const INSTALLED: &[&str] = &["containerd", "containerd-shim-runc-v2", "runc"];
 /// Where it is kept what the bundle was made of.
@@ -27,11 +30,17 @@ const STAMP: &str = ".stamp";
 pub(super) async fn make(layout: &Layout) -> Result<Made> {
     let mut programs = Vec::new();
     for name in BUILT {
-        programs.push((*name, layout.binary(name)));
+        programs.push(((*name).to_owned(), layout.binary(name)));
+    }
+    for release in go::other_releases() {
+        let kubelet = layout.binary(&releases::to_binary(KUBELET, release));
+        if kubelet.exists() {
+            programs.push((format!("{KUBELET}-v{release}"), kubelet));
+        }
     }
     for name in INSTALLED {
         let path = find_program(name).with_context(|| format!("{name} is not installed"))?;
-        programs.push((*name, path));
+        programs.push(((*name).to_owned(), path));
     }
     let images = images::plan_for_workers(layout).await?;
     let sources = programs.iter().map(|(_, path)| path);

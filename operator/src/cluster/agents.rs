@@ -2,11 +2,14 @@
 
 use kube::ResourceExt as _;
 use yoke_api::cluster::Konnectivity;
-use yoke_api::{Cluster, JoinToken};
+use yoke_api::{Cluster, ConditionType, JoinToken};
 
 use super::build::stateful_set;
-use super::observe::Observed;
+use super::gate::{self, ControlPlane};
+use super::identity::Identity;
+use super::observe::{self, Observed};
 use crate::cache::Caches;
+use crate::conditions;
 
 /// The Cluster with what was decided: agents from its first JoinToken or Node on, for good, since without workers it has no use for
 /// them, and a control plane that gets them starts anew.
@@ -23,6 +26,21 @@ pub(super) fn decide(caches: &Caches, mut cluster: Cluster, observed: &Observed)
         cluster.spec.konnectivity = Konnectivity::Enabled;
     }
     cluster
+}
+
+/// Whether a control plane is yet to start anew with agents, or otherwise, of a Cluster that leaves them to the operator and has a
+/// JoinToken: a worker that joins now would find its API away in a moment.
+pub(crate) fn are_due(caches: &Caches, cluster: &Cluster, identity: &Identity) -> bool {
+    let is_carried_out =
+        !cluster.spec.paused && conditions::status_of(cluster, ConditionType::Accepted) == Some("True");
+    if cluster.spec.konnectivity != Konnectivity::Automatic || !is_carried_out {
+        return false;
+    }
+    let observed = observe::observe_identity(caches, identity);
+    let set = observed.stateful_set.as_deref();
+    let control_plane = gate::plan_control_plane(set, &observed.pods);
+    !set.is_some_and(stateful_set::has_konnectivity)
+        || !matches!(control_plane, ControlPlane::Running { current: true, .. })
 }
 
 /// By what it says itself.

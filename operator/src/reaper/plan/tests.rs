@@ -2,6 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+type See = fn(&Lease) -> Sight<'_>;
+
 const PACE: Pace = Pace {
     every: Duration::from_secs(15),
     looks: 3,
@@ -136,8 +138,8 @@ fn a_silent_node_goes_step_by_step() {
     let own = json!([{"key": "node.kubernetes.io/out-of-service", "value": "yoke-silent", "effect": "NoExecute"}]);
     let others = json!([{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}]);
     let none = json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]);
-    let silent: fn(&Lease) -> Sight<'_> = |lease| Sight::Silent(lease);
-    let (heard, unheard): (fn(&Lease) -> Sight<'_>, fn(&Lease) -> Sight<'_>) = (|_| Sight::Heard, |_| Sight::Unheard);
+    let (silent, heard, unheard): (See, See, See) =
+        (|lease| Sight::Silent(lease), |_| Sight::Heard, |_| Sight::Unheard);
     for (rule, mark, taints, sight, expected) in [
         ("well", None, &none, heard, Step::Nothing),
         ("silent", None, &none, silent, Step::Mark),
