@@ -25,8 +25,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// How long an answer may still come when the log shows that the writer is another one by now.
-const GRACE: Duration = Duration::from_millis(250);
+/// How long an answer may still come when the log shows that the writer is another one by now: one that resigned sends its last
+/// ones before it ends, however busy its machine is. Of one that was killed the request's fate is unknown in any case.
+const GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for the answer to what can be asked again.
 const REPEAT: Duration = Duration::from_millis(1500);
 

@@ -163,14 +163,13 @@ async fn keep_on(
         return lives(args, client, plan, &stores, stop).await;
     }
     let (subject, own) = (args.nats.stream.peers_subject(), (plan.member, plan.name.clone()));
-    let (peers, line) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
+    let (peers, mut line) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
     plan.peers = Some(Arc::clone(&peers) as _);
     let ended = tokio::select! {
         ended = lives(args, client, plan, &stores, stop) => ended,
-        ended = peers.run(line, stores.subscribe()) => ended.context("hear of other processes"),
+        ended = peers.run(&mut line, stores.subscribe()) => ended.context("hear of other processes"),
     };
-    let store = stores.borrow().clone();
-    peers.leave(store.as_deref()).await;
+    peers.leave(&mut line, &stores.subscribe()).await;
     ended
 }
 

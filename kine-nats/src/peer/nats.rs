@@ -96,14 +96,14 @@ impl NatsPeers {
     }
 
     /// Listens, answers, and tells others how far the log is.
-    pub(crate) async fn run(&self, line: Line, stores: Stores) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
         tokio::select! {
             result = self.listen(line, stores.clone()) => result,
             () = self.tell(stores) => bail!("the store has gone"),
         }
     }
 
-    async fn listen(&self, mut line: Line, stores: Stores) -> anyhow::Result<()> {
+    async fn listen(&self, line: &mut Line, stores: Stores) -> anyhow::Result<()> {
         let mut tick = interval(EVERY);
         loop {
             let message = tokio::select! {
@@ -218,9 +218,16 @@ impl NatsPeers {
         }
     }
 
-    /// Sends the last answers, and says how far the log is and that this process goes.
-    pub(crate) async fn leave(&self, store: Option<&Store>) {
+    /// Sends the last answers, and says how far the log is and that this process goes. What was delivered and not read yet is
+    /// answered, too: whoever asked cannot know otherwise that it was not begun.
+    pub(crate) async fn leave(&self, line: &mut Line, stores: &Stores) {
+        let store = stores.borrow().clone();
         let work = async {
+            if line.requests.drain().await.is_ok() {
+                while let Some(request) = line.requests.next().await {
+                    self.on_request(request, stores);
+                }
+            }
             if let Some(store) = store {
                 self.say(&Said::Stored(store.sequence())).await;
             }
