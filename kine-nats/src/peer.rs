@@ -22,12 +22,12 @@ use futures::future::BoxFuture;
 use message::Told;
 pub(crate) use roster::Member;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// How long an answer may still come when the log shows that the writer is another one by now: one that resigned sends its last
-/// ones before it ends, however busy its machine is. Of one that was killed the request's fate is unknown in any case.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long an answer may still come when the log shows that the writer is another one by now.
+const GRACE: Duration = Duration::from_millis(250);
+/// The same for a writer that resigned: it sends its last answers before it ends, however busy its machine is.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// How long to wait for the answer to what can be asked again.
 const REPEAT: Duration = Duration::from_millis(1500);
 
@@ -59,17 +59,12 @@ pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
 }
 
 /// Has the writer in another process do a request.
-pub(crate) async fn forward(
-    peers: &dyn Peers,
-    roles: watch::Receiver<Role>,
-    leader: Leader,
-    command: Command,
-) -> Outcome {
+pub(crate) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, command: Command) -> Outcome {
     let request = message::encode_ask(leader.epoch, &command);
     let asked = tokio::select! {
         biased;
         asked = peers.ask(leader.member(), request) => asked,
-        () = replaced(roles, leader) => Err(Unanswered::Unknown),
+        () = replaced(store, leader) => Err(Unanswered::Unknown),
         () = sleep(REPEAT), if command.is_repeatable() => Err(Unanswered::Unknown),
     };
     match asked.map(|answer| message::decode_told(&answer)) {
@@ -81,10 +76,15 @@ pub(crate) async fn forward(
 }
 
 /// Waits until the log shows that a writer is none any more, and a little longer.
-async fn replaced(mut roles: watch::Receiver<Role>, leader: Leader) {
+async fn replaced(store: &Store, leader: Leader) {
     let other = |role: &Role| !matches!(role, Role::Follower(Some(known)) if *known == leader);
-    if roles.wait_for(other).await.is_ok() {
-        sleep(GRACE).await;
+    if store.roles().wait_for(other).await.is_ok() {
+        sleep(if store.saw_resign(leader.epoch) {
+            FAREWELL
+        } else {
+            GRACE
+        })
+        .await;
     }
 }
 

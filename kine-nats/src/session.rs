@@ -60,6 +60,8 @@ pub(crate) struct Session {
     pub(crate) lease_ms: u32,
     /// The writer has given its lease up.
     pub(crate) resigned: bool,
+    /// Epoch of the newest writer that this process saw resign, 0 if it saw none.
+    pub(crate) seen_resign: u64,
     /// Behind the newest record that counts: messages that are as if they were not there, and records that stood on one
     /// in whose place such a message is.
     pub(crate) between: (u32, u32),
@@ -150,6 +152,9 @@ impl Session {
         if verdict == Verdict::Valid {
             self.advance(sequence, record.hash);
             self.resigned = matches!(record.operations.last(), Some(Operation::Resign));
+            if self.resigned {
+                self.seen_resign = self.epoch;
+            }
         } else {
             self.sequence = sequence;
             self.between.0 += 1;

@@ -48,6 +48,8 @@ pub(crate) struct Store {
     pub(crate) quota: Quota,
     cluster: AtomicU64,
     epoch: AtomicU64,
+    /// Epoch of the newest writer that was seen to resign.
+    seen_resign: AtomicU64,
     sequence: AtomicU64,
     /// Sequence of the newest record that this process wrote.
     written: AtomicU64,
@@ -85,6 +87,7 @@ impl Store {
             quota,
             cluster: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
+            seen_resign: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             written: AtomicU64::new(0),
             revision: AtomicI64::new(visible),
@@ -231,7 +234,13 @@ impl Store {
         self.changed.notify_waiters();
     }
 
+    /// Whether the writer of an epoch is known to have resigned, and did not merely fall silent.
+    pub(crate) fn saw_resign(&self, epoch: u64) -> bool {
+        self.seen_resign.load(Ordering::Acquire) == epoch
+    }
+
     fn note_epoch(&self, session: &Session) {
+        self.seen_resign.store(session.seen_resign, Ordering::Release);
         self.cluster.store(session.cluster, Ordering::Release);
         let new = self.epoch.swap(session.epoch, Ordering::AcqRel) < session.epoch;
         // Who had resigned when the log was read leads nobody.

@@ -75,7 +75,7 @@ impl Store {
                 (Role::Writer { queue, .. }, _) => self.enqueue(queue, command).await,
                 (Role::Follower(Some(leader)), Some(peers)) => {
                     self.metrics.forwarded.inc();
-                    forward(&**peers, self.role.subscribe(), *leader, command).await
+                    forward(&**peers, self, *leader, command).await
                 }
                 (Role::Follower(_), _) => Outcome::Returned(command),
             };
