@@ -9,6 +9,7 @@ use kube::config::{InferConfigError, KubeconfigError};
 use kube::core::Status;
 use tokio::signal::unix::SignalKind;
 use yoke_api::join_token::node::NodeError;
+use yoke_api::labels;
 
 use crate::merge::MergeError;
 
@@ -81,6 +82,25 @@ pub enum Error {
     /// It vanished while it was waited for.
     #[error("{0} was deleted in the meantime")]
     Deleted(String),
+    /// It sleeps, and a JoinToken does not wake it.
+    #[error("Cluster {name} is asleep")]
+    Asleep {
+        /// The Cluster.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+    },
+    /// A JoinToken came to nothing.
+    #[error("{}", to_fate(name, *is_deleted))]
+    NotJoinable {
+        /// The JoinToken.
+        name: String,
+        /// Whether it is deleted, or stays until it ends.
+        is_deleted: bool,
+        /// Why.
+        #[source]
+        source: Box<Error>,
+    },
     /// The Cluster has no kubeconfig yet.
     #[error("Cluster {name} has no kubeconfig yet")]
     NoClusterKubeconfig {
@@ -237,6 +257,19 @@ impl Error {
             Self::SpecRefused { .. } => {
                 Some("change the spec with `kubectl edit`, or delete it and make it anew".into())
             }
+            Self::Asleep { name, namespace } => Some(format!(
+                "wake it: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p \
+                 '{{\"metadata\":{{\"annotations\":{{\"{}\":\"{}\"}}}},\"spec\":{{\"state\":\"Running\"}}}}'",
+                labels::SLEEP,
+                labels::SLEEP_END
+            )),
+            Self::NotJoinable { source, .. } => match source.as_ref() {
+                Self::WaitTimeout { see, .. } => Some(format!(
+                    "see `{see}`, and join again once it is ready, or wait longer with --timeout"
+                )),
+                Self::SpecRefused { .. } => Some("join again when that is no longer so".into()),
+                other => other.hint(),
+            },
             Self::NoClusterKubeconfig { name, namespace } => Some(format!(
                 "wait for it with --wait, or see `kubectl yoke status {name} -n {namespace}`"
             )),
@@ -267,6 +300,13 @@ impl Error {
             | Self::Signals(_)
             | Self::Interrupted(_) => None,
         }
+    }
+}
+
+fn to_fate(name: &str, is_deleted: bool) -> String {
+    match is_deleted {
+        true => format!("JoinToken {name} was deleted, so nobody can join by it"),
+        false => format!("nobody was told how to join by JoinToken {name}, which could not be deleted"),
     }
 }
 

@@ -8,9 +8,10 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use tokio::signal::unix::SignalKind;
 use tokio::time::Instant;
-use yoke_api::JoinToken;
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
+use yoke_api::{Cluster, JoinToken};
+use yoke_view::verdict::{Obstacle, find_obstacle};
 
 use crate::arguments::JoinOptions;
 use crate::session::Session;
@@ -25,6 +26,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
 /// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
+    check(session, &options.name).await?;
     let mut signals = Signals::listen()?;
     let (name, signal) = make(session, options, &mut signals).await?;
     let found = async {
@@ -41,11 +43,21 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
         Ok(line) => line,
         Err(error) => {
             // Nobody was told of it.
-            tokio::select! {
-                () = delete(session, &name) => {}
-                _ = signals.next() => output::say(&format!("JoinToken {name} stays until it ends")),
-            }
-            return Err(error);
+            let is_deleted = tokio::select! {
+                is_deleted = delete(session, &name) => is_deleted,
+                _ = signals.next() => {
+                    output::say(&format!("JoinToken {name} stays until it ends"));
+                    false
+                }
+            };
+            return Err(match error {
+                Error::Interrupted(signal) => Error::Interrupted(signal),
+                error => Error::NotJoinable {
+                    name,
+                    is_deleted,
+                    source: Box::new(error),
+                },
+            });
         }
     };
     output::say(&format!(
@@ -53,6 +65,24 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
         session.namespace
     ));
     output::put(&format!("{line}\n"))
+}
+
+/// What would never come about is not begun with, and not waited for.
+async fn check(session: &Session, name: &str) -> Result<(), Error> {
+    let doing = format!("getting Cluster {name}");
+    let cluster = session.ask(&doing, session.api::<Cluster>().get(name)).await?;
+    match find_obstacle(&cluster) {
+        None => Ok(()),
+        Some(Obstacle::Asleep) => Err(Error::Asleep {
+            name: name.to_owned(),
+            namespace: session.namespace.clone(),
+        }),
+        Some(Obstacle::Refused { reason, message }) => Err(Error::SpecRefused {
+            what: format!("Cluster {name}"),
+            reason,
+            message,
+        }),
+    }
 }
 
 /// Makes a JoinToken: its name, and the signal that came meanwhile.
@@ -84,13 +114,17 @@ async fn make(
     }
 }
 
-async fn delete(session: &Session, name: &str) {
+/// Deletes a JoinToken, and says whether it is gone.
+async fn delete(session: &Session, name: &str) -> bool {
     let (doing, parameters) = (format!("deleting JoinToken {name}"), DeleteParams::default());
-    if let Err(error) = session
-        .ask(&doing, session.api::<JoinToken>().delete(name, &parameters))
-        .await
-    {
-        output::say(&error.with_causes());
+    let api = session.api::<JoinToken>();
+    match session.ask(&doing, api.delete(name, &parameters)).await {
+        Ok(_) => true,
+        Err(Error::Refused { status, .. }) if status.code == 404 => true,
+        Err(error) => {
+            output::say(&error.with_causes());
+            false
+        }
     }
 }
 

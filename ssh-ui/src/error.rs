@@ -69,7 +69,7 @@ pub enum Error {
         doing: String,
     },
     /// A wait ran out.
-    #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
+    #[error("{what} within {limit:?}{}", to_seen(last.as_deref()))]
     WaitTimeout {
         /// What did not happen.
         what: String,
@@ -77,6 +77,32 @@ pub enum Error {
         limit: Duration,
         /// What was seen last.
         last: Option<String>,
+    },
+    /// A wait for a JoinToken ran out, and nobody is told of it.
+    #[error("JoinToken {name} did not become ready within {limit:?}; {}{}", to_fate(*is_deleted), to_seen(last.as_deref()))]
+    JoinTimeout {
+        /// The JoinToken.
+        name: String,
+        /// The Cluster that it was for.
+        cluster: String,
+        /// The limit.
+        limit: Duration,
+        /// What was seen last.
+        last: Option<String>,
+        /// Whether it is deleted, or stays until it ends.
+        is_deleted: bool,
+    },
+    /// A JoinToken will not become ready, and nobody is told of it.
+    #[error("JoinToken {name} is refused ({reason}): {message}")]
+    JoinRefused {
+        /// The JoinToken.
+        name: String,
+        /// The Cluster that it was for.
+        cluster: String,
+        /// Its condition's reason.
+        reason: String,
+        /// Its condition's message.
+        message: String,
     },
     /// The spec cannot be carried out.
     #[error("Cluster {name} is refused ({reason}): {message}")]
@@ -172,7 +198,7 @@ impl Error {
             Self::Draining => "draining",
             Self::Refused { status, .. } if status.code == 403 => "forbidden",
             Self::Refused { status, .. } if status.code == 404 => "not_found",
-            Self::Refused { .. } | Self::SpecRefused { .. } => "refused",
+            Self::Refused { .. } | Self::SpecRefused { .. } | Self::JoinRefused { .. } => "refused",
             Self::Unreachable { .. } | Self::FeedEnded { .. } | Self::ClusterSilent { .. } => "unreachable",
             Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
@@ -181,7 +207,7 @@ impl Error {
             Self::BinaryElsewhere => "usage",
             Self::TooManyDownloads => "busy",
             Self::Untaken => "abandoned",
-            Self::NoKubeconfig(_) => "not_ready",
+            Self::NoKubeconfig(_) | Self::JoinTimeout { .. } => "not_ready",
             Self::Asleep(_) => "asleep",
             Self::Deleted(_) => "deleted",
             Self::Left(_) | Self::Unawaited(_) => "abandoned",
@@ -206,6 +232,10 @@ impl Error {
                 "try again in a minute".to_owned()
             }
             Self::WaitTimeout { .. } | Self::Unawaited(_) => "it goes on by itself; see `clusters --wide`".to_owned(),
+            Self::JoinTimeout { cluster, .. } => {
+                format!("see `clusters {cluster} --wide`, and `join {cluster}` again once it is ready")
+            }
+            Self::JoinRefused { cluster, .. } => format!("`join {cluster}` again when that is no longer so"),
             Self::SpecRefused { .. } => "delete it and make it anew as the message says".to_owned(),
             Self::Asleep(name) => format!("`wake {name}`"),
             Self::ClusterSilent { name, .. } => {
@@ -251,6 +281,17 @@ impl Error {
     /// The error with its causes, for the host's owner.
     pub fn with_causes(&self) -> String {
         with_causes(self)
+    }
+}
+
+fn to_seen(last: Option<&str>) -> String {
+    last.map(|last| format!("; last seen: {last}")).unwrap_or_default()
+}
+
+fn to_fate(is_deleted: bool) -> &'static str {
+    match is_deleted {
+        true => "it was deleted, so nobody can join by it",
+        false => "nobody was told how to join by it, and it could not be deleted",
     }
 }
 
@@ -319,6 +360,45 @@ mod tests {
         );
         for (error, code) in [(wait, 3), (Error::Usage("x".into()), 2), (Error::TooFast, 1)] {
             assert_eq!(error.exit_code(), code, "{error}");
+        }
+    }
+
+    #[test]
+    fn of_a_join_that_came_to_nothing_nothing_goes_on() {
+        let (name, cluster) = (|| "a-1".to_owned(), || "a".to_owned());
+        let timeout = |is_deleted| Error::JoinTimeout {
+            name: name(),
+            cluster: cluster(),
+            limit: Duration::from_secs(60),
+            last: Some("The API of Cluster a does not answer.".into()),
+            is_deleted,
+        };
+        let refused = Error::JoinRefused {
+            name: name(),
+            cluster: cluster(),
+            reason: "QuotaExceeded".into(),
+            message: "There are 64 older ones.".into(),
+        };
+        for (error, text) in [
+            (
+                timeout(true),
+                "error: JoinToken a-1 did not become ready within 60s; it was deleted, so nobody can join by it; \
+                 last seen: The API of Cluster a does not answer.\n\
+                 hint: see `clusters a --wide`, and `join a` again once it is ready\n",
+            ),
+            (
+                timeout(false),
+                "error: JoinToken a-1 did not become ready within 60s; nobody was told how to join by it, and it could not be deleted; \
+                 last seen: The API of Cluster a does not answer.\n\
+                 hint: see `clusters a --wide`, and `join a` again once it is ready\n",
+            ),
+            (
+                refused,
+                "error: JoinToken a-1 is refused (QuotaExceeded): There are 64 older ones.\n\
+                 hint: `join a` again when that is no longer so\n",
+            ),
+        ] {
+            assert_eq!((error.exit_code(), error.to_text(false).as_str()), (1, text));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
-use yoke_api::{Cluster, ConditionType, JoinToken, Reason, Tenant};
+use yoke_api::{Cluster, ConditionType, JoinToken, Reason, Tenant, labels};
 
 use crate::render::find;
 
@@ -22,9 +22,26 @@ pub enum Verdict {
     Waiting(Option<String>),
 }
 
-/// Whether a refusal may pass without anybody's doing: the Tenant of a Cluster may have been made a moment ago.
+/// Why no worker can join a Cluster until somebody does something about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It sleeps, and a JoinToken does not wake it.
+    Asleep,
+    /// Its spec is refused, and nothing of it runs.
+    Refused {
+        /// The condition's reason.
+        reason: String,
+        /// The condition's message.
+        message: String,
+    },
+}
+
+/// Whether a refusal may pass without anybody's doing: the Tenant of a Cluster, or the Cluster of a JoinToken, may have been made a
+/// moment ago.
 pub fn may_pass(reason: &str) -> bool {
-    reason == Reason::TenantMissing.as_str()
+    [Reason::TenantMissing, Reason::ClusterMissing]
+        .map(Reason::as_str)
+        .contains(&reason)
 }
 
 /// Judges a Cluster.
@@ -48,6 +65,37 @@ pub fn is_asleep(cluster: &Cluster) -> bool {
     asleep.is_some_and(|asleep| asleep.status == "True")
 }
 
+/// Whether it sleeps until somebody wakes it, or will in a moment, by whatever word. One that is being woken does not.
+pub fn stays_asleep(cluster: &Cluster) -> bool {
+    let words = cluster.metadata.annotations.as_ref();
+    let word = words.and_then(|words| words.get(labels::SLEEP)).map(String::as_str);
+    let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
+    let is_asked_to = match word {
+        Some(labels::SLEEP_NOW) => true,
+        Some(labels::SLEEP_END) => false,
+        _ => activity.is_some_and(|activity| activity.asleep_since().is_some()),
+    };
+    cluster.spec.state == DesiredState::Asleep || is_asked_to
+}
+
+/// What stands against that a worker joins a Cluster, whatever JoinToken there is.
+pub fn find_obstacle(cluster: &Cluster) -> Option<Obstacle> {
+    if stays_asleep(cluster) {
+        return Some(Obstacle::Asleep);
+    }
+    let status = cluster.status.as_ref();
+    let available = status.and_then(|status| find(&status.conditions, ConditionType::APIServerAvailable));
+    match judge(cluster) {
+        // What runs is kept alive as it is.
+        Verdict::Refused { reason, message }
+            if !may_pass(&reason) && available.is_none_or(|available| available.status != "True") =>
+        {
+            Some(Obstacle::Refused { reason, message })
+        }
+        _ => None,
+    }
+}
+
 /// Judges a Tenant.
 pub fn judge_tenant(tenant: &Tenant) -> Verdict {
     let status = tenant.status.as_ref();
@@ -63,6 +111,7 @@ pub fn judge_join_token(token: &JoinToken) -> Verdict {
     let status = token.status.as_ref();
     let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
     let over = [
+        Reason::ClusterMissing,
         Reason::Expired,
         Reason::UsedUp,
         Reason::QuotaExceeded,
@@ -155,7 +204,7 @@ mod tests {
         for (status, reason, expected) in [
             ("True", "AsExpected", Verdict::Done),
             ("False", "ClusterNotReady", Verdict::Waiting(Some("m".into()))),
-            ("False", "ClusterMissing", Verdict::Waiting(Some("m".into()))),
+            ("False", "ClusterMissing", refused("ClusterMissing")),
             ("False", "QuotaExceeded", refused("QuotaExceeded")),
             ("False", "Expired", refused("Expired")),
             ("False", "UsedUp", refused("UsedUp")),
@@ -164,6 +213,61 @@ mod tests {
         ] {
             assert_eq!(token(status, reason), expected, "{status} {reason}");
         }
+    }
+
+    #[test]
+    fn what_was_made_a_moment_ago_may_not_be_known_yet() {
+        for (reason, expected) in [
+            ("TenantMissing", true),
+            ("ClusterMissing", true),
+            ("ClusterReplaced", false),
+            ("QuotaExceeded", false),
+        ] {
+            assert_eq!(may_pass(reason), expected, "{reason}");
+        }
+    }
+
+    #[test]
+    fn nobody_joins_what_sleeps_or_is_refused() {
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
+        let cluster = |word: &str, sleep: &str, wake: &str, state: &str, conditions: &str| -> Cluster {
+            let text = format!(
+                "{{apiVersion: yoke.drzzl.io/v1alpha1, kind: Cluster, metadata: {{name: a, generation: 2, \
+                 annotations: {{yoke.drzzl.io/sleep: '{word}'}}}}, spec: {{state: {state}}}, status: {{observedGeneration: 2, \
+                 activity: {{sleepRequestedTime: '{sleep}', wakeRequestedTime: '{wake}'}}, conditions: [{conditions}]}}}}"
+            );
+            serde_saphyr::from_str(&text).unwrap()
+        };
+        let asleep = condition("Asleep", "True", "");
+        let refused = condition("Accepted", "False", "no");
+        let early_refused = refused.replace("reason: R", "reason: TenantMissing");
+        let serves = format!("{refused}, {}", condition("APIServerAvailable", "True", ""));
+        let away = format!("{refused}, {}", condition("APIServerAvailable", "False", ""));
+        let no = || {
+            let (reason, message) = ("R".into(), "no".into());
+            Some(Obstacle::Refused { reason, message })
+        };
+        let sleeps = || Some(Obstacle::Asleep);
+        for (rule, cluster, expected) in [
+            ("it runs", cluster("", early, late, "Running", ""), None),
+            ("its owner's word", cluster("", early, late, "Asleep", ""), sleeps()),
+            (
+                "that ends with it alone",
+                cluster("end", early, late, "Asleep", ""),
+                sleeps(),
+            ),
+            ("asked to", cluster("", late, early, "Running", ""), sleeps()),
+            ("not taken up yet", cluster("now", early, late, "Running", ""), sleeps()),
+            ("woken", cluster("end", late, early, "Running", &asleep), None),
+            ("on its way", cluster("", early, late, "Running", &asleep), None),
+            ("refused", cluster("", early, late, "Running", &refused), no()),
+            ("refused, and down", cluster("", early, late, "Running", &away), no()),
+            ("refused, and up", cluster("", early, late, "Running", &serves), None),
+            ("new", cluster("", early, late, "Running", &early_refused), None),
+        ] {
+            assert_eq!(find_obstacle(&cluster), expected, "{rule}");
+        }
+        assert_eq!(find_obstacle(&Cluster::new("a", Default::default())), None, "just made");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use k8s_openapi::ByteString;
 use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 
-use crate::fixtures::ready;
+use crate::fixtures::{DEMO, cluster, condition, ready};
 use crate::host::Host;
 
 const TOKEN: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/jointokens/demo-x";
@@ -25,9 +25,16 @@ fn secret() -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "demo-x-join", "namespace": "t"}, "data": data})
 }
 
+/// A host with the Cluster that is to be joined.
+async fn start() -> Host {
+    let host = Host::start().await;
+    host.set(DEMO, cluster("demo", &[ready()]));
+    host
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn it_prints_the_line_once_workers_can_join() {
-    let host = Host::start().await;
+    let host = start().await;
     let running = host.begin("join demo");
     host.until_watched().await;
     host.set(SECRET, secret());
@@ -42,8 +49,99 @@ async fn it_prints_the_line_once_workers_can_join() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_are_told_what_their_nodes_are() {
+async fn of_a_wait_that_runs_out_nothing_goes_on() {
+    let host = start().await;
+    // Long enough for a busy machine to see what is said of it.
+    let running = host.begin("join demo --timeout 6s");
+    host.until_watched().await;
+    let mut token = host.object(TOKEN).unwrap();
+    token["status"] =
+        json!({"conditions": [condition("Ready", "False", "ClusterNotReady", "The API does not answer.")]});
+    host.set(TOKEN, token);
+    running.until_err("s  The API does not answer.\n").await;
+    let said = running.end().await;
+    assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
+    assert!(
+        said.err.ends_with(
+            "error: JoinToken demo-x was deleted, so nobody can join by it: JoinToken demo-x did not become ready within 6s; \
+             last seen: The API does not answer.\n\
+             hint: see `kubectl yoke status demo -n t`, and join again once it is ready, or wait longer with --timeout\n"
+        ),
+        "{said:?}"
+    );
+    assert_eq!(host.object(TOKEN), None);
+
+    let host = start().await;
+    host.stall("DELETE");
+    let said = host.run("join demo --timeout 1s --request-timeout 4s").await;
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(
+        said.err
+            .contains("error: nobody was told how to join by JoinToken demo-x, which could not be deleted: "),
+        "{said:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_refused_is_not_waited_for() {
+    let host = start().await;
+    let running = host.begin("join demo");
+    host.until_watched().await;
+    let mut token = host.object(TOKEN).unwrap();
+    token["status"] = json!({"conditions": [condition("Ready", "False", "QuotaExceeded", "There are 64 older ones.")]});
+    host.set(TOKEN, token);
+    let said = running.end().await;
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(
+        said.err.contains(
+            "JoinToken demo-x is refused (QuotaExceeded): There are 64 older ones.\nhint: join again when that"
+        ),
+        "{said:?}"
+    );
+    assert_eq!(host.object(TOKEN), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_come_about_is_not_begun_with() {
     let host = Host::start().await;
+    let mut asleep = cluster("demo", &[condition("Asleep", "True", "AsleepByOwner", "m")]);
+    asleep["spec"]["state"] = json!("Asleep");
+    let refused = cluster(
+        "demo",
+        &[condition("Accepted", "False", "UnknownClass", "There is no class x.")],
+    );
+    let same = host.run("kubeconfig demo").await;
+    assert!(same.err.contains("clusters \"demo\" not found"), "{same:?}");
+    let wake = "kubectl patch clusters.yoke.drzzl.io demo -n t --type merge -p \
+        '{\"metadata\":{\"annotations\":{\"yoke.drzzl.io/sleep\":\"end\"}},\"spec\":{\"state\":\"Running\"}}'";
+    for (rule, object, expected) in [
+        ("there is none", None, same.err),
+        (
+            "it sleeps",
+            Some(asleep),
+            format!("error: Cluster demo is asleep\nhint: wake it: {wake}\n"),
+        ),
+        (
+            "it is refused",
+            Some(refused),
+            "error: Cluster demo is refused (UnknownClass): There is no class x.\n\
+             hint: change the spec with `kubectl edit`, or delete it and make it anew\n"
+                .to_owned(),
+        ),
+    ] {
+        if let Some(object) = object {
+            host.set(DEMO, object);
+        }
+        let said = host.run("join demo").await;
+        assert_eq!((said.code, said.err), (1, expected), "{rule}");
+    }
+    let made = host.requests().iter().any(|line| line.starts_with("POST"));
+    assert!(!made, "{:?}", host.requests());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_are_told_what_their_nodes_are() {
+    let host = start().await;
     let line = "join demo --label example.org/disk=ssd --label a= --taint gpu=a:NoSchedule --taint spot:NoExecute";
     let running = host.begin(line);
     host.until_watched().await;
@@ -72,7 +170,7 @@ async fn workers_are_told_what_their_nodes_are() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_was_told_of_goes_with_who_is_interrupted() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let host = Host::start().await;
+        let host = start().await;
         let running = host.begin("join demo");
         host.until_watched().await;
         assert!(host.object(TOKEN).is_some());
@@ -86,7 +184,7 @@ async fn what_nobody_was_told_of_goes_with_who_is_interrupted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_made_meanwhile_goes_too() {
-    let host = Host::start().await;
+    let host = start().await;
     host.stall("POST");
     let running = host.begin("join demo");
     host.until_asked("POST").await;
@@ -105,7 +203,7 @@ async fn what_is_made_meanwhile_goes_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_does_not_wait_for_the_host() {
-    let host = Host::start().await;
+    let host = start().await;
     host.stall("POST");
     let running = host.begin("join demo");
     host.until_asked("POST").await;
@@ -118,7 +216,7 @@ async fn a_second_signal_does_not_wait_for_the_host() {
         "{said:?}"
     );
 
-    let host = Host::start().await;
+    let host = start().await;
     let running = host.begin("join demo");
     host.until_watched().await;
     host.stall("DELETE");

@@ -125,12 +125,14 @@ fn to_status(error: &Error) -> StatusCode {
             401 | 429 | 500..=599 => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         },
-        Error::SpecRefused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        Error::SpecRefused { .. } | Error::JoinRefused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         Error::NoKubeconfig(_) | Error::Deleted(_) | Error::Asleep(_) => StatusCode::CONFLICT,
         Error::ClusterSilent { .. } => StatusCode::BAD_GATEWAY,
-        Error::Unreachable { .. } | Error::FeedEnded { .. } | Error::Draining | Error::Left(_) => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        Error::Unreachable { .. }
+        | Error::FeedEnded { .. }
+        | Error::Draining
+        | Error::Left(_)
+        | Error::JoinTimeout { .. } => StatusCode::SERVICE_UNAVAILABLE,
         // What was asked for has happened: it is not to be sent again.
         Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::Unawaited(_) => StatusCode::GATEWAY_TIMEOUT,
         error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
@@ -152,6 +154,19 @@ mod tests {
             limit: Duration::from_secs(1),
             last: None,
         };
+        let join = || Error::JoinTimeout {
+            name: "a-1".into(),
+            cluster: "a".into(),
+            limit: Duration::from_secs(60),
+            last: None,
+            is_deleted: true,
+        };
+        let full = || Error::JoinRefused {
+            name: "a-1".into(),
+            cluster: "a".into(),
+            reason: "QuotaExceeded".into(),
+            message: "There are 64 older ones.".into(),
+        };
         for (result, status, code, retry) in [
             (Ok("{}\n".to_owned()), 200, "0", false),
             (Err(usage()), 400, "2", false),
@@ -161,6 +176,8 @@ mod tests {
             (Err(wait()), 504, "3", false),
             (Err(Error::Busy), 429, "1", true),
             (Err(Error::Left("a".into())), 503, "1", true),
+            (Err(join()), 503, "1", true),
+            (Err(full()), 422, "1", false),
             (Err(Error::Unawaited("a".into())), 504, "3", false),
             (Err(Error::SecretWrong("a".into())), 500, "1", false),
         ] {

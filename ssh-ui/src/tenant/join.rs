@@ -11,8 +11,8 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use yoke_api::join_token::{JoinLine, secret_name};
-use yoke_api::{JoinToken, JoinTokenSpec, Lenient};
-use yoke_view::verdict::{Verdict, judge_join_token};
+use yoke_api::{Cluster, JoinToken, JoinTokenSpec, Lenient};
+use yoke_view::verdict::{Obstacle, Verdict, find_obstacle, judge_join_token, may_pass};
 
 use super::{FIELD_MANAGER, PATIENCE, Progress, TenantHost, ask};
 use crate::Error;
@@ -39,6 +39,7 @@ impl TenantHost {
     /// Makes a JoinToken, and waits until it is ready. Deletes it if it does not become so, or if nobody waits for it any more.
     pub async fn join(&self, spec: JoinTokenSpec, progress: &Progress) -> Joined {
         let cluster = spec.cluster_name.clone();
+        check(&cluster, &self.get(&cluster).await?)?;
         let (tell, told) = oneshot::channel();
         let (host, progress) = (self.clone(), progress.clone());
         // Whoever waits may be gone between any two steps, and with the connection all that waits for them. So it is a task of
@@ -61,8 +62,8 @@ impl TenantHost {
         };
         let joined = tokio::select! {
             biased;
-            () = progress.closed() => Err(Error::Left(cluster)),
-            joined = self.find_line(&name, &doing, progress) => joined,
+            () = progress.closed() => Err(Error::Left(cluster.clone())),
+            joined = self.find_line(&name, &cluster, &doing, progress) => joined,
         };
         match joined {
             Ok((line, expires)) => {
@@ -75,8 +76,11 @@ impl TenantHost {
                     self.delete_token(&name).await;
                 }
             }
-            Err(error) => {
-                self.delete_token(&name).await;
+            Err(mut error) => {
+                let is_gone = self.delete_token(&name).await;
+                if let Error::JoinTimeout { is_deleted, .. } = &mut error {
+                    *is_deleted = is_gone;
+                }
                 let _ = tell.send(Err(error));
             }
         }
@@ -106,10 +110,16 @@ impl TenantHost {
         Ok(made.name_any())
     }
 
-    /// Deletes one of which nobody was told.
-    async fn delete_token(&self, name: &str) {
-        if let Err(error) = self.revoke(name).await {
-            tracing::warn!(name, error = %error, "a JoinToken that nobody was told of stays until it ends");
+    /// Deletes one of which nobody was told, and says whether it is gone.
+    async fn delete_token(&self, name: &str) -> bool {
+        match self.revoke(name).await {
+            Ok(()) => true,
+            Err(Error::Refused { status, .. }) if status.code == 404 => true,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(name, error, "a JoinToken that nobody was told of stays until it ends");
+                false
+            }
         }
     }
 
@@ -117,10 +127,11 @@ impl TenantHost {
     async fn find_line(
         &self,
         name: &str,
+        cluster: &str,
         doing: &str,
         progress: &Progress,
     ) -> Result<(JoinLine, Option<Timestamp>), Error> {
-        let expires = self.wait_to_join(name, progress).await?;
+        let expires = self.wait_to_join(name, cluster, progress).await?;
         let begun = Instant::now();
         let secret = loop {
             match ask(doing, self.secrets.get(&secret_name(name))).await {
@@ -135,157 +146,82 @@ impl TenantHost {
         Ok((line, expires))
     }
 
-    async fn wait_to_join(&self, name: &str, progress: &Progress) -> Result<Option<Timestamp>, Error> {
+    async fn wait_to_join(&self, name: &str, cluster: &str, progress: &Progress) -> Result<Option<Timestamp>, Error> {
         let begun = Instant::now();
+        let end = begun + LIMIT;
         let mut changes = pin!(watcher::watch_object(self.join_tokens.clone(), name).default_backoff());
         let mut last = None;
+        let mut refused: Option<(Error, Instant)> = None;
         loop {
+            let give_up = refused.as_ref().map_or(end, |(_, until)| end.min(*until));
             let change = tokio::select! {
                 change = changes.try_next() => change,
-                () = tokio::time::sleep_until(begun + LIMIT) => {
-                    return Err(Error::WaitTimeout {
-                        what: format!("JoinToken {name} did not become ready"),
-                        limit: LIMIT,
-                        last,
-                    });
+                () = tokio::time::sleep_until(give_up) => {
+                    return Err(refused.map_or_else(|| ran_out(name, cluster, last), |(error, _)| error));
                 }
             };
             // A watch that fails begins anew by itself, within the limit.
             let Ok(Some(Some(Lenient(Ok(token))))) = change else {
                 continue;
             };
-            match judge_join_token(&token) {
+            let message = match judge_join_token(&token) {
                 Verdict::Done => {
                     let expires = token.status.and_then(|status| status.expiration_time);
                     return Ok(expires.map(|time| time.0));
                 }
                 Verdict::Refused { reason, message } => {
-                    return Err(Error::SpecRefused {
+                    let passes = may_pass(&reason);
+                    let error = Error::JoinRefused {
                         name: name.to_owned(),
+                        cluster: cluster.to_owned(),
                         reason,
-                        message,
-                    });
+                        message: message.clone(),
+                    };
+                    if !passes {
+                        return Err(error);
+                    }
+                    let until = refused.map_or_else(|| Instant::now() + PATIENCE, |(_, until)| until);
+                    refused = Some((error, until));
+                    Some(message)
                 }
-                Verdict::Waiting(Some(message)) if last.as_ref() != Some(&message) => {
-                    let seconds = begun.elapsed().as_secs();
-                    // An error means that nobody listens, which ends the loop.
-                    let _ = progress.send(format!("{seconds:>4}s  {message}\n")).await;
-                    last = Some(message);
+                Verdict::Waiting(message) => {
+                    refused = None;
+                    message
                 }
-                Verdict::Waiting(_) => {}
+            };
+            if message.is_some() && message != last {
+                let seconds = begun.elapsed().as_secs();
+                let text = message.as_deref().unwrap_or_default();
+                // An error means that nobody listens, which ends the loop.
+                let _ = progress.send(format!("{seconds:>4}s  {text}\n")).await;
+                last = message;
             }
         }
+    }
+}
+
+/// What would never come about is not begun with, and not waited for.
+fn check(name: &str, cluster: &Cluster) -> Result<(), Error> {
+    match find_obstacle(cluster) {
+        None => Ok(()),
+        Some(Obstacle::Asleep) => Err(Error::Asleep(name.to_owned())),
+        Some(Obstacle::Refused { reason, message }) => Err(Error::SpecRefused {
+            name: name.to_owned(),
+            reason,
+            message,
+        }),
+    }
+}
+
+fn ran_out(name: &str, cluster: &str, last: Option<String>) -> Error {
+    Error::JoinTimeout {
+        name: name.to_owned(),
+        cluster: cluster.to_owned(),
+        limit: LIMIT,
+        last,
+        is_deleted: false,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use http::{Method, Request, Response};
-    use kube::Client;
-    use kube::client::Body;
-    use serde_json::{Value, json};
-    use tokio::sync::mpsc;
-    use tower::service_fn;
-
-    use super::*;
-
-    /// How often it refuses the Secret yet, and the methods by which JoinTokens were asked for.
-    type Seen = Arc<Mutex<(usize, Vec<Method>)>>;
-
-    /// A host whose JoinToken is ready at once, and which refuses its Secret for a number of times.
-    fn start(refusals: usize) -> (TenantHost, Seen) {
-        let asked = Arc::new(Mutex::new((refusals, Vec::new())));
-        let seen = Arc::clone(&asked);
-        let service = service_fn(move |request: Request<Body>| {
-            let seen = Arc::clone(&seen);
-            async move {
-                let query = request.uri().query().unwrap_or_default();
-                if query.contains("watch=") {
-                    std::future::pending::<()>().await;
-                }
-                let (status, answer) = answer(&mut seen.lock().unwrap(), &request);
-                let body = Body::from(answer.to_string().into_bytes());
-                Ok::<_, kube::Error>(Response::builder().status(status).body(body).unwrap())
-            }
-        });
-        (TenantHost::of(&Client::new(service, "t"), "t").unwrap(), asked)
-    }
-
-    async fn join(refusals: usize) -> (Joined, Vec<Method>) {
-        let (host, seen) = start(refusals);
-        let (progress, _lines) = mpsc::channel(16);
-        let joined = host.join(JoinTokenSpec::default(), &progress).await;
-        let methods = std::mem::take(&mut seen.lock().unwrap().1);
-        (joined, methods)
-    }
-
-    fn answer(seen: &mut (usize, Vec<Method>), request: &Request<Body>) -> (u16, Value) {
-        let token = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinToken",
-            "metadata": {"name": "a-1", "namespace": "t"}, "spec": {"clusterName": "a"},
-            "status": {"expirationTime": "2026-01-01T00:15:00Z",
-                "conditions": [{"type": "Ready", "status": "True", "reason": "AsExpected", "message": "",
-                "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
-        if !request.uri().path().contains("/secrets/") {
-            seen.1.push(request.method().clone());
-            let list = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "JoinTokenList",
-                "metadata": {"resourceVersion": "1"}, "items": [token]});
-            return (200, if request.method() == Method::GET { list } else { token });
-        }
-        if seen.0 > 0 {
-            seen.0 -= 1;
-            return (
-                403,
-                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-                "message": "no", "reason": "Forbidden", "code": 403}),
-            );
-        }
-        let data: serde_json::Map<_, _> = ["server", "ca.crt", "client-ca.crt", "token", "version"]
-            .into_iter()
-            .map(|key| (key.to_owned(), "eA==".into()))
-            .collect();
-        (
-            200,
-            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a-1-join"}, "data": data}),
-        )
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_right_that_is_given_just_now_is_waited_for() {
-        let (joined, methods) = join(5).await;
-        let invitation = joined.unwrap();
-        assert_eq!(invitation.name, "a-1");
-        assert_eq!(invitation.expires, "2026-01-01T00:15:00Z".parse().ok());
-        assert_eq!(methods, [Method::POST, Method::GET], "it stays");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_token_that_nobody_is_told_of_is_deleted() {
-        let (joined, methods) = join(usize::MAX).await;
-        assert!(matches!(joined, Err(Error::Refused { status, .. }) if status.code == 403));
-        assert_eq!(methods.last(), Some(&Method::DELETE));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_token_goes_with_whoever_waited_for_it() {
-        for (rule, refusals, hears) in [
-            ("the channel is closed", usize::MAX, false),
-            ("the line has come, and the connection is gone", 8, true),
-        ] {
-            let (host, seen) = start(refusals);
-            let (progress, lines) = mpsc::channel(16);
-            let joining = host.join(JoinTokenSpec::default(), &progress);
-            let ended = tokio::time::timeout(Duration::from_secs(1), joining).await;
-            assert!(ended.is_err(), "{rule}");
-            let _lines = hears.then_some(lines);
-            let deleted = async {
-                while seen.lock().unwrap().1.last() != Some(&Method::DELETE) {
-                    tokio::time::sleep(PAUSE).await;
-                }
-            };
-            let deleted = tokio::time::timeout(PATIENCE / 2, deleted).await;
-            assert!(deleted.is_ok(), "{rule}");
-        }
-    }
-}
+mod tests;

@@ -16,9 +16,9 @@ use kube::{Client, Config};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
-use yoke_api::cluster::{DesiredState, EndpointStatus};
-use yoke_api::{Cluster, labels};
-use yoke_view::verdict::is_asleep;
+use yoke_api::Cluster;
+use yoke_api::cluster::EndpointStatus;
+use yoke_view::verdict::{is_asleep, stays_asleep};
 
 use super::{REQUEST_LIMIT, TenantHost};
 use crate::Error;
@@ -165,18 +165,9 @@ impl TenantHost {
     }
 }
 
-/// Whether it sleeps, or will in a moment, by whatever word.
+/// Whether it sleeps, or will in a moment. One that is being woken does not answer yet either.
 fn is_to_sleep(cluster: &Cluster) -> bool {
-    let word = cluster
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|all| all.get(labels::SLEEP));
-    let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
-    cluster.spec.state == DesiredState::Asleep
-        || is_asleep(cluster)
-        || activity.is_some_and(|activity| activity.asleep_since().is_some())
-        || word.is_some_and(|word| word == labels::SLEEP_NOW)
+    is_asleep(cluster) || stays_asleep(cluster)
 }
 
 async fn list(kubeconfig: &str, endpoint: Option<&EndpointStatus>) -> Result<Nodes, AskError> {

@@ -188,6 +188,40 @@ pub(crate) async fn a_join_that_is_broken_off_leaves_nothing(world: &World) {
     alice.ssh("delete left --yes").await.ok();
 }
 
+pub(crate) async fn a_join_that_cannot_come_about_is_answered_at_once(world: &World) {
+    let alice = &world.alice;
+    // The same as of any other command.
+    let missing = alice.ssh("join typo").await.failed(1);
+    assert_eq!(missing, alice.ssh("nodes typo").await.failed(1));
+    alice.ssh("create full").await.ok();
+    let tokens = Api::<JoinToken>::namespaced(world.admin.clone(), "a");
+    let count = async || tokens.list(&Default::default()).await.unwrap().items.len();
+    let joining = alice.ssh("join full");
+    let refusing = async {
+        world.until("the JoinToken is made", async || count().await == 1).await;
+        let token = tokens.list(&Default::default()).await.unwrap().items.remove(0);
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "QuotaExceeded",
+            "message": "There are 64 older ones.", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+        let (name, params) = (token.metadata.name.unwrap(), PatchParams::default());
+        tokens
+            .patch_status(&name, &params, &Patch::Merge(&status))
+            .await
+            .unwrap();
+    };
+    let (said, ()) = tokio::join!(joining, refusing);
+    let refused = said.failed(1);
+    assert!(
+        refused.contains(" is refused (QuotaExceeded): There are 64 older ones.\nhint: "),
+        "{refused}"
+    );
+    assert_eq!(count().await, 0);
+    alice.ssh("sleep full").await.ok();
+    let asleep = alice.ssh("join full").await.failed(1);
+    assert_eq!(asleep, "error: Cluster full is asleep\nhint: `wake full`\n");
+    assert_eq!(count().await, 0);
+    alice.ssh("delete full --yes").await.ok();
+}
+
 pub(crate) async fn wrong_lines_say_what_would_be_right(world: &World) {
     let alice = &world.alice;
     let help = alice.ssh("help").await.ok();

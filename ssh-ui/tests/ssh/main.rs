@@ -28,6 +28,7 @@ async fn tenants_are_served_over_ssh() {
     commands::waiting_tells_what_for_and_ends(&world).await;
     commands::nodes_are_those_of_the_clusters_own_api(&world).await;
     commands::a_join_that_is_broken_off_leaves_nothing(&world).await;
+    commands::a_join_that_cannot_come_about_is_answered_at_once(&world).await;
     commands::wrong_lines_say_what_would_be_right(&world).await;
     programs::programs_are_sent_whole(&world).await;
     programs::a_tenant_is_sent_no_more_than_its_share(&world).await;
