@@ -46,17 +46,17 @@ impl Program {
     }
 
     /// The line to paste on the machine that is to be a worker, as root. Where `yoke-worker` is not there, or is another one, it
-    /// is fetched: the machine has a key of the Tenant's, or is lent one by the agent of who is there.
+    /// is fetched: the machine has a key of the Tenant's, or is lent one by the agent of who is there. Where nobody says from where,
+    /// the line says what is missing.
     pub(super) fn to_line(&self, word: &str) -> String {
         if self.digests.is_empty() {
             return format!("{COMMAND} {word}");
         }
-        let fetch = match &self.ssh {
-            Some(host) => format!("ssh -n ssh://{host} worker-binary $(uname -m)"),
-            None => "false".to_owned(),
-        };
+        let fetch = self.ssh.as_ref();
+        let fetch = fetch.map(|host| format!("ssh -n ssh://{host} worker-binary $(uname -m)"));
+        let script = build_script(self.digests.values(), fetch.as_deref(), "$0");
         // The token comes last, where it is easily found, and not within quotes.
-        format!("sh -c '{}' {word}", build_script(self.digests.values(), &fetch, "$0"))
+        format!("sh -c '{script}' {word}")
     }
 
     /// The line to type where the Tenant's key is, for each architecture: it sends the program to a machine that has no key.
@@ -66,7 +66,7 @@ impl Program {
             .as_ref()
             .map_or("HOST".to_owned(), |host| format!("ssh://{host}"));
         let build = |(architecture, digest): (&String, &String)| {
-            let script = build_script([digest].into_iter(), "cat", word);
+            let script = build_script([digest].into_iter(), Some("cat"), word);
             let line = format!("ssh {host} worker-binary {architecture} | ssh root@MACHINE '{script}'");
             (architecture.clone(), line)
         };
@@ -74,14 +74,20 @@ impl Program {
     }
 }
 
-/// Looks whether the program is the one of these digests, fetches it if not, looks again, and only then runs it. There is no
-/// single quote in it.
-fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: &str, word: &str) -> String {
+/// Looks whether the program is the one of these digests, fetches it if not and if that can be, looks again, and only then runs it.
+/// There is no single quote in it.
+fn build_script<'a>(digests: impl Iterator<Item = &'a String>, fetch: Option<&str>, word: &str) -> String {
     let digests = digests.map(String::as_str).collect::<Vec<_>>().join("|");
+    let (fetch, hint) = match fetch {
+        Some(fetch) => (
+            format!("{{ {fetch} >$p.new && c $p.new && chmod 755 $p.new && mv $p.new $p; }} || "),
+            "",
+        ),
+        None => (String::new(), ": put it at $p first"),
+    };
     format!(
-        "p={PLACE}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; \
-         c $p || {{ {fetch} >$p.new && c $p.new && chmod 755 $p.new && mv $p.new $p; }} || \
-         {{ echo \"error: there is no yoke-worker with the digest of this line\" >&2; exit 1; }}; exec $p join {word}"
+        "p={PLACE}; c() {{ sha256sum \"$1\" 2>/dev/null | grep -qE \"^({digests}) \"; }}; c $p || {fetch}\
+         {{ echo \"error: there is no yoke-worker with the digest of this line{hint}\" >&2; exit 1; }}; exec $p join {word}"
     )
 }
 
@@ -143,6 +149,11 @@ mod tests {
         assert_eq!(line.matches('\'').count(), 2, "{line}");
         assert!(
             line.contains("ssh -n ssh://ssh.example.org:2022 worker-binary $(uname -m) >"),
+            "{line}"
+        );
+        let line = program(None).to_line("yoke1.x");
+        assert!(
+            line.contains(" c $p || { echo \"error: ") && line.ends_with(" exec $p join $0' yoke1.x"),
             "{line}"
         );
         let pipelines = program(None).to_pipelines("yoke1.x");

@@ -82,7 +82,7 @@ pub(crate) async fn a_tenant_is_sent_no_more_than_its_share(world: &World) {
 
 pub(crate) async fn a_line_runs_no_other_program(world: &World) {
     let machine = Machine::new(world);
-    let joined = world.join().await;
+    let joined = world.join(Some(&format!("127.0.0.1:{}", world.port()))).await;
     let (line, token) = (joined["line"].as_str().unwrap(), joined["token"].as_str().unwrap());
     let ran = machine.run(line).await.ok();
     assert_eq!(ran, format!("ran join {token}\n"), "it was fetched");
@@ -100,6 +100,22 @@ pub(crate) async fn a_line_runs_no_other_program(world: &World) {
         machine.run(&other).await.ok(),
         format!("ran join {token}\n"),
         "replaced"
+    );
+
+    // A host that does not say where its SSH server is has nothing fetched.
+    let joined = world.join(None).await;
+    let (alone, token) = (joined["line"].as_str().unwrap(), joined["token"].as_str().unwrap());
+    let missing = machine.run(alone).await.failed(1);
+    assert_eq!(
+        missing,
+        "error: there is no yoke-worker with the digest of this line: put it at /usr/local/bin/yoke-worker first\n"
+    );
+    let program = world.workers().join("yoke-worker-amd64");
+    let put = format!("install {} /usr/local/bin/yoke-worker; {alone}", program.display());
+    assert_eq!(
+        machine.run(&put).await.ok(),
+        format!("ran join {token}\n"),
+        "it was there"
     );
 
     let mut changed = build_program();
@@ -151,8 +167,8 @@ impl Machine {
 }
 
 impl World {
-    /// What `join --json` says once the operator has made the Secret.
-    async fn join(&self) -> Value {
+    /// What `join --json` says once the operator has made the Secret, for which the host's owner says where the SSH server is.
+    async fn join(&self, ssh: Option<&str>) -> Value {
         self.alice.ssh("create joined").await.ok();
         let joining = async { self.alice.ssh("join joined --json").await.json() };
         let answering = async {
@@ -167,9 +183,11 @@ impl World {
                 .await
                 .ok();
             let digests = json!({"amd64": digest.split(' ').next().unwrap()});
-            let data = json!({"server": "joined-x.yoke.test:443", "ca.crt": PEM, "client-ca.crt": PEM,
-                "token": "abc123.0123456789abcdef", "version": "v1.35.4", "worker-digests": digests.to_string(),
-                "ssh": format!("127.0.0.1:{}", self.port())});
+            let mut data = json!({"server": "joined-x.yoke.test:443", "ca.crt": PEM, "client-ca.crt": PEM,
+                "token": "abc123.0123456789abcdef", "version": "v1.35.4", "worker-digests": digests.to_string()});
+            if let Some(ssh) = ssh {
+                data["ssh"] = json!(ssh);
+            }
             put(
                 &self.admin,
                 &json!({"apiVersion": "v1", "kind": "Secret",
