@@ -58,6 +58,12 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     assert_eq!(alice.ssh("sleep one").await.ok(), "Cluster one is to sleep\n");
     let spec = serde_json::to_value(world.clusters("a").get("one").await.unwrap().spec).unwrap();
     assert_eq!(spec["state"], "Asleep");
+    assert_eq!(alice.ssh("wake one --json").await.json()["state"], "Running");
+    let told = alice.ssh("sleep one --json").await.json();
+    assert_eq!((&told["name"], &told["state"]), (&json!("one"), &json!("Asleep")));
+    world.tell_asleep("a", "one").await;
+    let told = alice.ssh("sleep one --json --wait --timeout 30s").await.json();
+    assert_eq!((&told["state"], &told["phase"]), (&json!("Asleep"), &json!("Asleep")));
     assert_eq!(alice.ssh("wake one").await.ok(), "Cluster one is to wake\n");
     let woken = world.clusters("a").get("one").await.unwrap();
     let words = woken.metadata.annotations.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube::Client;
 use serde_json::json;
-use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -74,6 +74,80 @@ pub(crate) async fn clusters_are_made_followed_and_deleted(world: &World) {
     let left = window.left().await;
     assert_eq!((left.code, left.text.trim_end()), (Some(0), "$ ssh HOST"));
     world.alice.ssh("delete blue --yes").await.ok();
+}
+
+pub(crate) async fn a_sleeping_cluster_is_woken(world: &World) {
+    world.alice.ssh("create doze").await.ok();
+    world.tell("a", "doze", true, "The API answers.").await;
+    let clusters = world.clusters("a");
+    let state = async || serde_json::to_value(clusters.get("doze").await.unwrap().spec).unwrap()["state"].clone();
+    let mut window = Window::open(world.port(), &world.alice, None).await;
+    window.shows("The API answers.").await;
+    window.shows("s sleep").await;
+    window.press("s").await;
+    window.shows("Cluster doze is to sleep").await;
+    assert_eq!(state().await, "Asleep");
+    world.tell_asleep("a", "doze").await;
+    window
+        .until("it sleeps", |seen| seen.contains("Asleep") && seen.contains("s wake"))
+        .await;
+    window.press("s").await;
+    window.shows("Cluster doze is to wake").await;
+    assert_eq!(state().await, "Running");
+    world.tell("a", "doze", true, "It is awake.").await;
+    window
+        .until("it is awake", |seen| {
+            seen.contains("It is awake.") && seen.contains("s sleep")
+        })
+        .await;
+    window.press("q").await;
+    assert_eq!(window.left().await.code, Some(0));
+    world.alice.ssh("delete doze --yes").await.ok();
+}
+
+/// By OpenSSH's client, which sends what it is told of its environment.
+pub(crate) async fn colours_are_as_the_client_says(world: &World) {
+    world.alice.ssh("create bright").await.ok();
+    world.tell("a", "bright", true, "The API answers.").await;
+    for (options, coloured) in [
+        (&["-tt"][..], true),
+        (&["-tt", "-o", "SetEnv=NO_COLOR=1"], false),
+        (&["-tt", "-o", "SetEnv=COLOR=1"], true),
+    ] {
+        let mut client = world
+            .alice
+            .begin(options, "")
+            .env("TERM", "xterm")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let (mut keys, mut shown) = (client.stdin.take().unwrap(), client.stdout.take().unwrap());
+        let (mut sent, mut seen) = (Vec::new(), vt100::Parser::default());
+        let sent = tokio::time::timeout(MINUTE, async {
+            while !seen.screen().contents().contains("The API answers.") {
+                let known = sent.len();
+                assert_ne!(shown.read_buf(&mut sent).await.unwrap(), 0, "it goes on");
+                seen.process(&sent[known..]);
+            }
+            keys.write_all(b"q").await.unwrap();
+            shown.read_to_end(&mut sent).await.unwrap();
+            String::from_utf8(sent).unwrap()
+        });
+        let sent = sent.await.expect("the screen is shown and left");
+        assert!(client.wait().await.unwrap().success(), "{options:?}: {sent:?}");
+        assert_eq!(has_colours(&sent), coloured, "{options:?}: {sent:?}");
+    }
+    world.alice.ssh("delete bright --yes").await.ok();
+}
+
+/// Whether a colour of a letter is set in what a terminal is sent.
+fn has_colours(sent: &str) -> bool {
+    let sequences = sent.split("\x1b[").skip(1).filter_map(|rest| rest.split_once('m'));
+    let codes = sequences.flat_map(|(codes, _)| codes.split(';').map(str::parse::<u8>));
+    codes.flatten().any(|code| (30..=37).contains(&code))
 }
 
 pub(crate) async fn kubeconfig_is_printed_below(world: &World) {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod api;
+mod audit;
 mod commands;
 mod files;
 mod interface;
@@ -37,7 +38,9 @@ async fn tenants_are_served_over_ssh() {
     isolation::another_tenants_objects_are_as_if_they_were_not(&world).await;
     isolation::the_server_itself_may_do_nothing_for_anybody(&world).await;
     interface::clusters_are_made_followed_and_deleted(&world).await;
+    interface::a_sleeping_cluster_is_woken(&world).await;
     interface::kubeconfig_is_printed_below(&world).await;
+    interface::colours_are_as_the_client_says(&world).await;
     interface::whoever_has_no_screen_is_told_the_same(&world).await;
     interface::it_is_left_well_whatever_ends_it(&world).await;
     interface::host_that_goes_away_comes_back(&world).await;
@@ -50,6 +53,8 @@ async fn tenants_are_served_over_ssh() {
     join::a_line_is_told_and_taken_back(&world).await;
     join::waiting_for_a_line_can_be_given_up(&world).await;
     join::a_line_is_copied_whole(&world).await;
+    audit::each_deed_is_one_line(&world).await;
+    audit::whoever_is_not_let_in_is_a_line(&world).await;
     tmux::a_real_terminal_is_left_as_it_was(&world).await;
     strangers::unknown_keys_are_refused_with_what_to_do(&world).await;
     strangers::a_key_that_is_taken_away_is_out_at_once(&world).await;

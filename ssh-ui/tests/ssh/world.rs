@@ -26,6 +26,7 @@ use yoke_test_support::kubernetes::{Options, connect, install_crds};
 use yoke_test_support::{Process, free_port};
 
 use crate::api;
+use crate::audit::Log;
 use crate::person::{Person, run};
 
 const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
@@ -73,6 +74,8 @@ pub(crate) struct World {
     port: AtomicU16,
     /// Where programs send commands.
     pub(crate) api_port: u16,
+    /// What the server writes down of who did what.
+    pub(crate) log: Log,
     registry: Registry,
     _running: Supervisor,
     _api: Process,
@@ -82,6 +85,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) async fn start() -> Self {
         yoke_runtime::install_crypto();
+        let log = Log::hear();
         let dir = tempfile::tempdir().unwrap();
         let [client, peer] = [free_port(), free_port()].map(|port| format!("http://127.0.0.1:{port}"));
         let store = Process::spawn(
@@ -135,6 +139,7 @@ impl World {
             dir,
             port: port.into(),
             api_port,
+            log,
             registry,
             _running: running,
             _api: api,
@@ -190,6 +195,17 @@ impl World {
             self.set_kubeconfig(tenant, name, &text).await;
             put(&self.admin, &role_of(tenant, &[name])).await;
         }
+        let params = PatchParams::default();
+        api.patch_status(name, &params, &Patch::Merge(&status)).await.unwrap();
+    }
+
+    /// What the operator says of a Cluster that sleeps.
+    pub(crate) async fn tell_asleep(&self, tenant: &str, name: &str) {
+        let api = self.clusters(tenant);
+        let generation = api.get(name).await.unwrap().metadata.generation;
+        let status = json!({"status": {"observedGeneration": generation, "phase": "Asleep",
+            "conditions": [{"type": "Asleep", "status": "True", "reason": "AsleepByOwner", "message": "It sleeps.",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
         let params = PatchParams::default();
         api.patch_status(name, &params, &Patch::Merge(&status)).await.unwrap();
     }
