@@ -1,16 +1,17 @@
 //! Commands and what they answer.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use yoke_api::JoinToken;
 use yoke_test_support::kubernetes::OWNER_TOKEN;
 
-use crate::person::run;
 use crate::world::{World, put};
 
 pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
@@ -81,7 +82,12 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
 pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
     let alice = &world.alice;
     let mut command = alice.begin(&[], "create slow --wait --timeout 30s");
-    let waiting = tokio::spawn(async move { run(&mut command).await });
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut client = command.kill_on_drop(true).spawn().unwrap();
+    let mut told = BufReader::new(client.stderr.take().unwrap()).lines();
     let clusters = world.clusters("a");
     world
         .until("the Cluster is made", async || {
@@ -90,15 +96,22 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
         .await;
     world.tell("a", "slow", false, "The pod starts.").await;
     // Told only once the first is seen, or a watch would show the second alone.
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    let seen = tokio::time::timeout(Duration::from_secs(30), async {
+        while let Some(line) = told.next_line().await.unwrap() {
+            if line.ends_with("s  The pod starts.") {
+                return;
+            }
+        }
+        panic!("it ended without a word of what it waits for");
+    });
+    seen.await.expect("it says what it waits for");
     world.tell("a", "slow", true, "The API answers.").await;
-    let said = waiting.await.unwrap();
-    assert_eq!(
-        (said.code, said.out.as_str()),
-        (0, "Cluster slow created\n"),
+    let said = tokio::time::timeout(Duration::from_secs(30), client.wait_with_output());
+    let said = said.await.expect("it ends").unwrap();
+    assert!(
+        said.status.success() && said.stdout == b"Cluster slow created\n",
         "{said:?}"
     );
-    assert!(said.err.contains("s  The pod starts.\n"), "{said:?}");
 
     let never = alice.ssh("create never --wait --timeout 1s").await.failed(3);
     assert!(never.contains("did not become as asked for within 1s"), "{never}");
