@@ -1,5 +1,5 @@
-//! Hears that machines of the host are about to go, by taints on their Nodes, and has control planes taken over by pods on
-//! others before that. So it does with a pod that is told to end without such a notice.
+//! Hears that machines of the host are about to go, by taints on their Nodes or since their kubelets shut them down, and has
+//! control planes taken over by pods on others before that. So it does with a pod that is told to end without such a notice.
 //!
 //! ```text
 //!  each second: Nodes with such a taint ─▶ pods on them ─plan.rs─▶ Notices ─▶ each of their Clusters is called for
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use futures::SinkExt as _;
 use futures::channel::mpsc;
-use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::api::core::v1::{NodeCondition, Pod, Taint};
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,9 @@ pub struct Machine {
     /// Its taints.
     #[serde(default)]
     pub spec: MachineSpec,
+    /// What its kubelet says of it.
+    #[serde(default)]
+    pub status: MachineStatus,
 }
 
 /// What keeps pods off a machine.
@@ -48,6 +51,14 @@ pub struct MachineSpec {
     /// Its taints.
     #[serde(default)]
     pub taints: Vec<Taint>,
+}
+
+/// What a kubelet says of its machine.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct MachineStatus {
+    /// Of which `Ready` is read.
+    #[serde(default)]
+    pub conditions: Vec<NodeCondition>,
 }
 
 /// Control planes whose machines are about to go, or whose pods are to end, by the UID of their pod.

@@ -21,6 +21,9 @@ pub const AGAIN: Duration = Duration::from_mins(10);
 /// Taints of machines that are not at work, whatever else they say.
 const AWAY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
+/// What a kubelet says that has seen the signal of `GracefulNodeShutdown` (pkg/kubelet/nodeshutdown of Kubernetes 1.35).
+const SHUTTING_DOWN: &str = "node is shutting down";
+
 /// A control plane's pod that is to end, or is on a machine that is about to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaver {
@@ -64,7 +67,24 @@ pub enum State {
 
 /// Whether a machine is about to go.
 pub fn is_leaving(machine: &Machine, taints: &[String]) -> bool {
-    machine.spec.taints.iter().any(|taint| taints.contains(&taint.key))
+    let mut own = machine.spec.taints.iter();
+    own.any(|taint| taints.contains(&taint.key)) || is_shut_down(machine)
+}
+
+/// Whether Kubernetes has found that the machine does not answer.
+pub fn is_unreachable(machine: &Machine) -> bool {
+    machine.spec.taints.iter().any(|taint| taint.key == AWAY[1])
+}
+
+/// Whether the machine's kubelet ends its pods since the machine is being shut down. It says so in words only: pods have no
+/// deletion timestamp then, and the taint is that of any machine that is not ready.
+fn is_shut_down(machine: &Machine) -> bool {
+    let mut conditions = machine.status.conditions.iter();
+    let ready = conditions.find(|condition| condition.type_ == "Ready");
+    let said = ready
+        .filter(|ready| ready.status != "True")
+        .and_then(|ready| ready.message.as_ref());
+    said.is_some_and(|said| said.contains(SHUTTING_DOWN))
 }
 
 /// Whether a machine other than the pod's own takes another pod like it, as far as taints say. One that is nowhere yet has no

@@ -28,6 +28,33 @@ fn pod(uid: &str, machine: &str) -> Pod {
 }
 
 #[test]
+fn a_machine_leaves_by_a_taint_or_by_its_kubelets_word() {
+    let said = |status: &str, message: &str| {
+        let conditions = json!([{"type": "DiskPressure", "status": "False", "message": SHUTTING_DOWN},
+            {"type": "Ready", "status": status, "message": message}]);
+        let value = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions, "images": []}});
+        std::sync::Arc::new(serde_json::from_value::<Machine>(value).unwrap())
+    };
+    for (rule, machine, expected) in [
+        ("at work", machine("a", &[]), false),
+        ("tainted", machine("a", &[(TAINTS[1], "NoSchedule")]), true),
+        ("not at work", machine("a", &[(AWAY[0], "NoExecute")]), false),
+        ("ready", said("True", "kubelet is posting ready status"), false),
+        ("not ready", said("False", "container runtime is down"), false),
+        (
+            "shut down",
+            said("False", "[node is shutting down, PLEG is not healthy]"),
+            true,
+        ),
+        ("up again", said("True", "node is shutting down"), false),
+    ] {
+        assert_eq!(is_leaving(&machine, &taints()), expected, "{rule}");
+        assert!(!is_unreachable(&machine), "{rule}");
+    }
+    assert!(is_unreachable(&machine("a", &[(AWAY[1], "NoExecute")])));
+}
+
+#[test]
 fn another_machine_takes_a_pod_by_its_taints() {
     for (rule, others, expected) in [
         ("none", vec![], false),
