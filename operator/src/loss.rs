@@ -28,6 +28,7 @@ use yoke_runtime::Drain;
 use crate::cluster::build::stateful_set;
 use crate::cluster::gate::takeover;
 use crate::context::Context;
+use crate::notice;
 use crate::tenant_api::Way;
 pub use plan::Lost;
 use plan::{Evidence, JURY, Member, REMEMBERED, Sight, TRIAL, Verdict};
@@ -194,6 +195,13 @@ impl Watch {
                 );
                 self.sights.remove(&machine);
             }
+            Verdict::Lost if !self.is_credible(context, &machine, now) => {
+                tracing::warn!(
+                    machine,
+                    "machine is silent, and so are all others: it is not given up before Kubernetes finds it unreachable"
+                );
+                self.sights.remove(&machine);
+            }
             Verdict::Lost => {
                 self.sights.remove(&machine);
                 let most = context.config.machine_loss.per_minute;
@@ -218,6 +226,22 @@ impl Watch {
             }
         }
         Vec::new()
+    }
+}
+
+impl Watch {
+    fn is_credible(&self, context: &Context, machine: &str, now: Instant) -> bool {
+        let machines = list_machines(context);
+        let others = machines
+            .iter()
+            .filter(|(name, members)| name.as_str() != machine && members.iter().any(|member| member.is_ready));
+        let sights = others.map(|(name, _)| self.sights.get(name));
+        let node = context.caches.machines.get(&ObjectRef::new(machine));
+        plan::is_credible(
+            sights,
+            node.is_some_and(|node| notice::plan::is_unreachable(&node)),
+            now,
+        )
     }
 }
 

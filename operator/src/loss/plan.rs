@@ -164,6 +164,20 @@ pub fn plan_verdict(evidence: &[Evidence]) -> Verdict {
     Verdict::Lost
 }
 
+/// Whether a loss may be believed: on one of the other machines, if there are any with control planes, a store has written
+/// since this one's fell silent, or Kubernetes has found by itself that the machine does not answer. Else it may be NATS that
+/// stores nothing.
+pub fn is_credible<'s>(
+    others: impl IntoIterator<Item = Option<&'s Sight>>,
+    is_unreachable: bool,
+    now: Instant,
+) -> bool {
+    let mut others = others.into_iter().peekable();
+    let is_alone = others.peek().is_none();
+    let is_new = |sight: &Sight| now.duration_since(sight.since) < TRIAL;
+    is_alone || is_unreachable || others.flatten().any(is_new)
+}
+
 /// Whether one more machine may be given up now, of so many in a minute; notes it if so.
 pub fn plan_room(past: &mut VecDeque<Instant>, now: Instant, most: usize) -> bool {
     while past.front().is_some_and(|time| now.duration_since(*time) >= MINUTE) {

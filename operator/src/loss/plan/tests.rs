@@ -162,3 +162,25 @@ fn a_pod_that_no_kubelet_takes_is_stranded() {
     };
     assert_eq!((stranded(105), stranded(106)), (vec![], vec!["a".to_owned()]));
 }
+
+#[test]
+fn a_loss_is_credible_while_others_write() {
+    let began = Instant::now();
+    let now = began + Duration::from_secs(60);
+    let sight = |seconds: u64| Sight {
+        id: id(A),
+        sequence: 1,
+        since: now - Duration::from_secs(seconds),
+    };
+    let (fresh, old) = (sight(1), sight(7));
+    for (rule, others, is_unreachable, expected) in [
+        ("the only one with control planes", vec![], false, true),
+        ("another writes", vec![Some(&fresh)], false, true),
+        ("one of two writes", vec![Some(&old), Some(&fresh)], false, true),
+        ("all are silent", vec![Some(&old)], false, false),
+        ("the other is tried, too", vec![None], false, false),
+        ("all are silent, and it is unreachable", vec![None], true, true),
+    ] {
+        assert_eq!(is_credible(others, is_unreachable, now), expected, "{rule}");
+    }
+}

@@ -1,5 +1,7 @@
 //! The accounts that the server knows: looked up, pushed, closed and deleted, as a user of the system account.
 
+use std::time::Duration;
+
 use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
@@ -9,6 +11,9 @@ use super::{Nats, NatsError};
 use crate::nats::account::Account;
 use crate::nats::claims::{self, DeleteClaims, Envelope};
 use crate::nats::limits;
+
+/// Servers that replicate a stream hear of each other each second (`hbIntervalDefault` of nats-server 2.15).
+const UNHEARD: Duration = Duration::from_secs(3);
 
 impl Nats {
     /// The token of an account as the server has it; `None` if it has none.
@@ -83,8 +88,8 @@ impl Nats {
         check_answer("the deletion of the account", &answer.payload)
     }
 
-    /// Where the log of a Cluster ends, by the server that leads its stream; `None` if none says so. The answer may never
-    /// come: the caller limits the time.
+    /// Where the log of a Cluster ends, by the server that leads its stream; `None` if none says so, or if that one does not
+    /// hear most of the others. The answer may never come: the caller limits the time.
     pub async fn find_log_end(&self, id: &ClusterId, account: &str) -> Option<u64> {
         if !self.is_connected() {
             return None;
@@ -169,6 +174,21 @@ struct InventoryData {
 struct StreamDetail {
     name: String,
     state: StreamState,
+    cluster: Option<StreamCluster>,
+}
+
+#[derive(Deserialize)]
+struct StreamCluster {
+    /// The others, as the one that leads knows them.
+    #[serde(default)]
+    replicas: Vec<Peer>,
+}
+
+#[derive(Deserialize)]
+struct Peer {
+    /// Nanoseconds since it was last heard.
+    #[serde(default)]
+    active: u64,
 }
 
 #[derive(Deserialize)]
@@ -176,13 +196,21 @@ struct StreamState {
     last_seq: u64,
 }
 
-/// Where a stream ends, out of a server's answer about an account, if the server has it.
+/// Where a stream ends, out of a server's answer about an account, if the server has it and it can be written.
 fn read_log_end(payload: &[u8], stream: &str) -> Option<u64> {
     let answer: Inventory = serde_json::from_slice(payload).ok()?;
     let mut streams = answer.data?.stream_detail.into_iter();
-    streams
-        .find(|found| found.name == stream)
-        .map(|found| found.state.last_seq)
+    let found = streams.find(|found| found.name == stream)?;
+    has_majority(&found).then_some(found.state.last_seq)
+}
+
+/// Whether the server that leads a stream has heard most of the others lately. Without them nothing is stored, and it goes on
+/// leading for up to ten seconds.
+fn has_majority(stream: &StreamDetail) -> bool {
+    let peers = stream.cluster.as_ref().map_or(&[][..], |cluster| &cluster.replicas);
+    let heard = peers.iter().filter(|peer| Duration::from_nanos(peer.active) < UNHEARD);
+    // With itself more than half of all.
+    (1 + heard.count()) * 2 > 1 + peers.len()
 }
 
 /// The server's answer to the deletion of all streams of an account, of which it may have none.
@@ -207,5 +235,40 @@ fn check_answer(what: &'static str, payload: &[u8]) -> Result<(), NatsError> {
         (Some(error), _) => Err(refused(error.description)),
         (None, Some(data)) if data.code == 200 => Ok(()),
         (None, _) => Err(refused(String::from_utf8_lossy(payload).into_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_log_ends_where_the_one_says_that_most_follow() {
+        let answer = |cluster: serde_json::Value| {
+            let other = json!({"name": "other", "state": {"last_seq": 1}});
+            let own = json!({"name": "log", "state": {"last_seq": 7}, "cluster": cluster});
+            json!({"data": {"stream_detail": [other, own]}}).to_string()
+        };
+        let peers = |seconds: &[u64]| {
+            let peers: Vec<_> = seconds
+                .iter()
+                .map(|seconds| json!({"active": seconds * 1_000_000_000}))
+                .collect();
+            json!({"leader": "a", "replicas": peers})
+        };
+        for (rule, cluster, expected) in [
+            ("one server", json!(null), Some(7)),
+            ("one server that tells of itself", json!({"leader": "a"}), Some(7)),
+            ("all are heard", peers(&[0, 1]), Some(7)),
+            ("most are heard", peers(&[0, 60]), Some(7)),
+            ("it is alone", peers(&[5, 60]), None),
+            ("two of four", peers(&[0, 60, 60]), None),
+        ] {
+            assert_eq!(read_log_end(answer(cluster).as_bytes(), "log"), expected, "{rule}");
+        }
+        assert_eq!(read_log_end(answer(json!(null)).as_bytes(), "none"), None);
+        assert_eq!(read_log_end(b"x", "log"), None);
     }
 }
