@@ -1,10 +1,12 @@
 //! Clients of a cluster that write down what was acknowledged: afterwards all of it is there, in order, none twice.
 //!
 //! ```text
-//!  append ─▶ objects one after the other ┐
-//!  count ──▶ one object, read and changed ├─▶ every acknowledged write is there, in order, none twice
-//!  probe ──▶ answers, and when            ┘
+//!  append, some at once ▶ objects of each one after the other ┐
+//!  count ───────────────▶ one object, read and changed        ├─▶ every acknowledged write is there, in order, none twice
+//!  probe ───────────────▶ answers, and when                   ┘
 //! ```
+//!
+//! What some write at once is in one batch of the store, which is left open as a whole when the store dies.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::{Client, ResourceExt as _};
@@ -29,8 +32,8 @@ const VALUE: &str = "value";
 /// What was acknowledged, and when the API answered.
 #[derive(Debug)]
 pub struct Record {
-    /// Objects that were made one after the other, [`name_of`] by name.
-    pub appended: u64,
+    /// Objects that each client made one after the other, [`name_of`] by name.
+    pub appended: Vec<u64>,
     /// Changes of one object.
     pub counted: u64,
     /// Each answer.
@@ -42,19 +45,23 @@ pub struct Record {
 pub struct Clients {
     kubeconfig: PathBuf,
     stop: Arc<AtomicBool>,
-    appending: JoinHandle<Result<u64>>,
+    appending: Vec<JoinHandle<Result<u64>>>,
     counting: JoinHandle<Result<u64>>,
     probing: JoinHandle<Result<Vec<Instant>>>,
 }
 
 impl Clients {
-    /// Begins to write to a cluster that answers.
-    pub async fn begin(kubeconfig: &Path) -> Result<Self> {
+    /// Begins to write to a cluster that answers; so many append at once.
+    pub async fn begin(kubeconfig: &Path, appenders: usize) -> Result<Self> {
         let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
         api.create(&PostParams::default(), &config_map(COUNTER, 0)).await?;
         let stop = Arc::new(AtomicBool::new(false));
+        let mut appending = Vec::new();
+        for appender in 0..appenders {
+            appending.push(tokio::spawn(append(appender, client(kubeconfig).await?, stop.clone())));
+        }
         Ok(Self {
-            appending: tokio::spawn(append(client(kubeconfig).await?, stop.clone())),
+            appending,
             counting: tokio::spawn(count(client(kubeconfig).await?, stop.clone())),
             probing: tokio::spawn(probe(kubeconfig.to_owned(), stop.clone())),
             kubeconfig: kubeconfig.to_owned(),
@@ -65,18 +72,23 @@ impl Clients {
     /// Ends them, of a cluster that answers, and looks whether everything is there that was acknowledged.
     pub async fn end(self) -> Result<Record> {
         self.stop.store(true, Ordering::Relaxed);
-        let (appended, counted, answers) = tokio::try_join!(self.appending, self.counting, self.probing)?;
-        let (appended, counted, answers) = (appended?, counted?, answers?);
-        check(&self.kubeconfig, appended, counted).await?;
-        Ok(Record {
-            appended,
-            counted,
-            answers,
-        })
+        let (appended, counted, answers) = tokio::try_join!(try_join_all(self.appending), self.counting, self.probing)?;
+        let record = Record {
+            appended: appended.into_iter().collect::<Result<_>>()?,
+            counted: counted?,
+            answers: answers?,
+        };
+        check(&self.kubeconfig, &record).await?;
+        Ok(record)
     }
 }
 
 impl Record {
+    /// Objects that were made, of all clients.
+    pub fn objects(&self) -> u64 {
+        self.appended.iter().sum()
+    }
+
     /// The longest time without an answer.
     pub fn longest_outage(&self) -> Duration {
         let gaps = self.answers.windows(2).map(|pair| pair[1] - pair[0]);
@@ -84,9 +96,14 @@ impl Record {
     }
 }
 
-/// The name of an object that was appended.
-pub fn name_of(number: u64) -> String {
-    format!("appended-{number:06}")
+/// The name of an object that a client has appended.
+pub fn name_of(appender: usize, number: u64) -> String {
+    format!("{}{number:06}", prefix_of(appender))
+}
+
+/// What the names of all objects of a client begin with.
+pub(crate) fn prefix_of(appender: usize) -> String {
+    format!("appended-{appender}-")
 }
 
 fn config_map(name: &str, value: u64) -> ConfigMap {
@@ -110,15 +127,15 @@ async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Option<Res
 }
 
 /// Makes one object after the other. How many there must be, each with its number.
-async fn append(client: Client, stop: Arc<AtomicBool>) -> Result<u64> {
+async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Result<u64> {
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
     let mut number = 0;
     while !stop.load(Ordering::Relaxed) {
-        let object = config_map(&name_of(number), number);
+        let object = config_map(&name_of(appender, number), number);
         match answer(api.create(&PostParams::default(), &object)).await {
             // 409: an earlier try was done without an answer.
             Some(Ok(_) | Err(409)) => number += 1,
-            Some(Err(code)) => bail!("creating object {number} was answered {code}"),
+            Some(Err(code)) => bail!("creating {} was answered {code}", name_of(appender, number)),
             None => tokio::time::sleep(PROBE_EVERY).await,
         }
     }
@@ -170,14 +187,24 @@ async fn probe(kubeconfig: PathBuf, stop: Arc<AtomicBool>) -> Result<Vec<Instant
 }
 
 /// Looks whether everything is there that was acknowledged, in the order in which it was.
-async fn check(kubeconfig: &Path, appended: u64, counted: u64) -> Result<()> {
+async fn check(kubeconfig: &Path, record: &Record) -> Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
     let objects = api.list(&ListParams::default()).await?.items;
+    for (appender, appended) in record.appended.iter().copied().enumerate() {
+        check_order(&objects, &prefix_of(appender), appended)?;
+    }
+    let (found, counted) = (read(&api.get(COUNTER).await?)?, record.counted);
+    ensure!(
+        found == counted || found == counted + 1,
+        "the counter is at {found} where {counted} was acknowledged"
+    );
+    Ok(())
+}
+
+/// The same, of what one client has made.
+fn check_order(objects: &[ConfigMap], prefix: &str, appended: u64) -> Result<()> {
     let mut stored = BTreeMap::new();
-    for object in objects
-        .iter()
-        .filter(|object| object.name_any().starts_with("appended-"))
-    {
+    for object in objects.iter().filter(|object| object.name_any().starts_with(prefix)) {
         let version: u64 = object.resource_version().context("no resourceVersion")?.parse()?;
         stored.insert(version, read(object)?);
     }
@@ -186,16 +213,12 @@ async fn check(kubeconfig: &Path, appended: u64, counted: u64) -> Result<()> {
     let there = numbers.len() as u64;
     ensure!(
         there == appended || there == appended + 1,
-        "{there} objects are there where {appended} were acknowledged"
+        "{there} objects {prefix} are there where {appended} were acknowledged"
     );
     ensure!(
         numbers.iter().copied().eq(0..there),
-        "objects were made in another order"
+        "objects {prefix} were made in another order"
     );
-    let found = read(&api.get(COUNTER).await?)?;
-    ensure!(
-        found == counted || found == counted + 1,
-        "the counter is at {found} where {counted} was acknowledged"
-    );
+    ensure!(appended > 0, "no object {prefix} was acknowledged");
     Ok(())
 }

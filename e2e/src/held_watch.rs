@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::acknowledged::{Record, name_of};
+use crate::acknowledged::{Record, name_of, prefix_of};
 
 /// How soon the client asks again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -29,6 +29,8 @@ const WATCH_SECONDS: u32 = 280;
 struct Seen {
     /// Names, in the order in which they were made.
     made: Vec<String>,
+    /// How often the watch was asked for.
+    asks: usize,
     /// How often all was listed anew.
     lists: usize,
     /// The longest time between two events.
@@ -60,17 +62,38 @@ impl HeldWatch {
 
     /// Waits until the making of an object was seen.
     pub async fn wait_for(&self, name: &str, limit: Duration) -> Result<()> {
+        self.wait_until(name, limit, |made| made.iter().rev().any(|made| made == name))
+            .await
+    }
+
+    /// Waits until the making of so many more objects was seen than by now.
+    pub async fn wait_for_more(&self, count: usize, limit: Duration) -> Result<()> {
+        let count = self.seen.borrow().made.len() + count;
+        self.wait_until(&format!("{count} objects"), limit, |made| made.len() >= count)
+            .await
+    }
+
+    /// Waits until all objects of a record were seen.
+    pub async fn wait_for_all(&self, record: &Record, limit: Duration) -> Result<()> {
+        for (appender, appended) in record.appended.iter().enumerate() {
+            self.wait_for(&name_of(appender, appended.saturating_sub(1)), limit)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn wait_until(&self, what: &str, limit: Duration, holds: impl Fn(&[String]) -> bool) -> Result<()> {
         let mut seen = self.seen.clone();
-        let told = seen.wait_for(|seen| seen.failure.is_some() || seen.made.iter().rev().any(|made| made == name));
+        let told = seen.wait_for(|seen| seen.failure.is_some() || holds(&seen.made));
         let told = tokio::time::timeout(limit, told).await;
-        let told = told.with_context(|| format!("the watch did not tell of {name} within {limit:?}"))?;
+        let told = told.with_context(|| format!("the watch did not tell of {what} within {limit:?}"))?;
         let failure = told.context("the watch ended badly")?.failure.clone();
         failure.map_or(Ok(()), |failure| Err(anyhow!("the watch cannot go on: {failure}")))
     }
 
-    /// How many were made so far, by what was seen.
-    pub fn count(&self) -> u64 {
-        self.seen.borrow().made.len() as u64
+    /// How often the watch was asked for so far.
+    pub fn asks(&self) -> usize {
+        self.seen.borrow().asks
     }
 
     /// The longest time between two events, and how often all was listed anew.
@@ -81,12 +104,15 @@ impl HeldWatch {
 
     /// Ends it. An error unless it told of all objects of a record once, in order.
     pub fn check(self, record: &Record) -> Result<()> {
-        let expected: Vec<_> = (0..record.appended).map(name_of).collect();
-        let mut told = self.end()?;
-        told.retain(|name| name.starts_with("appended-"));
-        // The last one may have been made without an answer.
-        told.truncate(expected.len());
-        ensure!(told == expected, "the watch told {} of {}", told.len(), expected.len());
+        let made = self.end()?;
+        for (appender, appended) in record.appended.iter().copied().enumerate() {
+            let expected: Vec<_> = (0..appended).map(|number| name_of(appender, number)).collect();
+            let of_this = |name: &&String| name.starts_with(&prefix_of(appender));
+            let mut told: Vec<_> = made.iter().filter(of_this).cloned().collect();
+            // The last one may have been made without an answer.
+            told.truncate(expected.len());
+            ensure!(told == expected, "the watch told {} of {}", told.len(), expected.len());
+        }
         Ok(())
     }
 
@@ -127,6 +153,7 @@ async fn follow(
     seen: &watch::Sender<Seen>,
 ) -> Result<End> {
     let parameters = WatchParams::default().timeout(WATCH_SECONDS);
+    seen.send_modify(|seen| seen.asks += 1);
     let mut events = match tokio::time::timeout(SILENCE, api.watch(&parameters, version)).await {
         Ok(Ok(events)) => events.boxed(),
         Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => return Ok(End::Expired),

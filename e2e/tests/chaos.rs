@@ -2,23 +2,37 @@
 //!
 //! ```text
 //!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS     one every few seconds
-//!  faults ─▶ the second node of the host, where there is one       all of it killed, or cut off
+//!  faults ─▶ the second node of the host, with a control plane     all of it killed, or cut off
 //!  clients ▶ what was acknowledged (`acknowledged.rs`)             afterwards all of it is there
 //!                                                                  the outages of each kind of fault are printed
 //! ```
+//!
+//! All kinds come once in random order, then all of them again. What cannot be done yet comes again later.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY};
-use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
-use yoke_e2e::victim::{cut_off, signal};
-use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, Victim, wait_for};
+use yoke_e2e::host_node::{is_ready, place_of};
+use yoke_e2e::tenant::READY_LIMIT;
+use yoke_e2e::victim::{PodNetwork, signal};
+use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, Victim, network, wait_for};
 
 const SECONDS: u64 = 600;
+/// One fault is asked for in each such time at least: most take less than half of it, with the pause before, and the longest, a
+/// node that is waited for, killed and started again, takes twice as much.
+const SECONDS_EACH: u64 = 30;
+/// How long a process is stopped.
+const STOP: Duration = Duration::from_secs(30);
+/// How long a control plane may take to be ready where it can be lost with its node.
+const BACK_LIMIT: Duration = Duration::from_secs(60);
+/// Clients that append at once.
+const APPENDERS: usize = 4;
+const CONTROL_PLANE: &str = "yoke.drzzl.io/component=control-plane";
 
 const ALL: [Expected; 1] = [Expected {
     says: "",
@@ -38,7 +52,7 @@ enum Fault {
     CutNode,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 13] = [
     Fault::Kill("kube-apiserver"),
     Fault::Kill("kine-nats"),
     Fault::Kill("kube-controller-manager"),
@@ -50,10 +64,17 @@ const FAULTS: [Fault; 11] = [
     Fault::KillSystem("app.kubernetes.io/name=yoke-ingress-xds", "ingress-xds"),
     Fault::KillSystem("app.kubernetes.io/name=yoke-operator", "operator"),
     Fault::KillSupervised("nats-server"),
+    Fault::KillNode,
+    Fault::CutNode,
 ];
 
-/// Where the host has a second node.
-const NODE_FAULTS: [Fault; 2] = [Fault::KillNode, Fault::CutNode];
+/// What ends a fault that does not end by itself.
+enum Undo {
+    Nothing,
+    Continue(u32),
+    Mend(PodNetwork),
+    BringBack,
+}
 
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -72,106 +93,157 @@ impl std::fmt::Display for Fault {
 struct Target {
     stack: Stack,
     hosted: String,
-    second: Option<HostNode>,
+    second: HostNode,
 }
 
 impl Target {
     fn container(&self, name: &'static str) -> Victim {
-        Victim::Container(self.hosted.clone(), "yoke.drzzl.io/component=control-plane", name)
-    }
-
-    fn second(&self) -> Result<&HostNode> {
-        self.second.as_ref().context("the host has one node")
-    }
-
-    /// Puts the next pod on the second node, if there is one, or anywhere.
-    async fn hold_to_second(&self, held: bool) -> Result<()> {
-        match &self.second {
-            Some(second) => second.take_all(held).await,
-            None => Ok(()),
-        }
+        Victim::Container(self.hosted.clone(), CONTROL_PLANE, name)
     }
 
     /// One fault after the other, until the end. Those that were done, and what kept others from being done.
     async fn suffer_all(&self, random: &mut StdRng, end: Instant) -> Result<(Vec<(Instant, Fault)>, Vec<String>)> {
-        let mut kinds = FAULTS.to_vec();
-        if self.second.is_some() {
-            kinds.extend(NODE_FAULTS);
-        }
-        let (mut faults, mut failures) = (Vec::new(), Vec::new());
+        let (mut due, mut faults, mut failures) = (Vec::new(), Vec::new(), Vec::new());
         while Instant::now() < end {
-            tokio::time::sleep(Duration::from_millis(random.random_range(2_000..12_000))).await;
-            let fault = kinds[random.random_range(0..kinds.len())];
-            let pause = Duration::from_secs(random.random_range(1..=30));
-            let mut due = vec![fault];
-            if NODE_FAULTS.contains(&fault) {
-                self.hold_to_second(false).await?;
-                // Back to where it can be lost again.
-                due.push(Fault::DeletePod);
+            if due.is_empty() {
+                due.extend(FAULTS);
+                due.shuffle(random);
             }
-            for fault in due {
-                let begun = Instant::now();
-                match self.suffer(fault, pause).await {
-                    Ok(()) => faults.push((begun, fault)),
+            tokio::time::sleep(Duration::from_millis(random.random_range(2_000..12_000))).await;
+            let pause = Duration::from_secs(random.random_range(1..=30));
+            let Some(fault) = due.pop() else { continue };
+            let mut now = vec![fault];
+            if matches!(fault, Fault::KillNode | Fault::CutNode) {
+                // Back to where it can be lost again.
+                now.push(Fault::DeletePod);
+            }
+            for fault in now {
+                match self.begin(fault).await {
+                    Ok(undo) => {
+                        faults.push((Instant::now(), fault));
+                        self.end(undo, pause)
+                            .await
+                            .with_context(|| format!("ending: {fault}"))?;
+                    }
                     // Who was hit just before is not there yet.
-                    Err(error) => failures.push(format!("{fault}: {error:#}")),
+                    Err(error) => {
+                        failures.push(format!("{fault}: {error:#}"));
+                        due.insert(0, fault);
+                    }
                 }
-                self.hold_to_second(true).await?;
+                self.second.take_all(true).await?;
             }
         }
         Ok((faults, failures))
     }
 
-    /// Does it, and undoes it after `pause` where it does not end by itself.
-    async fn suffer(&self, fault: Fault, pause: Duration) -> Result<()> {
+    /// Does it. Gives what ends it later.
+    async fn begin(&self, fault: Fault) -> Result<Undo> {
         match fault {
-            Fault::Kill(name) => signal(self.container(name).pid(&self.stack).await?, "KILL").await,
+            Fault::Kill(name) => signal(self.container(name).pid(&self.stack).await?, "KILL").await?,
             Fault::KillSystem(selector, name) => {
                 let victim = Victim::Container("yoke-system".to_owned(), selector, name);
-                signal(victim.pid(&self.stack).await?, "KILL").await
+                signal(victim.pid(&self.stack).await?, "KILL").await?;
             }
-            Fault::KillSupervised(name) => signal(self.stack.supervised_pid(name).await?, "KILL").await,
-            Fault::DeletePod => {
-                let selector = "yoke.drzzl.io/component=control-plane";
-                let delete = [
-                    "delete",
-                    "pod",
-                    "-l",
-                    selector,
-                    "-n",
-                    &self.hosted,
-                    "--grace-period=0",
-                    "--force",
-                ];
-                self.stack.host_kubectl(&delete).await?.ok().map(drop)
-            }
+            Fault::KillSupervised(name) => signal(self.stack.supervised_pid(name).await?, "KILL").await?,
+            Fault::DeletePod => self.delete_pod().await?,
             Fault::KillNode => {
-                self.second()?.kill().await?;
-                tokio::time::sleep(pause).await;
-                self.second()?.start().await
+                self.wait_on_second().await?;
+                self.second.take_all(false).await?;
+                self.second.kill().await?;
+                return Ok(Undo::BringBack);
             }
             Fault::CutNode => {
-                self.second()?.cut().await?;
-                tokio::time::sleep(pause).await;
-                self.second()?.mend().await
+                self.wait_on_second().await?;
+                self.second.take_all(false).await?;
+                self.second.cut().await?;
+                return Ok(Undo::BringBack);
             }
             Fault::Stop(name) => {
                 let pid = self.container(name).pid(&self.stack).await?;
                 signal(pid, "STOP").await?;
-                tokio::time::sleep(pause).await;
-                // Its liveness probe may have ended it.
-                let _ = signal(pid, "CONT").await;
-                Ok(())
+                return Ok(Undo::Continue(pid));
             }
             Fault::CutOff => {
-                let pid = self.container("kube-apiserver").pid(&self.stack).await?;
-                cut_off(pid, true).await?;
-                tokio::time::sleep(pause).await;
-                let _ = cut_off(pid, false).await;
-                Ok(())
+                let network = PodNetwork::of(self.container("kube-apiserver").pid(&self.stack).await?)?;
+                network.cut().await?;
+                return Ok(Undo::Mend(network));
             }
         }
+        Ok(Undo::Nothing)
     }
+
+    /// Undoes it after `pause` where it does not end by itself. What cannot be undone would spoil all that comes after.
+    async fn end(&self, undo: Undo, pause: Duration) -> Result<()> {
+        match undo {
+            Undo::Nothing => {}
+            Undo::Continue(pid) => {
+                tokio::time::sleep(STOP).await;
+                // Its liveness probe may have ended it.
+                let _ = signal(pid, "CONT").await;
+            }
+            Undo::Mend(network) => {
+                tokio::time::sleep(pause).await;
+                network.mend().await?;
+            }
+            Undo::BringBack => {
+                tokio::time::sleep(pause).await;
+                self.second.mend().await?;
+                self.second.start().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the control plane is where it is lost with the node.
+    async fn wait_on_second(&self) -> Result<()> {
+        wait_for(
+            "the control plane to be ready on the second node",
+            BACK_LIMIT,
+            async || {
+                let pod = network::pod(&self.stack, &self.hosted, CONTROL_PLANE).await?;
+                let place = place_of(&pod);
+                ensure!(place == Some(&self.second.name), "it is on {place:?}");
+                Ok(is_ready(&pod).then_some(()))
+            },
+        )
+        .await
+    }
+
+    async fn delete_pod(&self) -> Result<()> {
+        let hosted = &self.hosted;
+        let delete = [
+            "delete",
+            "pod",
+            "-l",
+            CONTROL_PLANE,
+            "-n",
+            hosted,
+            "--grace-period=0",
+            "--force",
+        ];
+        let deleted = self.stack.host_kubectl(&delete).await?.ok()?;
+        ensure!(!deleted.is_empty(), "there is no pod");
+        Ok(())
+    }
+}
+
+/// An error unless there were as many faults as the time has room for, and each kind of them where that is enough for all.
+fn require(faults: &[Fault], length: Duration) -> Result<()> {
+    let least = usize::try_from(length.as_secs() / SECONDS_EACH)?;
+    ensure!(
+        faults.len() >= least,
+        "{} faults in {length:?}, which has room for {least}",
+        faults.len()
+    );
+    let missing = FAULTS.iter().filter(|kind| !faults.contains(kind));
+    let missing: Vec<_> = missing.map(ToString::to_string).collect();
+    ensure!(
+        missing.is_empty() || least < FAULTS.len(),
+        "not done once: {}",
+        missing.join(", ")
+    );
+    Ok(())
 }
 
 /// The longest time without an answer of each kind of fault: the last that came before its end.
@@ -212,25 +284,24 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     println!("CHAOS_SEED={seed}, {length:?}");
     let mut random = StdRng::seed_from_u64(seed);
     let stack = Stack::connect().await?;
+    let second = HostNode::find(&stack).context(
+        "the host has no second node: `make chaos` adds one, and so does `.dev/bin/yoke-dev host-node --number 2`",
+    )?;
+    second.start().await?;
     let tenant = TenantFixture::create(&stack, "chaos").await?.expecting(&ALL);
-    let mut target = Target {
+    let (hosted, kubeconfig, _) = second.ready_cluster(&tenant, "a").await?;
+    let clients = Clients::begin(&kubeconfig, APPENDERS).await?;
+    let target = Target {
         stack: stack.clone(),
-        hosted: String::new(),
-        second: HostNode::find(&stack),
+        hosted,
+        second: second.clone(),
     };
-    println!(
-        "the second node of the host is {}",
-        if target.second.is_some() { "there" } else { "not there" }
-    );
-    target.hold_to_second(true).await?;
-    let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
-    target.hosted = hosted_namespace(&cluster)?;
-    let clients = Clients::begin(&kubeconfig).await?;
+    second.take_all(true).await?;
     let suffered = target.suffer_all(&mut random, Instant::now() + length).await;
-    if let Some(second) = &target.second {
-        second.start().await?;
-    }
-    target.hold_to_second(false).await?;
+    // Whatever came of it: others use the nodes, too.
+    second.mend().await?;
+    second.start().await?;
+    second.take_all(false).await?;
     let (faults, failures) = suffered?;
     for failure in failures {
         println!("{failure}");
@@ -243,8 +314,32 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     let record = clients.end().await?;
     println!("{}", show_outages(&faults, &record.answers));
     println!(
-        "{} objects and {} changes of one were acknowledged: all are there, in order, none twice",
-        record.appended, record.counted
+        "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all are there, in order, none twice",
+        faults.len(),
+        record.objects(),
+        record.counted
     );
+    require(&faults.iter().map(|(_, fault)| *fault).collect::<Vec<_>>(), length)?;
     tenant.remove().await
+}
+
+#[test]
+fn faults_that_did_not_happen_are_missed() {
+    let twice: Vec<_> = FAULTS.iter().chain(&FAULTS).copied().collect();
+    let without_a_node: Vec<_> = twice
+        .iter()
+        .filter(|fault| **fault != Fault::KillNode)
+        .copied()
+        .collect();
+    for (rule, faults, seconds, met) in [
+        ("each kind, and as many as fit", &twice[..], 600, true),
+        ("one kind is not there", &without_a_node, 600, false),
+        ("each kind, and too few", &FAULTS, 600, false),
+        ("one in a short look", &FAULTS[..1], 45, true),
+        ("none in a short look", &[], 45, false),
+        ("none where there is no room for one", &[], 20, true),
+    ] {
+        let required = require(faults, Duration::from_secs(seconds));
+        assert_eq!(required.is_ok(), met, "{rule}: {required:?}");
+    }
 }

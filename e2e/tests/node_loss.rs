@@ -1,28 +1,38 @@
-//! A machine of the host is lost with a control plane on it, and comes back from the dead: the cluster goes on elsewhere, with
-//! all that was acknowledged, and the former control plane does no harm.
+//! A machine of the host is lost with a control plane on it: the cluster goes on elsewhere, with all that was acknowledged. One that
+//! comes back from the dead does no harm.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
-use yoke_e2e::acknowledged::{Clients, name_of};
+use tokio::sync::Mutex;
+use yoke_api::labels::INCARNATION;
+use yoke_e2e::acknowledged::Clients;
 use yoke_e2e::held_watch::HeldWatch;
 use yoke_e2e::host_node::place_of;
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::signal;
-use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, wait_for, wait_until};
+use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, wait_for, wait_until, watch_for};
 
-/// Generous: how long it takes is printed. Without the operator, Kubernetes takes more than five minutes.
+/// How soon the API is to answer from elsewhere, on a machine that does nothing else. Without the operator, Kubernetes takes more
+/// than five minutes.
+const BACK_SOON: Duration = Duration::from_secs(15);
+/// How long is waited for that.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
+/// How long one attempt may take: what is not answered is asked again, on a connection of its own.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// A store that was cut off connects again, and hears of its successor.
 const FENCE_LIMIT: Duration = Duration::from_secs(60);
 const FENCED: &str = "fenced by the writer of epoch";
-/// Writes before, and after, that show that all goes on.
-const WRITES: u64 = 20;
+/// Objects made before, and after, that show that all goes on.
+const WRITES: usize = 20;
+/// One test after the other: each loses the same node.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
     says: "",
@@ -37,6 +47,14 @@ struct Moved {
     hosted: String,
     kubeconfig: PathBuf,
     pod: Pod,
+}
+
+/// How long it took since a loss.
+struct Elsewhere {
+    /// Until the operator called it one.
+    called: Duration,
+    /// Until another control plane answered.
+    answered: Duration,
 }
 
 impl Moved {
@@ -61,16 +79,57 @@ impl Moved {
         Ok(pods.list(&ListParams::default()).await?.items)
     }
 
+    /// Clients of it, once they have written.
+    async fn use_it(&self) -> Result<(HeldWatch, Clients)> {
+        let watch = HeldWatch::begin(client(&self.kubeconfig).await?).await?;
+        let clients = Clients::begin(&self.kubeconfig, 1).await?;
+        watch.wait_for_more(WRITES, READY_LIMIT).await?;
+        Ok((watch, clients))
+    }
+
+    /// Waits until the loss is called, and until another pod answers, on another node. How long both took since then.
+    async fn wait_elsewhere(&self) -> Result<Elsewhere> {
+        let lost = Instant::now();
+        let called = async { self.wait_called().await.map(|()| lost.elapsed()) };
+        let answered = async { self.wait_answer().await.map(|()| lost.elapsed()) };
+        let (called, answered) = tokio::try_join!(called, answered)?;
+        Ok(Elsewhere { called, answered })
+    }
+
+    /// Waits until the operator has called for another start.
+    async fn wait_called(&self) -> Result<()> {
+        let sets: Api<StatefulSet> = Api::namespaced(self.stack.host.clone(), &self.hosted);
+        let former = self.pod.metadata.annotations.as_ref();
+        let former = former
+            .and_then(|all| all.get(INCARNATION))
+            .context("a pod without incarnation")?;
+        watch_for(
+            "the loss to be called",
+            BACK_LIMIT,
+            sets,
+            "control-plane",
+            |set: Option<StatefulSet>| {
+                let template = set.and_then(|set| set.spec).and_then(|spec| spec.template.metadata);
+                let annotations = template.and_then(|meta| meta.annotations).unwrap_or_default();
+                Ok(annotations
+                    .get(INCARNATION)
+                    .is_some_and(|now| now != former)
+                    .then_some(()))
+            },
+        )
+        .await
+    }
+
     /// Waits until another pod answers, on another node.
-    async fn wait_elsewhere(&self) -> Result<()> {
-        let api = client(&self.kubeconfig).await?;
+    async fn wait_answer(&self) -> Result<()> {
         wait_until("the API to answer from elsewhere", BACK_LIMIT, async || {
             let pods = self.pods().await?;
             let seen: Vec<_> = pods.iter().map(|pod| (&pod.metadata.uid, place_of(pod))).collect();
             let elsewhere =
                 |pod: &Pod| pod.metadata.uid != self.pod.metadata.uid && place_of(pod) != Some(&self.node.name);
             ensure!(pods.len() == 1 && pods.iter().all(elsewhere), "{seen:?}");
-            let answer = tokio::time::timeout(Duration::from_secs(2), api.apiserver_version()).await;
+            let api = client(&self.kubeconfig).await?;
+            let answer = tokio::time::timeout(ANSWER_LIMIT, api.apiserver_version()).await;
             answer.context("no answer")??;
             Ok(true)
         })
@@ -105,34 +164,64 @@ fn read_all(file: &mut std::fs::File) -> Result<String> {
     Ok(text)
 }
 
-/// Waits until the clients have got so far.
-async fn wait_appended(watch: &HeldWatch, number: u64) -> Result<()> {
-    watch.wait_for(&name_of(number), READY_LIMIT).await
+/// Ends the clients when what they make from here on was told of. What they noticed.
+async fn conclude(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Result<String> {
+    watch.wait_for_more(WRITES, READY_LIMIT).await?;
+    let record = clients.end().await?;
+    watch.wait_for_all(&record, READY_LIMIT).await?;
+    let (gap, lists) = watch.interruptions();
+    watch.check(&record)?;
+    let Elsewhere { called, answered } = elsewhere;
+    let noticed = format!(
+        "The loss was called after {called:.1?}, and the API answered from another node after {answered:.1?}.\n\
+         {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch told all of them once, in \
+         order, paused {gap:.1?} and listed anew {lists} times.",
+        record.objects(),
+        record.counted,
+        record.longest_outage()
+    );
+    ensure!(*answered < BACK_SOON, "too late: {noticed}");
+    Ok(noticed)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_comes_back_from_the_dead_does_no_harm() -> Result<()> {
+    let _alone = ALONE.lock().await;
     let moved = Moved::place("node-loss").await?;
-    let done = lose_and_find(&moved).await;
+    let done = cut_and_find(&moved).await;
     // Whatever came of it: others use the node, too.
     moved.node.mend().await?;
     println!("{}", done?);
     moved.tenant.remove().await
 }
 
-/// What came of it.
-async fn lose_and_find(moved: &Moved) -> Result<String> {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
+    let _alone = ALONE.lock().await;
+    let moved = Moved::place("node-kill").await?;
+    let done = kill_and_find(&moved).await;
+    // Whatever came of it: others use the node, too.
+    moved.node.start().await?;
+    println!("{}", done?);
+    moved.tenant.remove().await
+}
+
+/// What came of a loss of power.
+async fn kill_and_find(moved: &Moved) -> Result<String> {
+    let (watch, clients) = moved.use_it().await?;
+    moved.node.kill().await?;
+    let elsewhere = moved.wait_elsewhere().await?;
+    conclude(watch, clients, &elsewhere).await
+}
+
+/// What came of a cut that ends.
+async fn cut_and_find(moved: &Moved) -> Result<String> {
     let store = network::container_pid(&moved.stack, &moved.pod, "kine-nats").await?;
     let api_server = network::container_pid(&moved.stack, &moved.pod, "kube-apiserver").await?;
     let mut log = moved.open_log()?;
-    let watch = HeldWatch::begin(client(&moved.kubeconfig).await?).await?;
-    let clients = Clients::begin(&moved.kubeconfig).await?;
-    wait_appended(&watch, WRITES).await?;
-
+    let (watch, clients) = moved.use_it().await?;
     moved.node.cut().await?;
-    let cut = Instant::now();
-    moved.wait_elsewhere().await?;
-    let elsewhere = cut.elapsed();
+    let elsewhere = moved.wait_elsewhere().await?;
 
     // The former store is to be fenced by its log, and not by a kubelet that was quicker.
     let kubelet = moved.node.kubelet()?;
@@ -153,17 +242,8 @@ async fn lose_and_find(moved: &Moved) -> Result<String> {
     let ended = mended.elapsed();
     ensure!(read_all(&mut log)?.contains(FENCED), "its log is another one");
 
-    let record = clients.end().await?;
-    wait_appended(&watch, record.appended - 1).await?;
-    let (gap, lists) = watch.interruptions();
-    watch.check(&record)?;
+    let noticed = conclude(watch, clients, &elsewhere).await?;
     Ok(format!(
-        "The API answered from another node {elsewhere:.1?} after the cut. The node was back: the former store found that it was \
-         replaced after {fenced:.1?}, and had ended after {ended:.1?}.\n\
-         {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch told all of them once, in \
-         order, paused {gap:.1?} and listed anew {lists} times.",
-        record.appended,
-        record.counted,
-        record.longest_outage()
+        "{noticed}\nThe node was back: the former store found that it was replaced after {fenced:.1?}, and had ended after {ended:.1?}."
     ))
 }

@@ -8,25 +8,26 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
-use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record, name_of};
+use tokio::sync::Mutex;
+use yoke_api::labels::INCARNATION;
+use yoke_e2e::acknowledged::{Clients, PROBE_EVERY};
 use yoke_e2e::held_watch::HeldWatch;
 use yoke_e2e::host_node::{is_ready, place_of};
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
 
-/// How long nobody may be answered, on a machine that does other things, too.
-const LONGEST: Duration = Duration::from_secs(5);
-/// The same where nothing else is going on.
-const SHORT: Duration = Duration::from_secs(2);
-/// Writes before, and after, that show that all goes on.
-const WRITES: u64 = 20;
+/// How long nobody may be answered where nothing else is going on.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Objects made before, and after, that show that all goes on.
+const WRITES: usize = 20;
+/// One test after the other: each measures a pause.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 const EXPECTED: [Expected; 1] = [Expected {
     says: "pod that takes over does not answer yet",
     because: "other clusters leave the node at the same time; this one's pause is measured",
 }];
-const INCARNATION: &str = "yoke.drzzl.io/incarnation";
 
 /// A cluster on the second node.
 struct Drained {
@@ -93,6 +94,7 @@ fn incarnation_of(pod: &Pod) -> Option<&String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
+    let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let node = HostNode::second(&stack).await?;
     let tenant = TenantFixture::create(&stack, "takeover").await?.expecting(&EXPECTED);
@@ -104,8 +106,8 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
         pod,
     };
     let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig).await?;
-    watch.wait_for(&name_of(WRITES), READY_LIMIT).await?;
+    let clients = Clients::begin(&kubeconfig, 1).await?;
+    watch.wait_for_more(WRITES, READY_LIMIT).await?;
     drained.is_held().await?;
     let begun = Instant::now();
     let result = drained.drain().await;
@@ -115,30 +117,15 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     // Whatever came of it: others use the node, too.
     stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
     result?;
-    let successor = successor?;
-    // What is made from here on is made under the other one.
-    let made = Instant::now();
-    let record = wait_and_end(clients, &watch, made).await?;
-    let (gap, lists) = watch.interruptions();
-    watch.check(&record)?;
-    println!(
-        "Drained in {took:.1?}: {} took over from {}. {} objects and {} changes of one, all as acknowledged; the longest time \
-         without an answer {:.2?}, asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed \
-         anew {lists} times.",
-        successor.name_any(),
-        pod.name_any(),
-        record.appended,
-        record.counted,
-        record.longest_outage()
-    );
-    ensure!(incarnation_of(&successor) == incarnation_of(pod), "it is another start");
-    ensure!(record.longest_outage() < LONGEST, "too long");
+    let noticed = conclude(pod, &successor?, clients, watch).await?;
+    println!("Drained in {took:.1?}: {noticed}");
     tenant.remove().await
 }
 
 /// Nobody gives notice: the pod is deleted, as an eviction that is let through does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
+    let _alone = ALONE.lock().await;
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "ending").await?.expecting(&EXPECTED);
     let (cluster, kubeconfig) = tenant.ready_cluster("a").await?;
@@ -148,44 +135,45 @@ async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
     })
     .await?;
     let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
-    let clients = Clients::begin(&kubeconfig).await?;
-    watch.wait_for(&name_of(WRITES), READY_LIMIT).await?;
+    let clients = Clients::begin(&kubeconfig, 1).await?;
+    watch.wait_for_more(WRITES, READY_LIMIT).await?;
     let begun = Instant::now();
     let name = pod.name_any();
     let delete = ["delete", "pod", &name, "-n", &hosted, "--timeout=60s"];
     stack.host_kubectl(&delete).await?.ok()?;
     let took = begun.elapsed();
     let successor = successor(&stack, &hosted, &pod, None).await?;
-    let record = wait_and_end(clients, &watch, Instant::now()).await?;
-    let (gap, lists) = watch.interruptions();
-    watch.check(&record)?;
-    println!(
-        "Ended in {took:.1?}: {} took over from {name}. {} objects and {} changes of one, all as acknowledged; the longest time \
-         without an answer {:.2?}, asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed \
-         anew {lists} times.",
-        successor.name_any(),
-        record.appended,
-        record.counted,
-        record.longest_outage()
-    );
-    ensure!(
-        incarnation_of(&successor) == incarnation_of(&pod),
-        "it is another start"
-    );
-    ensure!(record.longest_outage() < SHORT, "too long");
-    ensure!(lists == 0, "the watch listed all anew");
+    let noticed = conclude(&pod, &successor, clients, watch).await?;
+    println!("Ended in {took:.1?}: {noticed}");
     tenant.remove().await
 }
 
-/// Ends the clients when the cluster has answered for a while.
-async fn wait_and_end(clients: Clients, watch: &HeldWatch, since: Instant) -> Result<Record> {
-    let seen = watch.count();
-    watch.wait_for(&name_of(seen + WRITES), READY_LIMIT).await?;
+/// Ends the clients when what they make from here on was told of. What they noticed, which must be little.
+async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWatch) -> Result<String> {
+    let since = Instant::now();
+    watch.wait_for_more(WRITES, READY_LIMIT).await?;
     let record = clients.end().await?;
     ensure!(
         record.answers.last().is_some_and(|last| *last > since),
         "nobody answers"
     );
-    watch.wait_for(&name_of(record.appended - 1), READY_LIMIT).await?;
-    Ok(record)
+    watch.wait_for_all(&record, READY_LIMIT).await?;
+    let (gap, lists) = watch.interruptions();
+    watch.check(&record)?;
+    let noticed = format!(
+        "{} took over from {}. {} objects and {} changes of one, all as acknowledged; the longest time without an answer {:.2?}, \
+         asked each {PROBE_EVERY:?}. The watch told all of them once, in order, paused {gap:.2?} and listed anew {lists} times.",
+        successor.name_any(),
+        former.name_any(),
+        record.objects(),
+        record.counted,
+        record.longest_outage()
+    );
+    ensure!(
+        incarnation_of(successor) == incarnation_of(former),
+        "it is another start: {noticed}"
+    );
+    ensure!(record.longest_outage() < LONGEST, "too long: {noticed}");
+    ensure!(lists == 0, "the watch listed all anew: {noticed}");
+    Ok(noticed)
 }
