@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 
 use crate::command::{Output, run};
@@ -80,6 +80,39 @@ impl Workload<'_> {
     pub async fn ask_from(&self, pod: &str, url: &str) -> Result<Output> {
         let exec = ["exec", pod, "--", "/echo", "get", url];
         self.stack.kubectl(self.kubeconfig, &exec).await
+    }
+
+    /// What a terminal shows on which somebody runs kubectl, types some keys when it asks for them, and enter.
+    pub async fn on_terminal(&self, arguments: &[&str], asks: &str, keys: &str) -> Result<String> {
+        let (program, kubeconfig) = (self.stack.dir.join("bin/kubectl"), self.kubeconfig.display());
+        let line = format!(
+            "{} --kubeconfig {kubeconfig} {}",
+            program.display(),
+            arguments.join(" ")
+        );
+        let mut terminal = Command::new("script")
+            .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let mut keyboard = terminal.stdin.take().context("no input")?;
+        let mut screen = terminal.stdout.take().context("no output")?;
+        let (mut shown, mut unused) = (Vec::new(), Some(format!("{keys}\r")));
+        let used = async {
+            while screen.read_buf(&mut shown).await? > 0 {
+                let is_asked = String::from_utf8_lossy(&shown).contains(asks);
+                if let Some(keys) = unused.take_if(|_| is_asked) {
+                    keyboard.write_all(keys.as_bytes()).await?;
+                }
+            }
+            anyhow::Ok(terminal.wait().await?)
+        };
+        let ended = tokio::time::timeout(POD_LIMIT, used).await;
+        let shown = String::from_utf8_lossy(&shown).into_owned();
+        let ended = ended.with_context(|| format!("{line} was not done; it showed {shown:?}"))??;
+        ensure!(ended.success(), "{line}: {ended}: {shown:?}");
+        Ok(shown)
     }
 
     /// What a Pod's port answers through `kubectl port-forward`.

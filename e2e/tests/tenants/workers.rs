@@ -32,10 +32,13 @@ async fn make_worker(stack: &Stack) -> Result<Worker> {
     Worker::find(stack, &run(make, MAKE_LIMIT).await?.ok()?)
 }
 
-/// A Deployment with a Pod on each of two workers, and its Service: as in Kubernetes' tutorial, with what a rolling update needs
-/// to fail no request.
-fn build_web() -> [Value; 2] {
+/// A Deployment with a Pod on each of two workers, while both are well, and its Service: as in Kubernetes' tutorial, with what a
+/// rolling update needs to fail no request.
+fn build_web(workers: [&Worker; 2]) -> [Value; 2] {
     let labels = json!({"app": "web"});
+    let on_these = json!([{"matchExpressions": [{
+        "key": "kubernetes.io/hostname", "operator": "In", "values": workers.map(|worker| &worker.name),
+    }]}]);
     let deployment = json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
         "spec": {
@@ -51,8 +54,12 @@ fn build_web() -> [Value; 2] {
                         "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
                         "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
                     }],
+                    "affinity": {"nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": on_these},
+                    }},
                     "topologySpreadConstraints": [{
                         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+                        "nodeTaintsPolicy": "Honor",
                         "labelSelector": {"matchLabels": labels}, "matchLabelKeys": ["pod-template-hash"],
                     }],
                     "tolerations": (["not-ready", "unreachable"]).map(|taint| json!({
@@ -103,18 +110,20 @@ async fn two_workers_are_one_cluster() -> Result<()> {
         stack: &stack,
         kubeconfig: &kubeconfig,
     };
+    // Whoever uses the stack may have made others.
+    let list_nodes = ["get", "nodes", "-o", "name"];
+    let before = inside.kubectl(&list_nodes).await?;
     let one = make_worker(&stack).await?;
     type_in(&root(), &[], &commands("console worker")?)
         .await
         .with_context(|| one.last_words())?;
     let two = make_worker(&stack).await?;
-    // Whoever uses the stack may have made others before.
-    let nodes = inside.kubectl(&["get", "nodes", "-o", "name"]).await?.lines().count();
+    let nodes = inside.kubectl(&list_nodes).await?.lines().count();
     for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
         inside.wait_addon(addon, nodes).await?;
     }
     list_over_ssh(&stack, [&one, &two]).await?;
-    inside.apply(&build_web()).await?;
+    inside.apply(&build_web([&one, &two])).await?;
     inside
         .kubectl(&["rollout", "status", "deployment/web", "--timeout=60s"])
         .await?;
@@ -130,7 +139,10 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     for (pod, _) in &web {
         let heard = inside.ask_forwarded(pod).await?;
         ensure!(heard.trim() == pod, "port-forward: {heard}");
-        ensure!(exec_on_terminal(inside, pod).await?.contains(pod), "exec -it: {pod}");
+        // The terminal there shows what is typed, takes enter for a line's end, and shows one as two characters.
+        let exec = ["exec", "-it", pod, "--", "/echo", "type"];
+        let shown = inside.on_terminal(&exec, "type: ", "a b").await?;
+        ensure!(shown == "type: a b\r\ntyped \"a b\\n\"\r\n", "exec -it: {shown:?}");
     }
     let address = inside
         .kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])
@@ -159,7 +171,8 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     for worker in [one, two] {
         worker.remove().await?;
     }
-    ensure!(inside.kubectl(&["get", "nodes", "-o", "name"]).await?.is_empty());
+    let after = inside.kubectl(&list_nodes).await?;
+    ensure!(after == before, "there are {after}, and were {before}");
     Ok(())
 }
 
@@ -179,16 +192,6 @@ async fn list_over_ssh(stack: &Stack, workers: [&Worker; 2]) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// `kubectl exec -it`: a terminal is what is there, and what it shows comes back.
-async fn exec_on_terminal(inside: Workload<'_>, pod: &str) -> Result<String> {
-    let program = inside.stack.dir.join("bin/kubectl");
-    let (program, kubeconfig) = (program.display(), inside.kubeconfig.display());
-    let line = format!("{program} --kubeconfig {kubeconfig} exec -it {pod} -- echo get http://127.0.0.1:8080/");
-    let mut terminal = Command::new("script");
-    terminal.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
-    run(terminal, POD_LIMIT).await?.ok()
 }
 
 /// A Pod's default service account sees what its roles say, at the address that every Pod has for its API.
@@ -254,31 +257,36 @@ async fn update_without_a_failure(
 
 /// A machine that loses power takes its Pods along; what a Deployment wants is elsewhere soon.
 async fn lose(inside: Workload<'_>, lost: &Worker, left: &Worker) -> Result<()> {
-    // There is no other worker to spread to.
-    let constraints = json!([{"op": "remove", "path": "/spec/template/spec/topologySpreadConstraints"}]).to_string();
-    let patch = ["patch", "deployment", "web", "--type=json", "-p", &constraints];
-    inside.kubectl(&patch).await?;
-    inside
-        .kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
-        .await?;
+    let before = list_web(inside).await?;
+    ensure!(before.iter().any(|(_, node)| *node == lost.name), "{before:?}");
     lost.kill().await?;
+    let on_left = format!("--field-selector=spec.nodeName={}", left.name);
+    let ready = "jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}";
     wait_until("the Pods to be elsewhere", LOST_LIMIT, async || {
-        let count = ["get", "deployment", "web", "-o", "jsonpath={.status.readyReplicas}"];
-        let web = list_web(inside).await?;
-        let elsewhere = web.iter().filter(|(_, node)| *node == left.name).count();
-        Ok(elsewhere == 2 && inside.kubectl(&count).await? == "2")
+        let found = ["get", "pods", "-l", "app=web", &on_left, "-o", ready];
+        let ready = inside.kubectl(&found).await?;
+        ensure!(
+            ready.split(' ').filter(|ready| *ready == "True").count() == before.len(),
+            "{ready}"
+        );
+        Ok(true)
     })
-    .await?;
-    Ok(())
+    .await
 }
 
 async fn clean(inside: Workload<'_>) -> Result<()> {
-    let objects = ["delete", "deployment/web", "service/web", "rolebinding/sees"];
-    inside.kubectl(&objects).await?;
-    inside
-        .kubectl(&["delete", "pods", "--all", "--force", "--grace-period=0"])
-        .await
-        .map(drop)
+    let objects = [
+        "deployment/web",
+        "service/web",
+        "rolebinding/sees",
+        "pod/asks-one",
+        "pod/asks-two",
+    ];
+    for what in [&objects[..], &["pods", "-l", "app=web"]] {
+        let delete = ["delete", "--force", "--grace-period=0"].iter().chain(what);
+        inside.kubectl(&delete.copied().collect::<Vec<_>>()).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

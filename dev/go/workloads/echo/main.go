@@ -1,10 +1,12 @@
 // Command echo is what tests put behind Services and NetworkPolicies: `echo` serves the pod's name on port 8080, and
 // `echo get URL` asks another, exits 0 when it answered 200, and prints what it said; it asks https as the pod's service
 // account. `echo poll URL` asks ten times a second, each time by a connection of its own, and prints a line for each answer.
-// `echo deny FOLDER` is an admission webhook on port 8443 that says no; its tls.crt and tls.key are in the folder.
+// `echo deny FOLDER` is an admission webhook on port 8443 that says no; its tls.crt and tls.key are in the folder. `echo type` says
+// what is typed on its terminal, and fails without one.
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -18,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 const (
@@ -49,8 +52,10 @@ func run(args []string) error {
 		return poll(args[1])
 	case len(args) == 2 && args[0] == "deny":
 		return deny(args[1])
+	case len(args) == 1 && args[0] == "type":
+		return repeat()
 	default:
-		return fmt.Errorf("usage: echo [get URL | poll URL | deny FOLDER]")
+		return fmt.Errorf("usage: echo [get URL | poll URL | deny FOLDER | type]")
 	}
 }
 
@@ -116,6 +121,21 @@ func poll(url string) error {
 		fmt.Println(strings.TrimSpace(answer))
 		time.Sleep(pause)
 	}
+}
+
+func repeat() error {
+	var attributes syscall.Termios
+	_, _, failed := syscall.Syscall(syscall.SYS_IOCTL, os.Stdin.Fd(), syscall.TCGETS, uintptr(unsafe.Pointer(&attributes)))
+	if failed != 0 {
+		return fmt.Errorf("standard input is no terminal: %w", failed)
+	}
+	fmt.Print("type: ")
+	line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	fmt.Printf("typed %q\n", line)
+	return nil
 }
 
 func get(url string) (string, error) {
