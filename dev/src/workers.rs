@@ -1,11 +1,12 @@
 //! `make worker`: adds a worker to a tenant's cluster, as anybody with the Tenant's SSH key would.
 //!
 //! ```text
-//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo, worker-binary ─▶ yoke-worker run --rm, in the worker's namespace ─▶ its Node is Ready
+//!   bundle.rs ─▶ network/lan.rs ─▶ ssh … join demo ─▶ its line, in the worker's namespace: worker-binary, run --rm ─▶ its Node is Ready
 //! ```
 //!
 //! A worker is a process of the stack's control group, and what it starts is in a group of its own. Its folder
-//! `.dev/workers/<number>` holds its pid, its kubeconfig, and all that is the worker's own in `root`.
+//! `.dev/workers/<number>` holds its pid, its line, its kubeconfig, what its machine has of its own in `/usr/local/bin` as `bin`, and
+//! all that is the worker's own in `root`.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -19,13 +20,14 @@ use tokio::time::Instant;
 use crate::cgroups::Cgroups;
 use crate::command::Command;
 use crate::credentials::write_secret;
+use crate::host_cluster::find_program;
 use crate::images;
 use crate::kubectl::Kubectl;
 use crate::layout::Layout;
 use crate::leftovers::entries;
 use crate::network::Network;
 use crate::network::lan::{Port, WORKERS_MAX};
-use crate::recipes::{Made, copy, make_executable};
+use crate::recipes::{Made, make_executable};
 use crate::ssh;
 use crate::steps::{self, Label, Reporter};
 use crate::supervisor::client;
@@ -42,21 +44,27 @@ const NETWORK: Label = Label {
     advice: "`make down && make up` starts afresh",
 };
 const JOIN: Label = Label {
-    title: "get join line and program by SSH",
+    title: "get the join line by SSH",
     advice: "`make status` shows what is down",
 };
 const START: Label = Label {
-    title: "start the worker",
+    title: "start the worker by its line",
     advice: "look at .dev/log and .dev/workers/*/root/logs, then run `make worker` again",
 };
 
-/// Programs are copied, images loaded; a kubelet starts and joins.
+/// Its program is fetched, others are copied, images loaded; a kubelet starts and joins.
 const READY_LIMIT: Duration = Duration::from_secs(180);
 /// Pods are drained, then everything is removed.
 const LEAVE_LIMIT: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(300);
 /// A worker's name is this and its number.
 const PREFIX: &str = "worker-";
+/// Where a join line puts the program, and where people have programs of their own.
+const PLACE: &str = "/usr/local/bin";
+/// That of a machine that somebody logs in to.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+/// How a join line ends, but for the token.
+const JOINS: &str = "exec $p join $0";
 
 /// What is asked of `make worker`.
 #[derive(Debug, clap::Args)]
@@ -67,9 +75,9 @@ pub struct Options {
     /// The SSH key of its Tenant, if it is not the demo tenant's.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with a join token, if none is to be asked for.
+    /// File with a join line, if none is to be asked for.
     #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
+    line_file: Option<PathBuf>,
     /// End the worker after this time, such as 2h or 90m.
     #[arg(long, value_name = "TIME")]
     ttl: Option<String>,
@@ -100,6 +108,7 @@ pub async fn add(layout: &Layout, options: &Options) -> Result<bool> {
         let key = options.key.clone().unwrap_or_else(|| ssh::demo_key(layout));
         let ssh = |words: &[&str]| ssh::command(layout, &network, &key, words);
         steps::show(&mut reporter, JOIN, |_| worker.ask(ssh, options)).await?;
+        worker.give_key(&key)?;
         steps::show(&mut reporter, START, |_| async {
             worker.start(&network, options.ttl.as_deref()).await?;
             worker.wait_ready().await
@@ -235,47 +244,44 @@ impl<'a> Worker<'a> {
         self.file("kubeconfig")
     }
 
-    fn program(&self) -> PathBuf {
-        self.file(images::GIVEN)
+    fn line(&self) -> PathBuf {
+        self.file("line")
+    }
+
+    fn bin(&self) -> PathBuf {
+        self.file("bin")
     }
 
     fn log(&self) -> PathBuf {
         self.layout.log().join(format!("{}.log", self.name))
     }
 
-    /// What it joins by, its program, and the cluster's kubeconfig, from the SSH server.
+    /// The line that it joins by, and the cluster's kubeconfig, from the SSH server.
     async fn ask(&self, ssh: impl Fn(&[&str]) -> Command, options: &Options) -> Result<String> {
-        let token = match &options.token_file {
-            Some(file) => {
-                let program = self.layout.binary(images::GIVEN);
-                copy(&program, &self.program()).context("copying the worker's program")?;
-                fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
-            }
-            None => {
-                let said = ssh(&["join", &options.cluster, "--json"]).output().await?;
-                let said: serde_json::Value = serde_json::from_str(&said).context("reading what the server says")?;
-                let digest = said["digests"][images::architecture()].as_str();
-                self.fetch(&ssh, digest.context("the server tells no digest of yoke-worker")?)
-                    .await?;
-                said["token"].as_str().context("the server tells no token")?.to_owned()
-            }
+        let line = match &options.line_file {
+            Some(file) => fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
+            None => ssh(&["join", &options.cluster]).output().await?,
         };
-        write_secret(&self.file("token"), &token)?;
+        write_secret(&self.line(), &line)?;
         let kubeconfig = ssh(&["kubeconfig", &options.cluster]).output().await?;
         write_secret(&self.kubeconfig(), &kubeconfig)?;
         Ok(String::new())
     }
 
-    /// Gets its program, which is the one of this digest.
-    async fn fetch(&self, ssh: impl Fn(&[&str]) -> Command, digest: &str) -> Result<()> {
-        let file = File::create(self.program()).context("making the worker's program")?;
-        let fetching = ssh(&["worker-binary", images::architecture()]).output_to(file);
-        fetching.run().await.context("fetching the worker's program")?;
-        let found = images::digests(&self.program())?;
-        if found.get(images::architecture()).map(String::as_str) != Some(digest) {
-            bail!("the program that the server gives out is not the one of the join line: {found:?}, and not {digest}");
-        }
-        make_executable(&self.program())
+    /// The machine's `ssh` has the Tenant's key, and knows the server.
+    fn give_key(&self, key: &Path) -> Result<()> {
+        let program = find_program("ssh").context("ssh is not installed")?;
+        let script = format!(
+            "#!/bin/sh\nexec '{}' -F none -i '{}' -o IdentitiesOnly=yes -o IdentityAgent=none \\\n  \
+             -o StrictHostKeyChecking=yes -o UserKnownHostsFile='{}' \"$@\"\n",
+            program.display(),
+            key.display(),
+            ssh::known_hosts(self.layout).display()
+        );
+        let ssh = self.bin().join("ssh");
+        fs::create_dir_all(self.bin()).context("making the worker's programs")?;
+        fs::write(&ssh, script).context("writing the worker's ssh")?;
+        make_executable(&ssh)
     }
 
     /// Starts it, in the background.
@@ -289,19 +295,19 @@ impl<'a> Worker<'a> {
         Cgroups::discover(&self.layout.stack_name())?.join_host(std::process::id())?;
         // Not a child: whoever ran `make worker` waits for none.
         let script = r#"exec setsid --fork sh -c 'echo $$ > "$0/pid" && exec "$@"' "$@" >>"$0" 2>&1 </dev/null"#;
-        let program = self.program();
+        let line = fs::read_to_string(self.line()).context("reading the worker's line")?;
+        let line = to_ephemeral(&line)?;
         let mut command = Command::new("sh")
+            .env("PATH", PATH)
             .args(["-c", script])
             .arg(self.log())
             .arg(&self.folder)
             .args(self.to_entry())
-            .arg(program)
-            .args(["run", "--rm", "--allow-cgroup-v1", "--name", &self.name])
+            .args(["sh", "-c", &line, "sh"])
+            .args(["--rm", "--allow-cgroup-v1", "--name", &self.name])
             .args(["--node-ip", &self.port.address.to_string()])
             .arg("--root")
             .arg(self.root())
-            .arg("--token-file")
-            .arg(self.file("token"))
             .arg("--bundle")
             .arg(self.layout.bundle());
         if let Some(ttl) = ttl {
@@ -310,14 +316,16 @@ impl<'a> Worker<'a> {
         command.run().await.context("starting yoke-worker")
     }
 
-    /// How programs get to where the worker is: its network, and its own hosts.
+    /// How programs get to where the worker is: its network, its own hosts and its own programs.
     fn to_entry(&self) -> Vec<String> {
         let namespace = format!("--net=/run/netns/{}", self.port.namespace);
-        let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
-        let hosts = self.file("hosts").display().to_string();
-        ["nsenter", &namespace, "unshare", "--mount", "sh", "-c", script, &hosts]
-            .map(str::to_owned)
-            .into()
+        let script = format!(r#"mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/bin" {PLACE} && exec "$@""#);
+        let folder = self.folder.display().to_string();
+        [
+            "nsenter", &namespace, "unshare", "--mount", "sh", "-c", &script, &folder,
+        ]
+        .map(str::to_owned)
+        .into()
     }
 
     async fn wait_ready(&self) -> Result<String> {
@@ -393,7 +401,7 @@ impl<'a> Worker<'a> {
             let mut entry = self.to_entry().into_iter();
             Command::new(entry.next().unwrap_or_default())
                 .args(entry)
-                .arg(self.program())
+                .arg(Path::new(PLACE).join(images::GIVEN))
                 .args(["leave", "--root"])
                 .arg(self.root())
                 .limit(LEAVE_LIMIT)
@@ -407,5 +415,30 @@ impl<'a> Worker<'a> {
     async fn forget(&self) -> Result<()> {
         self.port.remove().await.context("removing the worker's network")?;
         fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
+    }
+}
+
+/// A join line that takes more words, and makes of a machine without systemd a worker that stays until it is ended: all else is as
+/// it was printed.
+fn to_ephemeral(line: &str) -> Result<String> {
+    let line = line.trim_end();
+    let (before, token) = line
+        .split_once(JOINS)
+        .with_context(|| format!("no {JOINS:?} in {line:?}"))?;
+    Ok(format!("exec {before}exec $p run \"$@\" $0{token} \"$@\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_as_it_was_printed_but_for_one_word() {
+        let line = to_ephemeral("sh -c 'p=/a; c $p || exit 1; exec $p join $0' yoke1.x\n").unwrap();
+        assert_eq!(
+            line,
+            r#"exec sh -c 'p=/a; c $p || exit 1; exec $p run "$@" $0' yoke1.x "$@""#
+        );
+        assert!(to_ephemeral("yoke-worker join yoke1.x").is_err());
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::process::Command;
 
 use crate::command::run;
-use crate::process::anonymous_memory;
+use crate::process::{anonymous_memory, list_pids};
 use crate::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -124,13 +124,6 @@ fn allowance(name: &str, before: u64) -> u64 {
         _ if name == "NATS subscriptions" => FILES,
         _ => 0,
     }
-}
-
-fn list_pids() -> Result<Vec<u32>> {
-    let entries = fs::read_dir("/proc").context("listing the processes")?.flatten();
-    Ok(entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect())
 }
 
 /// The name of a process' program: the kernel's own name for it is cut short.

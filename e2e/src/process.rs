@@ -17,6 +17,14 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis((tick(11)? + tick(12)?) * 1000 / TICKS))
 }
 
+/// Every process of the machine.
+pub fn list_pids() -> Result<Vec<u32>> {
+    let entries = std::fs::read_dir("/proc").context("listing the processes")?.flatten();
+    Ok(entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect())
+}
+
 /// A process and those that its first thread started.
 pub fn family(pid: u32) -> Result<Vec<u32>> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));

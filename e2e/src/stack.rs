@@ -138,7 +138,7 @@ pub async fn client_called(kubeconfig: &Path, agent: &str) -> Result<Client> {
     Client::try_from(config).context("making a client")
 }
 
-async fn configuration(kubeconfig: &Path) -> Result<kube::Config> {
+pub(crate) async fn configuration(kubeconfig: &Path) -> Result<kube::Config> {
     let config = Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
     kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
         .await
