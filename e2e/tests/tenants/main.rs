@@ -12,6 +12,7 @@ mod neighbours;
 mod pki;
 mod readme;
 mod refusals;
+mod requests;
 mod rights;
 mod ssh;
 mod tenant_api;

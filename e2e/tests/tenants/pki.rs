@@ -1,16 +1,12 @@
 //! What the real intermediate of a cluster can sign, and what anybody who trusts the root will then believe.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use kube::api::Api;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
-use yoke_e2e::stack::client;
-use yoke_e2e::{Stack, TenantFixture, wait_for};
+use yoke_e2e::{Stack, TenantFixture};
 use yoke_pki::inspect::{ParsedCertificate, Purpose, VerifyError, verify_chain};
 
 async fn secret(stack: &Stack, name: &str) -> Result<BTreeMap<String, String>> {
@@ -74,75 +70,4 @@ async fn intermediate_signs_its_own_names_only() -> Result<()> {
         ensure!(expected, "{what} as {verify_as}: {verdict:?}");
     }
     tenant.remove().await
-}
-
-/// Those that Kubernetes has built in, each with what it may be asked for.
-const SIGNERS: [(&str, &str); 3] = [
-    ("kubernetes.io/kube-apiserver-client", "client auth"),
-    ("kubernetes.io/kube-apiserver-client-kubelet", "client auth"),
-    ("kubernetes.io/kubelet-serving", "server auth"),
-];
-/// A signer signs within milliseconds of the approval.
-const SIGNING: Duration = Duration::from_secs(10);
-
-/// A tenant's administrator may ask for anything, and approve it. There is no key in the control plane to sign it with.
-#[tokio::test]
-async fn nobody_signs_what_a_tenant_approves() -> Result<()> {
-    let stack = Stack::connect().await?;
-    let (one, two) = tokio::try_join!(
-        TenantFixture::create(&stack, "asks"),
-        TenantFixture::create(&stack, "asked-for")
-    )?;
-    let ((_, kubeconfig), (other, _)) = tokio::try_join!(one.ready_cluster("a"), two.ready_cluster("b"))?;
-    let foreign = other
-        .status
-        .and_then(|status| status.endpoint)
-        .context("no endpoint")?
-        .server_name;
-    let requests: Api<CertificateSigningRequest> = Api::all(client(&kubeconfig).await?);
-    for (number, (signer, usage)) in SIGNERS.into_iter().enumerate() {
-        let mut parameters = CertificateParams::new(vec![
-            "kubernetes.default.svc".into(),
-            "10.96.0.1".into(),
-            foreign.clone(),
-        ])?;
-        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let request = CertificateSigningRequest {
-            metadata: ObjectMeta {
-                name: Some(format!("r{number}")),
-                ..ObjectMeta::default()
-            },
-            spec: CertificateSigningRequestSpec {
-                request: ByteString(parameters.serialize_request(&KeyPair::generate()?)?.pem()?.into_bytes()),
-                signer_name: signer.to_owned(),
-                usages: Some(vec!["digital signature".into(), usage.into()]),
-                ..CertificateSigningRequestSpec::default()
-            },
-            status: None,
-        };
-        let made = requests.create(&PostParams::default(), &request).await;
-        made.with_context(|| format!("asking {signer}"))?;
-        let approve = ["certificate", "approve", &format!("r{number}")];
-        stack.kubectl(&kubeconfig, &approve).await?.ok()?;
-    }
-    let signed = wait_for("a certificate that nobody should sign", SIGNING, || async {
-        let found = requests.list(&ListParams::default()).await?.items;
-        let with = |request: &CertificateSigningRequest| request.status.as_ref()?.certificate.clone();
-        Ok(found.iter().find_map(with))
-    })
-    .await;
-    ensure!(signed.is_err(), "a certificate was signed: {signed:?}");
-    let found = requests.list(&ListParams::default()).await?.items;
-    for request in &found {
-        let status = request.status.clone().unwrap_or_default();
-        let approved = status
-            .conditions
-            .iter()
-            .flatten()
-            .any(|condition| condition.type_ == "Approved");
-        ensure!(approved && status.certificate.is_none(), "{request:?}");
-    }
-    ensure!(found.len() == SIGNERS.len(), "{} requests", found.len());
-    tokio::try_join!(one.remove(), two.remove())?;
-    Ok(())
 }
