@@ -139,6 +139,7 @@ test-slow: tools ## Run the tests that take long
 	$(call timed,kubelets of two versions,$(call some,YOKE_BIN=$(BIN) $(CARGO) test --package yoke-worker --features slow --test worker -- second_release))
 	$(call timed,lost node of the host,$(call some,$(CARGO) test --package yoke-e2e --features slow --test node_loss -- --nocapture))
 	$(call timed,drained node of the host,$(call some,$(CARGO) test --package yoke-e2e --features slow --test takeover -- --nocapture))
+	$(call timed,silent worker,$(call some,$(CARGO) test --package yoke-e2e --features slow --test silence -- --nocapture))
 	$(call timed,sleep and wake,$(call some,CYCLES=$(CYCLES) $(CARGO) test --package yoke-e2e --features slow --test cycles -- --nocapture))
 	$(call timed,Kubernetes end-to-end tests,YOKE_BIN=$(BIN) e2e/conformance/run.sh .dev/demo.kubeconfig)
 	$(call timed,foreign xDS client,$(call some,$(CARGO) test --package yoke-ingress-xds --features slow --test ingress -- foreign))
