@@ -40,7 +40,8 @@ use yoke_api::{Cluster, JoinToken, Lenient, Tenant, labels};
 use yoke_pki::cert_manager::{Certificate, Issuer};
 use yoke_runtime::{Drain, Supervisor};
 
-pub use self::clusters::Clusters;
+pub(crate) use self::clusters::Outlines;
+pub use self::clusters::{Clusters, Named};
 use self::reserved::Counted;
 pub use self::reserved::Reserved;
 use self::shelf::{Shelf, Whole};
@@ -176,13 +177,13 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
     let (cluster_sender, clusters) = mpsc::channel(TRIGGER_CAPACITY);
     let (tenant_sender, tenants) = mpsc::channel(TRIGGER_CAPACITY);
     let (join_token_sender, join_tokens) = mpsc::channel(TRIGGER_CAPACITY);
-    let (known_clusters, twice) = Clusters::open();
+    let (known_clusters, clusters_kept) = Clusters::open();
     let (join_token_store, join_token_writer) = reflector::store();
     let triggers = Triggers::new(
         cluster_sender,
         tenant_sender,
         join_token_sender,
-        known_clusters.short(),
+        known_clusters.share_outlines(),
         join_token_store.clone(),
     );
     let drain = supervisor.drain();
@@ -196,7 +197,7 @@ pub fn start(client: &Client, supervisor: &mut Supervisor, metrics: &OperatorMet
         unserved,
     };
     let every = watcher::Config::default().page_size(PAGE);
-    starter.spawn("watch-clusters", every.clone(), twice);
+    starter.spawn("watch-clusters", every.clone(), clusters_kept);
     let join_tokens_kept = Whole {
         store: join_token_store.clone(),
         writer: join_token_writer,
@@ -276,12 +277,6 @@ impl Caches {
             .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant));
         found.sort_by_key(|token| (token.creation_timestamp().map(|made| made.0), token.name_any()));
         found
-    }
-
-    /// The Clusters in a Tenant's namespace.
-    pub fn clusters_of(&self, tenant: &str) -> Vec<std::sync::Arc<Cluster>> {
-        self.clusters
-            .state_filter(|cluster| cluster.metadata.namespace.as_deref() == Some(tenant))
     }
 }
 

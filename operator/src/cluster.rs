@@ -25,6 +25,7 @@ mod kept;
 mod lost;
 mod observe;
 pub mod orphans;
+mod outline;
 mod pace;
 mod patch;
 mod probe;
@@ -44,6 +45,8 @@ pub use guard::{Guard, Keeper};
 #[cfg(test)]
 pub(crate) use kept::data_of;
 pub(crate) use kept::{find_left, is_of_tenant};
+pub(crate) use observe::find_authority as find_authority_of;
+pub use outline::Outline;
 pub use probe::Answer;
 pub use turns::Turns;
 pub use workers::{Workers, WorkersSeen};
@@ -53,11 +56,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::ingress::Asleep;
 use yoke_api::{Cluster, ClusterId, ConditionType, KubernetesVersion, Reason};
+use yoke_pki::ParsedCertificate;
+use yoke_pki::plan::AuthorityRole;
 use yoke_runtime::Drain;
 
 use crate::conditions::{self, State};
@@ -76,11 +80,10 @@ const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "cluster";
 
-/// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again. What it is told of may be
-/// in short.
-pub async fn reconcile(cluster: Arc<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+/// Brings one Cluster to what its spec asks for, as far as it goes now, and says when to look again.
+pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let began = Instant::now();
-    let Some(cluster) = context.caches.clusters.get(&ObjectRef::from_obj(cluster.as_ref())) else {
+    let Some(cluster) = context.caches.clusters.get(&key) else {
         return Ok(Action::await_change());
     };
     let result = if cluster.metadata.deletion_timestamp.is_some() {
@@ -112,7 +115,11 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         return Ok(Action::await_change());
     };
     let cluster = agents::decide(&context.caches, cluster, &observed);
-    let verdict = judge(context, &cluster, &identity, &observed);
+    let authority = match find_authority(context, &cluster, &identity).await {
+        Ok(authority) => authority,
+        Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
+    };
+    let verdict = judge(context, &cluster, &identity, &observed, authority.as_ref());
     if let Err(refusal) = &verdict {
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
@@ -207,7 +214,7 @@ fn look_around<'c, T>(
             namespace.is_some_and(|namespace| crate::tenant::build::is_owned(&namespace, tenant))
         }),
         tenants: &context.caches.tenants.state(),
-        clusters: &context.caches.clusters.state(),
+        clusters: &context.caches.clusters.outlines(),
         reserved,
         running: running_version(cluster),
     })
@@ -238,11 +245,24 @@ async fn withdraw(
     Ok(Some(left))
 }
 
+/// The CA that signs for the host names that a Cluster asks for, which most do not.
+async fn find_authority(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+) -> Result<Option<ParsedCertificate>, ReconcileError> {
+    match cluster.spec.endpoint.extra_sans.is_empty() {
+        true => Ok(None),
+        false => observe::find_authority(&context.client, &identity.id, AuthorityRole::Cluster).await,
+    }
+}
+
 fn judge<'a>(
     context: &'a Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
+    authority: Option<&ParsedCertificate>,
 ) -> Result<Accepted<'a>, Refusal> {
     let reserved = context.caches.reserved.of(&identity.tenant);
     let accepted = look_around(context, cluster, identity, reserved, |around| {
@@ -257,12 +277,8 @@ fn judge<'a>(
             ),
         });
     }
-    let narrow = cluster.spec.endpoint.extra_sans.iter().find(|name| {
-        observed
-            .authority
-            .as_ref()
-            .is_some_and(|authority| !authority.permits_dns(name))
-    });
+    let mut names = cluster.spec.endpoint.extra_sans.iter();
+    let narrow = names.find(|name| authority.is_some_and(|authority| !authority.permits_dns(name)));
     match narrow {
         Some(name) => Err(Refusal {
             reason: Reason::HostnameNotAllowed,
@@ -445,18 +461,18 @@ fn draw(below: u64) -> u32 {
 }
 
 /// When to try again after a failure.
-pub fn on_error(cluster: Arc<Cluster>, error: &ReconcileError, context: Arc<Context>) -> Action {
+pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Context) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
     tracing::warn!(
-        namespace = cluster.namespace().unwrap_or_default(),
-        cluster = cluster.name_any(),
+        namespace = key.namespace,
+        cluster = key.name,
         error = %crate::chain(error),
         "reconciliation of a Cluster failed"
     );
-    let id = cluster.id();
-    let failures = id.map_or(1, |id| {
+    let cluster = context.caches.clusters.get(key);
+    let known = cluster.and_then(|cluster| Some((cluster.id()?, cluster.metadata.generation)));
+    let failures = known.map_or(1, |(id, generation)| {
         let mut count = 1;
-        let generation = cluster.metadata.generation;
         context.note(&id, |seen| {
             // What failed with another spec says nothing about this one.
             let before = seen.failures.filter(|(known, _)| *known == generation);
@@ -476,10 +492,7 @@ pub async fn count_phases(context: Arc<Context>, drain: Drain) {
 }
 
 fn count(context: &Context) {
-    let clusters = context.caches.clusters.state();
-    let phases: Vec<_> = clusters
-        .iter()
-        .map(|cluster| cluster.status.as_ref().and_then(|status| status.phase))
-        .collect();
+    let clusters = context.caches.clusters.outlines();
+    let phases: Vec<_> = clusters.iter().map(|cluster| cluster.phase).collect();
     context.metrics.count_clusters(&phases);
 }

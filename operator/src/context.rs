@@ -1,7 +1,7 @@
 //! What all reconciliations share.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
@@ -74,6 +74,8 @@ pub struct Context {
     pub root: tokio::sync::Mutex<Option<(Instant, String)>>,
     /// What was last seen to be so at places that have no watch; an economy, not a truth.
     pub seen: Mutex<HashMap<ClusterId, Seen>>,
+    /// The same of what is seen of clusters that are awake only.
+    pub awake: Mutex<HashMap<ClusterId, Awake>>,
 }
 
 /// What was last seen of one cluster at places that have no watch.
@@ -83,26 +85,31 @@ pub struct Seen {
     pub store: Option<(u64, Instant, Result<i64, String>)>,
     /// A hash of what was copied, and of what it was copied from, with what is read of that.
     pub copied: Option<(u64, Gist)>,
+    /// Reconciliations of one generation that failed since the last that did not.
+    pub failures: Option<(Option<i64>, u32)>,
+    /// Number of the pod that serves, since a takeover.
+    pub first: i32,
+    /// UIDs of pods that were told that nobody takes over from them.
+    pub released: BTreeSet<String>,
+}
+
+/// What was last seen of a cluster that is awake, at its pods and its API. Of one that sleeps there is none.
+#[derive(Clone, Debug, Default)]
+pub struct Awake {
     /// When the base objects were applied in the tenant's API, by the uid of the pod that answered.
     pub base: Option<(String, Instant)>,
     /// Nodes that were counted.
     pub nodes: Option<(i32, Instant)>,
     /// When its API was first asked, and whether it has answered since, by the way of a kubeconfig.
     pub asked: Option<(Instant, bool)>,
-    /// Reconciliations of one generation that failed since the last that did not.
-    pub failures: Option<(Option<i64>, u32)>,
     /// What was last done about its add-ons.
     pub addons: AddonsSeen,
     /// What was last seen of its workers.
     pub workers: WorkersSeen,
     /// UID of the pod whose controllers were seen at work.
     pub controllers: Option<String>,
-    /// Number of the pod that serves, since a takeover.
-    pub first: i32,
-    /// UIDs of pods that were told that nobody takes over from them.
-    pub released: BTreeSet<String>,
     /// UID of the pod that the ingress was told answers, after a wake.
-    pub awake: Option<String>,
+    pub told: Option<String>,
     /// When its Nodes were looked at, and the name of one that is connected.
     pub connected: Option<(Instant, Option<String>)>,
     /// When its webhooks were looked at, and the name of one that would keep workers from coming back.
@@ -179,46 +186,49 @@ impl Context {
 
     /// What was last seen of a cluster.
     pub fn seen(&self, id: &ClusterId) -> Seen {
-        self.seen
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .get(id)
-            .cloned()
-            .unwrap_or_default()
+        lock(&self.seen).get(id).cloned().unwrap_or_default()
     }
 
     /// Notes what was seen of a cluster.
     pub fn note(&self, id: &ClusterId, change: impl FnOnce(&mut Seen)) {
-        let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        change(all.entry(id.clone()).or_default());
+        change(lock(&self.seen).entry(id.clone()).or_default());
+    }
+
+    /// What was last seen of a cluster since it is awake.
+    pub fn awake(&self, id: &ClusterId) -> Awake {
+        lock(&self.awake).get(id).cloned().unwrap_or_default()
+    }
+
+    /// Notes what was seen of a cluster that is awake.
+    pub fn note_awake(&self, id: &ClusterId, change: impl FnOnce(&mut Awake)) {
+        change(lock(&self.awake).entry(id.clone()).or_default());
     }
 
     /// Forgets a cluster.
     pub fn forget(&self, id: &ClusterId) {
-        self.seen
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .remove(id);
+        lock(&self.seen).remove(id);
+        lock(&self.awake).remove(id);
         self.apis.forget(id);
         self.turns.finish(id);
     }
 
-    /// Forgets what was found of the API of a cluster that goes to sleep: its next pod is another one.
-    pub fn forget_answers(&self, id: &ClusterId) {
-        let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(seen) = all.get_mut(id) {
-            (seen.asked, seen.slow, seen.awake) = (None, None, None);
-            if let Some((_, gist)) = &mut seen.copied {
-                gist.reach = None;
-            }
+    /// Forgets what was found of a cluster that goes to sleep: its next pod is another one.
+    pub fn forget_awake(&self, id: &ClusterId) {
+        lock(&self.awake).remove(id);
+        if let Some((_, gist)) = lock(&self.seen).get_mut(id).and_then(|seen| seen.copied.as_mut()) {
+            gist.reach = None;
         }
     }
 
     /// Forgets when stores were seen: NATS may have come back without them.
     pub fn forget_stores(&self) {
-        let mut all = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for seen in all.values_mut() {
+        for seen in lock(&self.seen).values_mut() {
             seen.store = None;
         }
     }
+}
+
+fn lock<T>(all: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each entry is whole by itself.
+    all.lock().unwrap_or_else(PoisonError::into_inner)
 }

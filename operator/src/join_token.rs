@@ -27,9 +27,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use yoke_api::cluster::DesiredState;
 use yoke_api::join_token::{JoinTokenStatus, SecretRef, key, secret_name};
-use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, ClusterId, ConditionType, GROUP, JoinToken, Lenient, Reason, VERSION, labels};
-use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
 use crate::apply::is_held;
@@ -340,7 +338,7 @@ async fn ensure_secret(
     let drawn = build::draw_token(expires);
     let materials = build::Materials {
         root: context.root().await?,
-        client_ca: find_client_ca(context, identity)?,
+        client_ca: find_client_ca(context, identity).await?,
         version: cluster
             .status
             .as_ref()
@@ -355,19 +353,14 @@ async fn ensure_secret(
 }
 
 /// The cluster's own CA, without what it is under.
-fn find_client_ca(context: &Context, identity: &Identity) -> Result<String, ReconcileError> {
-    let name = AuthorityRole::Cluster.object_name(&identity.id, Generation::FIRST);
-    let secret = context
-        .caches
-        .secrets
-        .get(&ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE));
-    let data = secret.as_ref().and_then(|secret| secret.data.as_ref()?.get("tls.crt"));
-    let text = data.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
-    let chain = text.and_then(|text| ParsedCertificate::from_pem(text).ok());
-    let first = chain.and_then(|chain| chain.into_iter().next());
-    first
-        .map(|first| first.to_pem())
-        .ok_or(ReconcileError::Kept { name, key: "tls.crt" })
+async fn find_client_ca(context: &Context, identity: &Identity) -> Result<String, ReconcileError> {
+    let role = AuthorityRole::Cluster;
+    let found = cluster::find_authority_of(&context.client, &identity.id, role).await?;
+    let missing = || ReconcileError::Kept {
+        name: role.object_name(&identity.id, Generation::FIRST),
+        key: "tls.crt",
+    };
+    found.map(|found| found.to_pem()).ok_or_else(missing)
 }
 
 /// Writes the status, unless it says so already. Its uses are the signer's.

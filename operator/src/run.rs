@@ -9,15 +9,15 @@ use anyhow::Context as _;
 use futures::channel::mpsc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
-use kube::Client;
 use kube::runtime::Controller;
 use kube::runtime::controller::Config as ControllerConfig;
 use kube::runtime::reflector::ObjectRef;
+use kube::{Client, ResourceExt as _};
 use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_runtime::{Check, Drain, Endpoint, Metrics, Readiness, Supervisor};
 
 use crate::apply::Applier;
-use crate::cache::{self, Triggered};
+use crate::cache::{self, Named, Triggered};
 use crate::config::Config;
 use crate::context::Context;
 use crate::events::Events;
@@ -96,6 +96,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         metrics: counters,
         root: tokio::sync::Mutex::default(),
         seen: std::sync::Mutex::default(),
+        awake: std::sync::Mutex::default(),
         client,
         config,
         nats_ca,
@@ -168,12 +169,22 @@ async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, Object
             Some(((), (connected, context)))
         },
     );
-    Controller::for_shared_stream(stream::pending::<Arc<Cluster>>(), context.caches.clusters.short())
+    // The controller knows them by name, and looks them up.
+    let to_named = |key: ObjectRef<Cluster>| {
+        ObjectRef::<Named>::new(&key.name).within(key.namespace.as_deref().unwrap_or_default())
+    };
+    let to_key =
+        |named: &Named| ObjectRef::<Cluster>::new(&named.name_any()).within(&named.namespace().unwrap_or_default());
+    Controller::for_shared_stream(stream::pending::<Arc<Named>>(), context.caches.clusters.named())
         .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
-        .reconcile_on(triggers)
+        .reconcile_on(triggers.map(to_named))
         .reconcile_all_on(reconnected)
         .graceful_shutdown_on(async move { drain.started().await })
-        .run(cluster::reconcile, cluster::on_error, context)
+        .run(
+            move |named, context| cluster::reconcile(to_key(&named), context),
+            move |named, error, context| cluster::on_error(&to_key(&named), error, &context),
+            context,
+        )
         .for_each(async |_| ())
         .await;
 }

@@ -444,7 +444,7 @@ async fn sign(
         return Ok(Outcome::Refused(refusal));
     }
     let cluster = find_cluster(context, ward).ok_or(SignError::Gone)?;
-    let authority = issue::find_authority(context, &ward.identity.id, asked.purpose)?;
+    let authority = issue::find_authority(context, &ward.identity.id, asked.purpose).await?;
     let Some(term) = issue::plan_term(&asked, &cluster.spec.pki, &authority, Timestamp::now()) else {
         return Ok(Outcome::Refused(Refusal::AuthorityEnds));
     };

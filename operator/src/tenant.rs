@@ -44,7 +44,7 @@ pub async fn reconcile(tenant: Arc<Tenant>, context: Arc<Context>) -> Result<Act
 }
 
 async fn reconcile_living(context: &Context, tenant: &Tenant) -> Result<Action, ReconcileError> {
-    let clusters = context.caches.clusters_of(&tenant.name_any());
+    let clusters = context.caches.clusters.outlines_in(&tenant.name_any());
     let mut outcome = Outcome::new(clusters.len());
     outcome.retained = cluster::find_left(context, &tenant.name_any())
         .iter()
@@ -102,7 +102,7 @@ async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError>
     let is_so = known.as_ref().is_some_and(|known| known.spec == wanted.spec);
     let is_due = || {
         let counts = (
-            context.caches.clusters_of(&name).len(),
+            context.caches.clusters.outlines_in(&name).len(),
             context.caches.join_tokens_of(&name).len(),
         );
         build::is_settled(tenant, Timestamp::now()) || build::is_crowded(tenant, counts.0, counts.1)
@@ -115,7 +115,7 @@ async fn limit(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError>
 
 /// Lets the Tenant's subjects do what they may, and nobody else.
 async fn bind(context: &Context, tenant: &Tenant) -> Result<(), ReconcileError> {
-    let clusters = context.caches.clusters_of(&tenant.name_any());
+    let clusters = context.caches.clusters.outlines_in(&tenant.name_any());
     let mut join_tokens = context.caches.join_tokens_of(&tenant.name_any());
     join_tokens
         .retain(|token| plan::term(token, Timestamp::now()) == Term::Holds && join_token::has_secret(context, token));

@@ -14,9 +14,10 @@ use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde_json::Value;
 use yoke_api::labels::component;
-use yoke_api::{Cluster, ConditionType, JoinToken, Tenant, labels, names};
+use yoke_api::{Cluster, JoinToken, Tenant, labels, names};
 
-use crate::conditions;
+use crate::cache::Outlines;
+use crate::cluster::Outline;
 use crate::join_token::plan;
 
 /// Sends the calls of one watch.
@@ -25,7 +26,7 @@ pub(crate) struct Triggers {
     clusters: mpsc::Sender<ObjectRef<Cluster>>,
     tenants: mpsc::Sender<ObjectRef<Tenant>>,
     join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
-    all_clusters: Store<Cluster>,
+    all_clusters: Outlines,
     all_join_tokens: Store<JoinToken>,
     memory: Memory,
 }
@@ -123,7 +124,7 @@ impl Triggers {
         clusters: mpsc::Sender<ObjectRef<Cluster>>,
         tenants: mpsc::Sender<ObjectRef<Tenant>>,
         join_tokens: mpsc::Sender<ObjectRef<JoinToken>>,
-        all_clusters: Store<Cluster>,
+        all_clusters: Outlines,
         all_join_tokens: Store<JoinToken>,
     ) -> Self {
         Self {
@@ -180,24 +181,21 @@ impl Triggers {
         if calls.others == Others::None && calls.names.is_empty() {
             return Vec::new();
         }
-        let found = self.all_clusters.state_filter(|cluster| calls.are_for(tenant, cluster));
-        found
-            .iter()
-            .map(|cluster| ObjectRef::from_obj(cluster.as_ref()))
-            .collect()
+        let found = self.all_clusters.pick(|cluster| calls.are_for(tenant, cluster));
+        found.iter().map(|cluster| cluster.to_key()).collect()
     }
 }
 
 impl Calls {
     /// Whether a Cluster beside the one that is named is called for.
-    fn are_for(&self, tenant: &str, cluster: &Cluster) -> bool {
+    fn are_for(&self, tenant: &str, cluster: &Outline) -> bool {
         let as_other = match self.others {
             Others::None => false,
-            Others::Refused => conditions::status_of(cluster, ConditionType::Accepted) == Some("False"),
+            Others::Refused => cluster.is_refused,
             Others::All => true,
         };
-        let mut asked = cluster.spec.endpoint.extra_sans.iter();
-        as_other && cluster.metadata.namespace.as_deref() == Some(tenant)
+        let mut asked = cluster.extra_sans.iter();
+        as_other && *cluster.namespace == *tenant
             || asked.any(|asked| self.names.iter().any(|name| names::is_within(asked, name)))
     }
 }
@@ -449,11 +447,11 @@ mod tests {
     #[test]
     fn who_takes_or_leaves_a_name_calls_for_those_who_ask_for_it() {
         let mut memory = Memory::default();
-        let asking = |namespace: &str, name: &str| -> Cluster {
+        let asking = |namespace: &str, name: &str| {
             let spec = json!({"endpoint": {"extraSANs": [name]}});
             let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
                 "metadata": {"name": "b", "namespace": namespace}, "spec": spec});
-            serde_json::from_value(value).unwrap()
+            Outline::of(&serde_json::from_value(value).unwrap())
         };
         let cluster = |generation: i64, names: &[&str]| -> Cluster {
             let value = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",

@@ -1,43 +1,63 @@
-//! Clusters: in short for those who look at all of them, and whole for who looks at one.
+//! Clusters: in outline for those who look at all of them, whole for who looks at one, and by name for the controller.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use kube::api::{ObjectMeta, PartialObjectMeta};
+use kube::core::PartialObjectMetaExt as _;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::Event;
-use yoke_api::cluster::ClusterStatus;
-use yoke_api::{Cluster, ConditionType};
+use yoke_api::Cluster;
 
 use super::shelf::Shelf;
 use super::wait_for;
+use crate::cluster::Outline;
 use crate::ledger::{self, Ended, Extent, Ledger, Scribe, by_version};
 
-/// All Clusters. Each may be looked at beside all others, so these are there as they are, but for most of their statuses.
+/// A Cluster of which there is the name alone.
+pub type Named = PartialObjectMeta<Cluster>;
+
+/// All Clusters. Each may be looked at beside all others.
 #[derive(Clone, Debug)]
 pub struct Clusters {
-    short: Store<Cluster>,
+    named: Store<Named>,
+    outlines: Outlines,
     whole: Ledger<Cluster>,
 }
 
-/// Keeps both.
-pub(super) struct Twice {
-    short: Writer<Cluster>,
+/// Outlines of all Clusters, by `NAMESPACE/NAME`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outlines(Arc<RwLock<ByName>>);
+
+type ByName = BTreeMap<Box<str>, Arc<Outline>>;
+
+/// Keeps all of it.
+pub(super) struct Kept {
+    named: Writer<Named>,
+    outlines: Outlines,
     whole: Scribe<Cluster>,
+    /// What a list that is being read has brought up to now.
+    listed: ByName,
 }
 
 impl Clusters {
-    pub(super) fn open() -> (Self, Twice) {
-        let (short, writer) = reflector::store();
+    pub(super) fn open() -> (Self, Kept) {
+        let (named, writer) = reflector::store();
+        let outlines = Outlines::default();
         let (whole, scribe) = ledger::open(Extent {
             trim: |_| {},
             is_whole: true,
             version: by_version,
         });
-        let twice = Twice {
-            short: writer,
+        let kept = Kept {
+            named: writer,
+            outlines: outlines.clone(),
             whole: scribe,
+            listed: ByName::new(),
         };
-        (Self { short, whole }, twice)
+        (Self { named, outlines, whole }, kept)
     }
 
     /// A Cluster.
@@ -45,39 +65,79 @@ impl Clusters {
         self.whole.get(key)
     }
 
-    /// All Clusters, in short: of their statuses there is the phase, and whether they are accepted.
-    pub fn state(&self) -> Vec<Arc<Cluster>> {
-        self.short.state()
+    /// All Clusters, in outline.
+    pub fn outlines(&self) -> Vec<Arc<Outline>> {
+        self.outlines.pick(|_| true)
     }
 
-    /// Those that are picked by what there is in short.
-    pub fn state_filter(&self, pick: impl Fn(&Cluster) -> bool) -> Vec<Arc<Cluster>> {
-        self.short.state_filter(pick)
+    /// The Clusters in a namespace, in outline.
+    pub fn outlines_in(&self, namespace: &str) -> Vec<Arc<Outline>> {
+        self.outlines.of(namespace)
     }
 
-    /// Clusters in short, for those who are told of them one by one, and ask for each.
-    pub(crate) fn short(&self) -> Store<Cluster> {
-        self.short.clone()
+    /// All Clusters by their names, for their controller.
+    pub fn named(&self) -> Store<Named> {
+        self.named.clone()
+    }
+
+    /// The outlines, for who is told of Clusters one by one.
+    pub(super) fn share_outlines(&self) -> Outlines {
+        self.outlines.clone()
     }
 
     pub(super) async fn wait_until_listed(&self) -> Result<(), Ended> {
         self.whole.wait_until_listed().await?;
-        wait_for(&self.short).await
+        wait_for(&self.named).await
     }
 }
 
-impl Shelf<Cluster> for Twice {
+impl Outlines {
+    /// Those that are picked.
+    pub(crate) fn pick(&self, pick: impl Fn(&Outline) -> bool) -> Vec<Arc<Outline>> {
+        let all = self.read();
+        all.values().filter(|outline| pick(outline)).cloned().collect()
+    }
+
+    fn of(&self, namespace: &str) -> Vec<Arc<Outline>> {
+        let first = to_key(namespace, "");
+        let all = self.read();
+        let range = all.range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
+        let range = range.take_while(|(key, _)| key.starts_with(&*first));
+        range.map(|(_, outline)| Arc::clone(outline)).collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, ByName> {
+        // Each entry is whole by itself.
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, ByName> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf<Cluster> for Kept {
     fn keep(&mut self, event: &Event<Cluster>) {
-        // Who is told of one in short finds it whole.
+        // Who is told of one by name finds it whole, and in outline.
         self.whole.note(event);
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(cluster) => insert(&mut self.listed, cluster),
+            Event::InitDone => *self.outlines.write() = std::mem::take(&mut self.listed),
+            Event::Apply(cluster) => insert(&mut self.outlines.write(), cluster),
+            Event::Delete(cluster) => {
+                let outline = Outline::of(cluster);
+                self.outlines.write().remove(&to_key(&outline.namespace, &outline.name));
+            }
+        }
         let event = match event {
             Event::Init => Event::Init,
             Event::InitDone => Event::InitDone,
-            Event::InitApply(cluster) => Event::InitApply(shorten(cluster)),
-            Event::Apply(cluster) => Event::Apply(shorten(cluster)),
-            Event::Delete(cluster) => Event::Delete(shorten(cluster)),
+            Event::InitApply(cluster) => Event::InitApply(to_named(cluster)),
+            Event::Apply(cluster) => Event::Apply(to_named(cluster)),
+            Event::Delete(cluster) => Event::Delete(to_named(cluster)),
         };
-        self.short.apply_watcher_event(&event);
+        self.named.apply_watcher_event(&event);
     }
 
     fn find_gone(&mut self, key: ObjectRef<Cluster>) -> Option<Cluster> {
@@ -85,63 +145,77 @@ impl Shelf<Cluster> for Twice {
     }
 }
 
-fn shorten(cluster: &Cluster) -> Cluster {
-    let status = cluster.status.as_ref().map(|status| {
-        let mut conditions = status.conditions.iter();
-        let accepted = conditions.find(|condition| condition.type_ == ConditionType::Accepted.as_str());
-        ClusterStatus {
-            phase: status.phase,
-            conditions: accepted
-                .map(|accepted| {
-                    let mut accepted = accepted.clone();
-                    accepted.message = String::new();
-                    accepted
-                })
-                .into_iter()
-                .collect(),
-            ..ClusterStatus::default()
-        }
-    });
-    Cluster {
-        metadata: cluster.metadata.clone(),
-        spec: cluster.spec.clone(),
-        status,
-    }
+fn insert(all: &mut ByName, cluster: &Cluster) {
+    let outline = Outline::of(cluster);
+    all.insert(to_key(&outline.namespace, &outline.name), Arc::new(outline));
+}
+
+fn to_key(namespace: &str, name: &str) -> Box<str> {
+    format!("{namespace}/{name}").into()
+}
+
+fn to_named(cluster: &Cluster) -> Named {
+    let meta = ObjectMeta {
+        name: cluster.metadata.name.clone(),
+        namespace: cluster.metadata.namespace.clone(),
+        ..ObjectMeta::default()
+    };
+    meta.into_response_partial()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn one_is_whole_and_all_are_short() {
-        let (clusters, mut twice) = Clusters::open();
-        let cluster: Cluster = serde_json::from_value(
+    fn cluster(namespace: &str, name: &str) -> Cluster {
+        serde_json::from_value(
             serde_json::json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster",
-            "metadata": {"name": "a", "namespace": "demo", "resourceVersion": "7"}, "spec": {"version": "v1.35.4"},
+            "metadata": {"name": name, "namespace": namespace, "resourceVersion": "7"}, "spec": {"version": "v1.35.4"},
             "status": {"phase": "Asleep", "version": "v1.35.4", "conditions": [
                 {"type": "Ready", "status": "False", "reason": "Asleep", "message": "x",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                {"type": "Accepted", "status": "True", "reason": "AsExpected", "message": "x",
                     "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
         )
-        .unwrap();
-        for event in [Event::Init, Event::InitApply(cluster.clone()), Event::InitDone] {
-            twice.keep(&event);
-        }
-        let whole = clusters.get(&ObjectRef::from_obj(&cluster)).unwrap();
+        .unwrap()
+    }
+
+    #[test]
+    fn one_is_whole_and_all_are_outlines() {
+        let (clusters, mut kept) = Clusters::open();
+        let demo = cluster("demo", "a");
+        let names = || {
+            let all = clusters.outlines();
+            all.iter()
+                .map(|outline| format!("{}/{}", outline.namespace, outline.name))
+                .collect::<Vec<_>>()
+        };
+        kept.keep(&Event::Init);
+        kept.keep(&Event::InitApply(demo.clone()));
+        assert!(names().is_empty(), "the list is not complete");
+        kept.keep(&Event::InitDone);
+        let whole = clusters.get(&ObjectRef::from_obj(&demo)).unwrap();
         assert_eq!(
             serde_json::to_value(&*whole).unwrap(),
-            serde_json::to_value(&cluster).unwrap()
+            serde_json::to_value(&demo).unwrap()
         );
-        let short = clusters.state()[0].clone();
-        let status = short.status.clone().unwrap();
+        assert_eq!(*clusters.outlines()[0], Outline::of(&demo));
+        for (namespace, name) in [("demo", "b"), ("demo-2", "a"), ("dem", "z")] {
+            kept.keep(&Event::Apply(cluster(namespace, name)));
+        }
+        assert_eq!(names(), ["dem/z", "demo-2/a", "demo/a", "demo/b"]);
+        let of_demo = clusters.outlines_in("demo");
         assert_eq!(
-            (status.phase, status.version, status.conditions.len()),
-            (cluster.status.clone().unwrap().phase, None, 1)
+            of_demo.iter().map(|outline| &*outline.name).collect::<Vec<_>>(),
+            ["a", "b"]
         );
-        assert_eq!((&short.spec, &short.metadata), (&cluster.spec, &cluster.metadata));
-        twice.keep(&Event::Delete(cluster.clone()));
-        assert!(clusters.get(&ObjectRef::from_obj(&cluster)).is_none() && clusters.state().is_empty());
+        let named = clusters.named().get(&ObjectRef::new("b").within("demo")).unwrap();
+        assert_eq!(named.metadata.name.as_deref(), Some("b"));
+        kept.keep(&Event::Delete(demo.clone()));
+        assert!(clusters.get(&ObjectRef::from_obj(&demo)).is_none());
+        assert_eq!(names(), ["dem/z", "demo-2/a", "demo/b"]);
+        assert!(clusters.named().get(&ObjectRef::new("a").within("demo")).is_none());
+        for event in [Event::Init, Event::InitDone] {
+            kept.keep(&event);
+        }
+        assert!(names().is_empty() && clusters.named().state().is_empty());
     }
 }

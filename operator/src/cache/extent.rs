@@ -13,15 +13,11 @@ use yoke_api::ingress::{CONFIG_KEY, IngressConfig};
 use yoke_api::labels::{self, component};
 use yoke_api::names::{INGRESS_CONFIG_MAP, PKI_NAMESPACE};
 use yoke_pki::cert_manager::{Certificate, CertificateSpec, Issuer};
-use yoke_pki::plan::{AuthorityRole, Generation};
 
 use crate::cluster::build::stateful_set::keep_facts;
 use crate::ledger::{Extent, by_generation, by_version};
 use crate::nats::account::CREDENTIALS;
 use crate::nats::claims;
-
-/// Key of a certificate in its Secret.
-const CERTIFICATE: &str = "tls.crt";
 
 /// Namespaces: all.
 pub(super) const NAMESPACES: Extent<Namespace> = whole();
@@ -86,19 +82,17 @@ fn keep_labels(meta: &mut ObjectMeta) {
     };
 }
 
-/// Keeps of a Secret the keys that it has, as far as something is there; of a cluster's CAs their certificate, and of a store's
-/// account all but what lets its user in.
+/// Keeps of a Secret the keys that it has, as far as something is there, and of a store's account all but what lets its user
+/// in.
 fn keep_public(secret: &mut Secret) {
     let has = |key: &str, value: &str| secret.labels().get(key).map(String::as_str) == Some(value);
     let is_store = secret.namespace().as_deref() == Some(PKI_NAMESPACE) && has(labels::COMPONENT, component::STORE);
-    let is_authority = is_authority(secret);
     for (key, ByteString(value)) in secret.data.iter_mut().flatten() {
         let text = std::str::from_utf8(value).unwrap_or_default();
         let public = match key.as_str() {
             _ if value.is_empty() => continue,
-            CREDENTIALS if is_store => claims::without_seed(text),
+            CREDENTIALS if is_store => claims::outline(text),
             _ if is_store => continue,
-            CERTIFICATE if is_authority => Some(first_block(text).to_owned()),
             _ => None,
         };
         // Something is there, which is all that is said of it.
@@ -110,23 +104,6 @@ fn keep_public(secret: &mut Secret) {
     if secret.labels().contains_key(labels::ID) && !is_store {
         keep_labels(&mut secret.metadata);
     }
-}
-
-/// Whether it is the Secret of a CA whose certificate is read here.
-fn is_authority(secret: &Secret) -> bool {
-    let id = secret.labels().get(labels::ID).and_then(|id| id.parse().ok());
-    let roles = [AuthorityRole::Cluster, AuthorityRole::KubeletServing];
-    let is_of = |role: &AuthorityRole| {
-        let name = id.as_ref().map(|id| role.object_name(id, Generation::FIRST));
-        name.is_some() && name == secret.metadata.name
-    };
-    secret.namespace().as_deref() == Some(PKI_NAMESPACE) && roles.iter().any(is_of)
-}
-
-/// The certificate itself, without those that it is under.
-fn first_block(chain: &str) -> &str {
-    const END: &str = "-----END CERTIFICATE-----";
-    chain.find(END).map_or(chain, |at| &chain[..at + END.len()])
 }
 
 /// Keeps of ConfigMaps what the ingress is told, but for certificates and keys.
@@ -196,13 +173,6 @@ mod tests {
         let leaf = keep(&secret(PKI_NAMESPACE, "bcdfghjk24-operator", component::PKI, &issued));
         assert_eq!(texts(&leaf), [("ca.crt", ""), ("tls.crt", "-"), ("tls.key", "-")]);
         assert!(leaf.metadata.uid.is_none() && leaf.labels().len() == 2);
-        let name = AuthorityRole::Cluster.object_name(&ID.parse().unwrap(), Generation::FIRST);
-        let first = "-----BEGIN CERTIFICATE-----\nA\n-----END CERTIFICATE-----";
-        let authority = keep(&secret(PKI_NAMESPACE, &name, component::PKI, &issued));
-        assert_eq!(
-            texts(&authority),
-            [("ca.crt", ""), ("tls.crt", first), ("tls.key", "-")]
-        );
         let size = Size { quota: 7, replicas: 1 };
         let account = Account::draw(&ID.parse::<ClusterId>().unwrap(), size, 1).unwrap();
         let data = account.to_data();
@@ -212,7 +182,12 @@ mod tests {
         let store = keep(&secret(PKI_NAMESPACE, "bcdfghjk24-store", component::STORE, &data));
         assert_eq!(texts(&store).iter().find(|(key, _)| *key == QUOTA), Some(&(QUOTA, "7")));
         let all = format!("{:?}", texts(&store));
-        assert!(!all.contains("SEED") && all.contains("USER JWT"), "{all}");
+        let credentials = &account.user.as_ref().unwrap().credentials;
+        let (_, seed) = credentials.split_once("BEGIN USER NKEY SEED-----").unwrap();
+        let signature = claims::jwt_of(credentials).unwrap().rsplit('.').next().unwrap();
+        for secret in [seed.lines().nth(1).unwrap(), signature] {
+            assert!(secret.len() > 50 && !all.contains(secret), "{all}");
+        }
         let known = Account::from_data(&crate::cluster::data_of(&store)).unwrap();
         assert_eq!(known.terms(), account.terms());
         assert_eq!(

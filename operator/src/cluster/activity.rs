@@ -44,7 +44,7 @@ pub(super) async fn heed(
 
 /// Says of it when it was used, and whether it could go to sleep by itself.
 pub(super) async fn tell(context: &Context, cluster: &Cluster, identity: &Identity, outcome: &mut Outcome) {
-    outcome.used = context.seen(&identity.id).activity.and_then(|seen| seen.used);
+    outcome.used = context.awake(&identity.id).activity.and_then(|seen| seen.used);
     if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
         outcome.sleep_possible = Some(find_possible(context, cluster, identity, BASE_EVERY).await);
     }
@@ -52,7 +52,7 @@ pub(super) async fn tell(context: &Context, cluster: &Cluster, identity: &Identi
 
 /// How long it may take until it is looked at again.
 pub(super) fn find_pause(context: &Context, identity: &Identity) -> Duration {
-    let Some(seen) = context.seen(&identity.id).activity else {
+    let Some(seen) = context.awake(&identity.id).activity else {
         return Duration::MAX;
     };
     seen.due.saturating_duration_since(Instant::now()).max(SOON)
@@ -93,11 +93,13 @@ async fn heed_use(
         control_plane,
         cluster.spec.paused || Rest::of(&cluster).is_asleep(),
     ) else {
-        context.note(id, |seen| seen.activity = None);
+        if context.awake(id).activity.is_some() {
+            context.note_awake(id, |awake| awake.activity = None);
+        }
         return Ok(Some(cluster));
     };
     let key = (pod, cluster.metadata.generation);
-    if let Some(seen) = context.seen(id).activity
+    if let Some(seen) = context.awake(id).activity
         && seen.key == key
         && Instant::now() < seen.due
     {
@@ -121,9 +123,9 @@ async fn heed_use(
     };
     let used = asked.ok().and_then(|report| report.used());
     // How many Nodes there are is known soon after the operator has started.
-    let is_new = context.seen(id).nodes.is_none();
+    let is_new = context.awake(id).nodes.is_none();
     let due = Instant::now() + if is_new { pause.min(SOON) } else { pause };
-    context.note(id, |seen| seen.activity = Some(ActivitySeen { key, due, used }));
+    context.note_awake(id, |awake| awake.activity = Some(ActivitySeen { key, due, used }));
     if !is_time || find_possible(context, &cluster, identity, AGAIN).await.status != Some(true) {
         return Ok(Some(cluster));
     }
@@ -134,7 +136,7 @@ async fn heed_use(
 /// Whether nothing stands against that it goes to sleep by itself, by what was found not longer ago than this.
 async fn find_possible(context: &Context, cluster: &Cluster, identity: &Identity, age: Duration) -> State {
     let id = &identity.id;
-    let nodes = context.seen(id).nodes.map(|(nodes, _)| nodes);
+    let nodes = context.awake(id).nodes.map(|(nodes, _)| nodes);
     if nodes.is_some_and(|nodes| nodes > 0) {
         match cluster.spec.sleep.with_workers {
             WithWorkers::Allow => look_at_webhooks(context, id, age).await,
@@ -143,8 +145,8 @@ async fn find_possible(context: &Context, cluster: &Cluster, identity: &Identity
     }
     let inside = Inside {
         nodes,
-        connected: context.seen(id).connected.map(|(_, name)| name),
-        webhook: context.seen(id).webhooks.map(|(_, name)| name),
+        connected: context.awake(id).connected.map(|(_, name)| name),
+        webhook: context.awake(id).webhooks.map(|(_, name)| name),
     };
     idle::plan_possible(cluster, &inside, &context.caches.join_tokens.state(), Timestamp::now())
 }
@@ -154,7 +156,7 @@ async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
     let Some(api) = context.apis.known(id, Way::Inside) else {
         return;
     };
-    if context.seen(id).connected.is_some_and(is_fresh) {
+    if context.awake(id).connected.is_some_and(is_fresh) {
         return;
     }
     let now = Timestamp::now();
@@ -165,7 +167,7 @@ async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
             None
         }
     };
-    context.note(id, |seen| seen.connected = found);
+    context.note_awake(id, |awake| awake.connected = found);
 }
 
 async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
@@ -173,7 +175,7 @@ async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
     let Some(api) = context.apis.known(id, Way::Inside) else {
         return;
     };
-    if context.seen(id).webhooks.is_some_and(is_fresh) {
+    if context.awake(id).webhooks.is_some_and(is_fresh) {
         return;
     }
     let found = match api.find_blocking_webhook().await {
@@ -183,5 +185,5 @@ async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
             None
         }
     };
-    context.note(id, |seen| seen.webhooks = found);
+    context.note_awake(id, |awake| awake.webhooks = found);
 }

@@ -41,10 +41,10 @@ pub(super) async fn ensure(
     let api = context.apis.known(&identity.id, Way::Inside)?;
     // What is planned follows from these, as long as a process lives.
     let key = (pod.clone(), generation, blueprint.accepted.version);
-    let seen = context.seen(&identity.id).addons;
+    let seen = context.awake(&identity.id).addons;
     let Some(due) = seen.due else {
         // That it is ready is told first.
-        context.note(&identity.id, |seen| seen.addons.due = Some(Instant::now()));
+        context.note_awake(&identity.id, |awake| awake.addons.due = Some(Instant::now()));
         return None;
     };
     if seen.key.as_ref() == Some(&key) && Instant::now() < due {
@@ -65,8 +65,8 @@ pub(super) async fn ensure(
         Err(_) => Err(crate::chain(&TenantApiError::Limit)),
     };
     let (state, pause) = judge(result, blueprint, began.elapsed());
-    context.note(&identity.id, |seen| {
-        seen.addons = AddonsSeen {
+    context.note_awake(&identity.id, |awake| {
+        awake.addons = AddonsSeen {
             key: Some(key),
             due: Some(Instant::now() + pause),
             state: Some(state.clone()),

@@ -155,7 +155,7 @@ pub(super) async fn apply(
     };
     apply_control_plane(context, blueprint, observed, gist.as_ref(), is_asleep, &mut applied).await?;
     if is_asleep {
-        context.forget_answers(&identity.id);
+        context.forget_awake(&identity.id);
     }
     let Some(reach) = gist.and_then(|gist| gist.reach).filter(|_| !is_asleep) else {
         return Ok(applied);
@@ -169,7 +169,7 @@ pub(super) async fn apply(
         applied.wake_problem = None;
         let ingress = hosted::build_ingress(identity, asked.clone(), &reach.trust);
         context.clusters.apply(&context.caches.config_maps, &ingress).await?;
-        context.note(&identity.id, |seen| seen.awake.clone_from(&pod.metadata.uid));
+        context.note_awake(&identity.id, |awake| awake.told.clone_from(&pod.metadata.uid));
     }
     probe::look_at_api(context, identity, observed, &reach, &asked, &mut applied).await;
     let generation = cluster.metadata.generation;
@@ -205,7 +205,7 @@ pub(super) fn plan_told(
     let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
     // The cache may lag behind what the ingress was told, and the kubelet behind the API. Of a first start the kubelet does
     // not know when it is complete.
-    let known = context.seen(&identity.id).awake;
+    let known = context.awake(&identity.id).told;
     let found = kept::had_api(cluster) && observed.answers().is_ok();
     let answers = observed
         .staying_pod()
@@ -279,7 +279,7 @@ pub(super) async fn ensure_namespace(
         .await
         .map_err(ReconcileError::host("the hosted namespace"))?;
     match found {
-        Some(namespace) if is_foreign(&namespace, identity, || context.caches.clusters.state()) => {
+        Some(namespace) if is_foreign(&namespace, identity, || context.caches.clusters.outlines()) => {
             Err(ReconcileError::Foreign(name))
         }
         Some(namespace) if namespace.metadata.deletion_timestamp.is_some() => Err(ReconcileError::Ending(name)),

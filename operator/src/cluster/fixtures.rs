@@ -12,6 +12,7 @@ use yoke_api::{Cluster, Reason, Tenant};
 
 use super::gate::ControlPlane;
 use super::identity::Identity;
+use super::outline::Outline;
 use super::rest::Rest;
 use super::status::Outcome;
 use super::validate::Surroundings;
@@ -60,7 +61,7 @@ pub(super) fn tenant() -> Tenant {
 pub(super) fn around<'c, 'o>(
     config: &'c Config,
     tenant: &'o Tenant,
-    clusters: &'o [Arc<Cluster>],
+    clusters: &'o [Arc<Outline>],
 ) -> Surroundings<'c, 'o> {
     Surroundings {
         config,

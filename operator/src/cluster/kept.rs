@@ -294,10 +294,10 @@ pub(crate) struct Left {
 /// The stores of a Tenant's Clusters that are gone, be it that their data stays or that nobody has collected it yet.
 pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
     // Another that only claims the identity is refused, and has none of it.
-    let clusters = context.caches.clusters_of(tenant);
+    let clusters = context.caches.clusters.outlines_in(tenant);
     let had: HashSet<_> = clusters
         .iter()
-        .filter_map(|cluster| Some((cluster.spec.id.as_deref()?, cluster.metadata.name.as_deref()?)))
+        .filter_map(|cluster| Some((cluster.id.as_deref()?, &*cluster.name)))
         .collect();
     let secrets = &context.caches.secrets;
     let reserved = context.caches.reserved.of(tenant).into_keys();

@@ -38,7 +38,7 @@ pub(super) async fn remove(
     }
     delete::force(context, &[pod.as_ref()]).await?;
     context.apis.forget_way(&identity.id, Way::Inside);
-    context.note(&identity.id, |seen| seen.slow = None);
+    context.note_awake(&identity.id, |awake| awake.slow = None);
     Ok(())
 }
 

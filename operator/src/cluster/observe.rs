@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
-use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Client, ResourceExt as _};
 use yoke_api::labels::{self, component};
 use yoke_api::names::PKI_NAMESPACE;
-use yoke_api::{Cluster, ConditionType};
+use yoke_api::{Cluster, ClusterId, ConditionType};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
@@ -16,8 +16,10 @@ use super::build::stateful_set;
 use super::gate::takeover;
 use super::identity::Identity;
 use super::kept::{self, data_of};
+use super::outline::Outline;
 use crate::cache::Caches;
 use crate::conditions;
+use crate::error::ReconcileError;
 
 /// What there is of one Cluster.
 #[derive(Debug)]
@@ -30,8 +32,6 @@ pub(super) struct Observed {
     pub(super) pods: Vec<Arc<Pod>>,
     /// Its Service.
     pub(super) service: Option<Arc<Service>>,
-    /// The CA that signs, if it is issued.
-    pub(super) authority: Option<ParsedCertificate>,
     /// Whether a namespace or a store of that identity is there and belongs to somebody else.
     pub(super) is_foreign: bool,
     /// Whether the Cluster was Ready, and the kubelet finds that its pod still is.
@@ -56,7 +56,7 @@ pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
         is_trusted: false,
         is_foreign: namespace
             .as_deref()
-            .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.state()))
+            .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.outlines()))
             || store.is_some_and(|store| !kept::is_of(&store, identity)),
         namespace,
         stateful_set: caches
@@ -73,18 +73,20 @@ pub(super) fn observe_identity(caches: &Caches, identity: &Identity) -> Observed
                     == Some(id)
         }),
         service: caches.services.get(&ObjectRef::new(&identity.cluster).within(&hosted)),
-        authority: observe_authority(caches, identity),
     }
 }
 
-fn observe_authority(caches: &Caches, identity: &Identity) -> Option<ParsedCertificate> {
-    let name = AuthorityRole::Cluster.object_name(&identity.id, Generation::FIRST);
-    let secret = caches
-        .secrets
-        .get(&ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE))?;
-    let text = data_of(&secret).remove("tls.crt")?;
-    let chain = ParsedCertificate::from_pem(std::str::from_utf8(&text).ok()?).ok()?;
-    chain.into_iter().next()
+/// The certificate of a Cluster's CA, if it is issued; asked for, as few need it.
+pub(crate) async fn find_authority(
+    client: &Client,
+    id: &ClusterId,
+    role: AuthorityRole,
+) -> Result<Option<ParsedCertificate>, ReconcileError> {
+    let api = Api::<Secret>::namespaced(client.clone(), PKI_NAMESPACE);
+    let secret = kept::find(&api, &role.object_name(id, Generation::FIRST)).await?;
+    let text = secret.and_then(|secret| String::from_utf8(data_of(&secret).remove("tls.crt")?).ok());
+    let chain = text.and_then(|text| ParsedCertificate::from_pem(&text).ok());
+    Ok(chain.and_then(|chain| chain.into_iter().next()))
 }
 
 impl Observed {
@@ -132,17 +134,13 @@ impl Observed {
 pub(super) fn is_foreign(
     namespace: &Namespace,
     identity: &Identity,
-    clusters: impl FnOnce() -> Vec<Arc<Cluster>>,
+    clusters: impl FnOnce() -> Vec<Arc<Outline>>,
 ) -> bool {
     let annotation = |key: &str| namespace.annotations().get(key);
     if annotation(labels::OWNER_UID) == Some(&identity.uid) {
         return false;
     }
-    let lives = |uid: &String| {
-        clusters()
-            .iter()
-            .any(|cluster| cluster.metadata.uid.as_ref() == Some(uid))
-    };
+    let lives = |uid: &String| clusters().iter().any(|cluster| *cluster.uid == **uid);
     let labelled = identity.labels(component::CONTROL_PLANE);
     let mut labels = labelled.iter();
     let is_labelled = labels.all(|(key, value)| namespace.labels().get(key) == Some(value));
@@ -190,7 +188,6 @@ mod tests {
                 stateful_set: set(first),
                 pods,
                 service: None,
-                authority: None,
                 is_foreign: false,
                 is_trusted: false,
             };
@@ -211,7 +208,7 @@ mod tests {
         nobodys.metadata.labels = None;
         let mut half = namespace(&elsewhere);
         half.metadata.annotations = None;
-        let living = |cluster: &Cluster| vec![Arc::new(cluster.clone())];
+        let living = |cluster: &Cluster| vec![Arc::new(Outline::of(cluster))];
         for (rule, namespace, clusters, expected) in [
             ("its own", namespace(&present), living(&present), false),
             ("a namesake's that is gone", namespace(&former), living(&present), false),

@@ -119,12 +119,8 @@ fn are_many(orphans: usize, all: usize) -> bool {
 /// Identities of hosted namespaces and kept Secrets that no Cluster has, and the number of all.
 fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
     let caches = &context.caches;
-    let living: HashSet<_> = caches
-        .clusters
-        .state()
-        .iter()
-        .filter_map(|cluster| cluster.id())
-        .collect();
+    let clusters = caches.clusters.outlines();
+    let living: HashSet<_> = clusters.iter().filter_map(|cluster| cluster.identity()).collect();
     let hosted: HashMap<_, _> = living
         .iter()
         .map(|id| (id.hosted_namespace().to_string(), id))

@@ -198,10 +198,10 @@ fn is_identified(cluster: &Cluster) -> bool {
 }
 
 fn draw(context: &Context) -> ClusterId {
-    let clusters = context.caches.clusters.state();
+    let clusters = context.caches.clusters.outlines();
     loop {
         let id = ClusterId::random();
-        if !clusters.iter().any(|cluster| cluster.id().as_ref() == Some(&id)) {
+        if !clusters.iter().any(|cluster| cluster.identity().as_ref() == Some(&id)) {
             return id;
         }
     }

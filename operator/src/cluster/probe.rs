@@ -68,7 +68,7 @@ pub(super) async fn look_at_api(
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let mut began = Instant::now();
     let mut answered = works;
-    context.note(id, |seen| {
+    context.note_awake(id, |seen| {
         let (since, before) = seen.asked.unwrap_or((began, false));
         seen.asked = Some((since, before || works));
         (began, answered) = (since, before || works);
@@ -84,13 +84,13 @@ pub(super) async fn look_at_api(
     if applied.inside.is_err() || applied.outside.is_err() {
         return;
     }
-    let seen = context.seen(id);
+    let seen = context.awake(id);
     applied.nodes = match seen.nodes {
         Some((nodes, since)) if since.elapsed() < NODES_EVERY => Some(nodes),
         _ => count_nodes(context, id, &inside).await,
     };
     if let Some(nodes) = applied.nodes {
-        context.note(id, |seen| {
+        context.note_awake(id, |seen| {
             let fresh = seen.nodes.is_some_and(|(_, since)| since.elapsed() < NODES_EVERY);
             if !fresh {
                 seen.nodes = Some((nodes, Instant::now()));
@@ -182,7 +182,7 @@ struct Target<'a> {
 /// webhooks or otherwise, must not take the time of the others.
 async fn look_in_turn(context: &Context, target: &Target<'_>) -> Answer {
     let identity = target.identity;
-    let before = context.seen(&identity.id).slow;
+    let before = context.awake(&identity.id).slow;
     if let Some((_, due, answer)) = &before
         && Instant::now() < *due
     {
@@ -203,7 +203,7 @@ async fn look_in_turn(context: &Context, target: &Target<'_>) -> Answer {
     let strikes = before.map_or(0, |(strikes, ..)| strikes);
     let slow = plan_pause(strikes, began.elapsed(), works)
         .map(|(strikes, pause)| (strikes, Instant::now() + pause, answer.clone()));
-    context.note(&identity.id, |seen| seen.slow = slow);
+    context.note_awake(&identity.id, |awake| awake.slow = slow);
     answer
 }
 
@@ -266,11 +266,11 @@ async fn check_controllers(
     pod: &str,
     api: &TenantApi,
 ) -> Result<(), TenantApiError> {
-    if context.seen(id).controllers.as_deref() == Some(pod) {
+    if context.awake(id).controllers.as_deref() == Some(pod) {
         return Ok(());
     }
     api.check_controllers().await?;
-    context.note(id, |seen| seen.controllers = Some(pod.to_owned()));
+    context.note_awake(id, |awake| awake.controllers = Some(pod.to_owned()));
     Ok(())
 }
 
@@ -286,7 +286,7 @@ async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Re
 
 async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> Result<(), TenantApiError> {
     let Target { identity, pod, .. } = *target;
-    if let Some((known, since)) = context.seen(&identity.id).base
+    if let Some((known, since)) = context.awake(&identity.id).base
         && known == pod
         && since.elapsed() < BASE_EVERY
     {
@@ -294,7 +294,9 @@ async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> 
     }
     let params = context.clusters.params();
     api.apply_base(&context.base, params).await?;
-    context.note(&identity.id, |seen| seen.base = Some((pod.to_owned(), Instant::now())));
+    context.note_awake(&identity.id, |awake| {
+        awake.base = Some((pod.to_owned(), Instant::now()))
+    });
     Ok(())
 }
 

@@ -228,7 +228,8 @@ pub(super) async fn hand_over(
 
 /// Remembers that the pod of this number serves: the watch may lag behind.
 pub(super) fn note_first(context: &Context, identity: &Identity, first: i32) {
-    context.note(&identity.id, |seen| (seen.first, seen.slow) = (first, None));
+    context.note(&identity.id, |seen| seen.first = first);
+    context.note_awake(&identity.id, |awake| awake.slow = None);
 }
 
 async fn wait_informed(access: Access) {

@@ -8,7 +8,6 @@ pub(super) use host_names::may_have;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use k8s_openapi::jiff::Timestamp;
 use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
 use yoke_api::version::KUBELET_MINORS_BEHIND;
@@ -16,6 +15,7 @@ use yoke_api::{Cidr, ClusterId, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Leaf, LeafRole, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
+use super::outline::Outline;
 use super::schedule;
 use crate::config::{ClassEntry, Config, VersionEntry};
 use crate::quantity;
@@ -41,7 +41,7 @@ pub struct Surroundings<'c, 'o> {
     /// All Tenants of the host.
     pub tenants: &'o [Arc<Tenant>],
     /// All Clusters of the host, this one included.
-    pub clusters: &'o [Arc<Cluster>],
+    pub clusters: &'o [Arc<Outline>],
     /// What the stores of the Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
     pub reserved: HashMap<ClusterId, i64>,
     /// The version that runs, if any.
@@ -148,40 +148,31 @@ fn check_tenant<'o>(identity: &Identity, around: &Surroundings<'_, 'o>) -> Resul
     }
 }
 
-/// Who comes first where two want the same: the older, then the one whose name sorts first.
-fn rank(cluster: &Cluster) -> (Option<Timestamp>, Option<&str>, Option<&str>) {
-    let meta = &cluster.metadata;
-    let made = meta.creation_timestamp.as_ref().map(|time| time.0);
-    (made, meta.namespace.as_deref(), meta.name.as_deref())
-}
-
-fn precedes(other: &Cluster, cluster: &Cluster) -> bool {
-    other.metadata.uid != cluster.metadata.uid && rank(other) < rank(cluster)
-}
-
 /// Whether no other Cluster has this one's identity by the right of the older.
-pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Cluster>]) -> bool {
-    let mut same = clusters.iter().filter(|other| other.spec.id == cluster.spec.id);
-    !same.any(|other| precedes(other, cluster))
+pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Outline>]) -> bool {
+    let own = Outline::of(cluster);
+    let mut same = clusters.iter().filter(|other| other.id == own.id);
+    !same.any(|other| other.precedes(&own))
 }
 
 fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+    let own = Outline::of(cluster);
     // Each Cluster is held against all: of nearly all, these say that they have nothing in common with it.
-    let is_near = |other: &&Arc<Cluster>| {
-        other.spec.id.as_deref() == Some(identity.id.as_str()) || other.metadata.name == cluster.metadata.name
-    };
-    let near = around.clusters.iter().filter(is_near);
-    for other in near.filter(|other| precedes(other, cluster)) {
-        let Some(other) = Identity::of(other, &around.config.base_domain) else {
+    let near = around
+        .clusters
+        .iter()
+        .filter(|other| other.id == own.id || other.name == own.name);
+    for other in near.filter(|other| other.precedes(&own)) {
+        let Some(id) = other.identity() else {
             continue;
         };
-        if other.id == identity.id {
+        if id == identity.id {
             return refuse(
                 Reason::IdentityConflict,
                 format!("Identity {} is that of an older Cluster.", identity.id),
             );
         }
-        if other.public_name == identity.public_name {
+        if id.public_name(&other.name, &around.config.base_domain) == identity.public_name {
             return refuse(
                 Reason::HostnameConflict,
                 format!("Host name {} is that of an older Cluster.", identity.public_name),
@@ -319,25 +310,28 @@ fn check_sources(cluster: &Cluster) -> Result<(), Refusal> {
 }
 
 fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<i64, Refusal> {
-    let bytes_of = |cluster: &Cluster| quantity::to_bytes(&cluster.spec.storage.quota);
-    let own =
-        bytes_of(cluster).or_else(|error| refuse(Reason::QuotaExceeded, format!("spec.storage.quota: {error}.")))?;
+    let own = quantity::to_bytes(&cluster.spec.storage.quota)
+        .or_else(|error| refuse(Reason::QuotaExceeded, format!("spec.storage.quota: {error}.")))?;
+    let itself = Outline::of(cluster);
     let quota = &tenant.spec.quota;
     let allowed = usize::try_from(quota.clusters).unwrap_or(0);
     let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
-    let noted = |other: &Cluster| other.id().and_then(|id| around.reserved.get(&id).copied()).unwrap_or(0);
-    let of_tenant = |other: &&Arc<Cluster>| other.metadata.namespace == cluster.metadata.namespace;
+    let noted = |other: &Outline| {
+        let id = other.identity();
+        id.and_then(|id| around.reserved.get(&id).copied()).unwrap_or(0)
+    };
+    let of_tenant = |other: &&Arc<Outline>| other.namespace == itself.namespace;
     let siblings: Vec<_> = around.clusters.iter().filter(of_tenant).collect();
-    let had: HashSet<&str> = siblings.iter().filter_map(|other| other.spec.id.as_deref()).collect();
+    let had: HashSet<&str> = siblings.iter().filter_map(|other| other.id.as_deref()).collect();
     let gone = around.reserved.iter().filter(|(id, _)| !had.contains(id.as_str()));
     let retained = sum(gone.map(|(_, bytes)| *bytes));
-    let mut older: Vec<_> = siblings.iter().filter(|other| precedes(other, cluster)).collect();
-    older.sort_by(|one, other| rank(one).cmp(&rank(other)));
+    let mut older: Vec<_> = siblings.iter().filter(|other| other.precedes(&itself)).collect();
+    older.sort_by(|one, other| one.rank().cmp(&other.rank()));
     // Of those that do not fit only what their stores have already counts: one that is refused for its size takes nothing
     // from the others, and one that is kept as it was has that.
     let (mut count, mut used) = (0, retained);
     for other in older {
-        let wanted = bytes_of(other).unwrap_or(0).max(noted(other));
+        let wanted = other.quota.unwrap_or(0).max(noted(other));
         if count < allowed && used.saturating_add(wanted) <= storage {
             count += 1;
             used += wanted;
@@ -346,10 +340,8 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
         }
     }
     // Who asks for more than it has finds what younger ones have, too.
-    if own > noted(cluster) {
-        let others = siblings
-            .iter()
-            .filter(|other| other.metadata.uid != cluster.metadata.uid);
+    if own > noted(&itself) {
+        let others = siblings.iter().filter(|other| other.uid != itself.uid);
         used = used.max(retained.saturating_add(sum(others.map(|other| noted(other)))));
     }
     if count >= allowed {

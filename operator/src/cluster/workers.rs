@@ -61,7 +61,7 @@ pub(super) async fn ensure(
         return None;
     };
     let answers = applied.inside.is_ok() && applied.outside.is_ok() && !applied.believed;
-    let mut seen = context.seen(id).workers;
+    let mut seen = context.awake(id).workers;
     // Of a cluster that never had any nothing is said.
     let had_any = cluster.status.as_ref().is_some_and(|status| status.workers.is_some());
     let any = applied.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some() || had_any;
@@ -110,7 +110,7 @@ pub(super) async fn ensure(
     let now = Instant::now();
     seen.due = Some(now + pause.max((now - began) * REST));
     let said = seen.said.clone();
-    context.note(id, |all| all.workers = seen);
+    context.note_awake(id, |awake| awake.workers = seen);
     said
 }
 

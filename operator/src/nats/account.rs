@@ -55,7 +55,7 @@ pub struct Account {
 /// The user of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterUser {
-    /// Credentials file; without its seed of one that is known by a watch.
+    /// Credentials file; of one that is known by a watch [`claims::outline`] of it.
     pub credentials: String,
     /// Public key of its account.
     account: String,

@@ -8,6 +8,8 @@ use sha2::{Digest as _, Sha512_256};
 
 const HEADER: &str = r#"{"typ":"JWT","alg":"ed25519-nkey"}"#;
 const VERSION: u8 = 2;
+/// What a user's token stands behind in a credentials file.
+const BEGIN_USER: &str = "-----BEGIN NATS USER JWT-----";
 /// What a limit is if there is none.
 pub const NO_LIMIT: i64 = -1;
 
@@ -320,19 +322,22 @@ fn comparable(token: &str) -> Result<serde_json::Value, ClaimsError> {
 /// A credentials file, as every NATS client reads it.
 pub fn to_credentials(jwt: &str, seed: &str) -> String {
     format!(
-        "-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n\
+        "{BEGIN_USER}\n{jwt}\n------END NATS USER JWT------\n\n\
          -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
     )
 }
 
-/// A credentials file without its seed: it says whose it is, and lets nobody in.
-pub fn without_seed(credentials: &str) -> Option<String> {
-    jwt_of(credentials).map(|jwt| format!("-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n"))
+/// Of a credentials file what [`read_user`] reads: it says whose it is, without seed and signature, and lets nobody in.
+pub fn outline(credentials: &str) -> Option<String> {
+    let (account, signer) = read_user(jwt_of(credentials)?)?;
+    let claims = serde_json::json!({"iss": signer, "nats": {"issuer_account": account}});
+    let payload = BASE64URL_NOPAD.encode(claims.to_string().as_bytes());
+    Some(format!("{BEGIN_USER}\n.{payload}.\n"))
 }
 
 /// The token in a credentials file.
 pub fn jwt_of(credentials: &str) -> Option<&str> {
-    let (_, rest) = credentials.split_once("-----BEGIN NATS USER JWT-----")?;
+    let (_, rest) = credentials.split_once(BEGIN_USER)?;
     rest.lines().map(str::trim).find(|line| !line.is_empty())
 }
 

@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams};
-use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 use yoke_api::ClusterId;
@@ -23,7 +21,7 @@ use yoke_pki::plan::{AuthorityRole, Generation, Lifetimes, SHORTEST_LIFETIME};
 use yoke_pki::request::Use;
 
 use super::validate::{Asked, Requester};
-use crate::cluster::identity::Identity;
+use crate::cluster::{self, identity::Identity};
 use crate::context::Context;
 use crate::error::ReconcileError;
 
@@ -77,15 +75,13 @@ fn role_of(purpose: Use) -> AuthorityRole {
 }
 
 /// The CA that signs for this purpose.
-pub(super) fn find_authority(context: &Context, id: &ClusterId, purpose: Use) -> Result<ParsedCertificate, IssueError> {
-    let name = role_of(purpose).object_name(id, Generation::FIRST);
-    let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
-    let secret = context.caches.secrets.get(&key).ok_or(IssueError::NoAuthority)?;
-    let data = secret.data.as_ref().and_then(|data| data.get("tls.crt"));
-    let text = data.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
-    let chain = text.and_then(|text| ParsedCertificate::from_pem(text).ok());
-    let first = chain.and_then(|chain| chain.into_iter().next());
-    first.ok_or(IssueError::NoAuthority)
+pub(super) async fn find_authority(
+    context: &Context,
+    id: &ClusterId,
+    purpose: Use,
+) -> Result<ParsedCertificate, IssueError> {
+    let found = cluster::find_authority_of(&context.client, id, role_of(purpose)).await?;
+    found.ok_or(IssueError::NoAuthority)
 }
 
 /// How long a certificate holds: as long as was asked for, no longer than the Cluster's certificates, and than its CA. `None` if

@@ -13,9 +13,10 @@ use yoke_api::join_token::secret_name;
 use yoke_api::labels;
 use yoke_api::names::{SSH_SERVICE_ACCOUNT, kubeconfig_secret};
 use yoke_api::tenant::SubjectKind;
-use yoke_api::{Cluster, GROUP, JoinToken, Tenant};
+use yoke_api::{GROUP, JoinToken, Tenant};
 
 use super::validate::may_act;
+use crate::cluster::Outline;
 use crate::join_token::plan::TENANT_MAX;
 use crate::rbac::{build_role_ref, build_rule};
 
@@ -91,11 +92,11 @@ pub fn is_left(namespace: &Namespace, tenant: &Tenant, tenants: &[Arc<Tenant>]) 
 /// what workers join by, of those that there are, by name. No list of Secrets, no pods, nothing of cert-manager.
 /// `join_tokens` hold, the oldest first, and the operator has made their Secrets: one of such a name that it did not make may
 /// have anything in it.
-pub fn build_role(tenant: &Tenant, clusters: &[Arc<Cluster>], join_tokens: &[Arc<JoinToken>]) -> Role {
+pub fn build_role(tenant: &Tenant, clusters: &[Arc<Outline>], join_tokens: &[Arc<JoinToken>]) -> Role {
     let name = tenant.name_any();
     let mut secrets: Vec<_> = clusters
         .iter()
-        .map(|cluster| kubeconfig_secret(&cluster.name_any()))
+        .map(|cluster| kubeconfig_secret(&cluster.name))
         .collect();
     let of_tokens = join_tokens.iter().take(TENANT_MAX);
     secrets.extend(of_tokens.map(|token| secret_name(&token.name_any())));
@@ -210,10 +211,11 @@ fn build_meta(tenant: &str) -> ObjectMeta {
 mod tests {
     use super::*;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use yoke_api::Cluster;
     use yoke_api::tenant::{SshKey, TenantSpec, TenantSubject};
 
-    fn cluster(name: &str) -> Arc<Cluster> {
-        Arc::new(Cluster::new(name, Default::default()))
+    fn cluster(name: &str) -> Arc<Outline> {
+        Arc::new(Outline::of(&Cluster::new(name, Default::default())))
     }
 
     #[test]

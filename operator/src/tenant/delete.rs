@@ -23,7 +23,7 @@ pub(super) async fn delete(context: &Context, tenant: &Tenant) -> Result<Action,
         return Ok(Action::await_change());
     }
     let name = tenant.name_any();
-    let clusters = context.caches.clusters_of(&name).len();
+    let clusters = context.caches.clusters.outlines_in(&name).len();
     if clusters > 0 {
         let message = format!("{clusters} Clusters of the Tenant must be deleted first.");
         patch::write_deleting(context, tenant, clusters, Reason::ClustersRemain, message).await?;

@@ -128,7 +128,7 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
 
     // What is as it should be is not written: not by the same operator, nor by one that knows nothing yet.
     stage.host.restart_operator().await;
-    let due = || stage.host.context.seen(&id(&stage)).addons.state.is_some();
+    let due = || stage.host.context.awake(&id(&stage)).addons.state.is_some();
     stage.host.bring("a", "they were looked at again", async || due()).await;
     assert_eq!(stage.versions().await, first);
 
@@ -158,7 +158,7 @@ async fn add_ons_are_applied_once_and_leave_what_is_not_theirs() {
 }
 
 fn id(stage: &Stage) -> yoke_api::ClusterId {
-    stage.host.context.caches.clusters.state()[0].id().unwrap()
+    stage.host.context.caches.clusters.outlines()[0].identity().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

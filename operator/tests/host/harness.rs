@@ -257,10 +257,11 @@ impl Host {
     /// One reconciliation of the Cluster as it is.
     pub(crate) async fn reconcile(&self, name: &str) -> Result<Action, ReconcileError> {
         self.settle().await;
-        let Some(cluster) = self.known_cluster(name).await else {
+        if self.known_cluster(name).await.is_none() {
             return Ok(Action::await_change());
-        };
-        Box::pin(cluster::reconcile(cluster, Arc::clone(&self.context))).await
+        }
+        let key = ObjectRef::new(name).within(TENANT);
+        Box::pin(cluster::reconcile(key, Arc::clone(&self.context))).await
     }
 
     /// A Cluster as the operator knows it, when it has seen what is there now.
@@ -608,6 +609,7 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
         metrics,
         root: tokio::sync::Mutex::default(),
         seen: std::sync::Mutex::default(),
+        awake: std::sync::Mutex::default(),
         client: client.clone(),
         config,
         nats_ca,

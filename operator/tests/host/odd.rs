@@ -2,6 +2,7 @@
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource};
 use serde_json::{Value, json};
 use yoke_api::Cluster;
@@ -29,12 +30,10 @@ async fn make_odd<K: Resource<DynamicType = ()>>(client: &Client, namespace: Opt
 
 /// One reconciliation of a Cluster as the operator knows it. Answers its hosted namespace, if it has one.
 async fn reconcile_known(host: &Host, name: &str) -> Option<String> {
-    let known = host.context.caches.clusters.state();
-    let known = known
-        .into_iter()
-        .find(|each| each.metadata.name.as_deref() == Some(name))?;
+    let key = ObjectRef::new(name).within(TENANT);
+    let known = host.context.caches.clusters.get(&key)?;
     let hosted = known.id().map(|id| id.hosted_namespace().to_string());
-    if let Err(error) = Box::pin(cluster::reconcile(known, host.context.clone())).await {
+    if let Err(error) = Box::pin(cluster::reconcile(key, host.context.clone())).await {
         eprintln!("{name}: {error:?}");
     }
     host.issuer.issue(&host.client).await;
@@ -66,8 +65,8 @@ async fn an_odd_cluster_is_read_and_stops_no_other() {
         .await
         .unwrap();
     assert!(text.contains(FAR), "it is as odd as it was: {text}");
-    let known = host.context.caches.clusters.state();
-    assert!(known.iter().all(|cluster| cluster.metadata.managed_fields.is_none()));
+    let known = host.context.caches.clusters.get(&ObjectRef::new("odd").within(TENANT));
+    assert!(known.unwrap().metadata.managed_fields.is_none());
 
     let delete = http::Request::delete(&path).body(vec![]).unwrap();
     host.client.request_text(delete).await.unwrap();

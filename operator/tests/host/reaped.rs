@@ -49,7 +49,7 @@ impl<'a> Workers<'a> {
         self.patch_lease(name, json!({"metadata": {"ownerReferences": [owner]}}))
             .await;
         self.renew(name, minutes).await;
-        self.host.context.note(&self.id, |seen| seen.nodes = None);
+        self.host.context.note_awake(&self.id, |awake| awake.nodes = None);
     }
 
     async fn renew(&self, name: &str, minutes: i64) {

@@ -93,9 +93,9 @@ impl<'a> Workers<'a> {
 
     /// Looks at the cluster now, whenever it was looked at last.
     async fn look(&self) {
-        self.stage.host.context.note(&self.id, |seen| {
-            seen.nodes = None;
-            seen.workers = Default::default();
+        self.stage.host.context.note_awake(&self.id, |awake| {
+            awake.nodes = None;
+            awake.workers = Default::default();
         });
         let _ = self.stage.host.reconcile("a").await;
     }

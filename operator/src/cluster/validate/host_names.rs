@@ -4,23 +4,25 @@ use kube::ResourceExt as _;
 use yoke_api::cluster::Cluster;
 use yoke_api::{Reason, Tenant, names};
 
-use super::{Refusal, Surroundings, precedes, refuse};
+use super::{Outline, Refusal, Surroundings, refuse};
 
 pub(super) fn check(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
-    for name in &cluster.spec.endpoint.extra_sans {
+    let own = Outline::of(cluster);
+    for name in &own.extra_sans {
         check_extra_name(name, tenant, around)?;
-        check_taken(name, cluster, around)?;
+        check_taken(name, &own, around)?;
     }
     Ok(())
 }
 
 /// Whether a Cluster, accepted or not, may have a host name: it asks for it, its Tenant lets it, and no older one claims it.
 pub(in crate::cluster) fn may_have(cluster: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
-    claims(cluster, name, around) && check_taken(name, cluster, around).is_ok()
+    let own = Outline::of(cluster);
+    claims(&own, name, around) && check_taken(name, &own, around).is_ok()
 }
 
-fn check_taken(name: &String, cluster: &Cluster, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
-    let mut older = around.clusters.iter().filter(|other| precedes(other, cluster));
+fn check_taken(name: &String, own: &Outline, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
+    let mut older = around.clusters.iter().filter(|other| other.precedes(own));
     if older.any(|other| claims(other, name, around)) {
         return refuse(
             Reason::HostnameConflict,
@@ -31,12 +33,11 @@ fn check_taken(name: &String, cluster: &Cluster, around: &Surroundings<'_, '_>) 
 }
 
 /// Whether a Cluster asks for a host name and its own Tenant lets it: what it may not have it does not keep from others.
-fn claims(cluster: &Cluster, name: &String, around: &Surroundings<'_, '_>) -> bool {
-    let namespace = cluster.namespace().unwrap_or_default();
+fn claims(cluster: &Outline, name: &String, around: &Surroundings<'_, '_>) -> bool {
     let mut tenants = around.tenants.iter().map(AsRef::as_ref).chain(around.tenant);
-    cluster.spec.endpoint.extra_sans.contains(name)
+    cluster.extra_sans.contains(name)
         && tenants
-            .find(|tenant| tenant.name_any() == namespace)
+            .find(|tenant| tenant.name_any() == *cluster.namespace)
             .is_some_and(|tenant| check_extra_name(name, tenant, around).is_ok())
 }
 

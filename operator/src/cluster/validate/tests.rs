@@ -9,6 +9,10 @@ fn reason(cluster: &Cluster, around: &Surroundings<'_, '_>) -> Option<Reason> {
         .map(|refusal| refusal.reason)
 }
 
+fn outline(cluster: &Cluster) -> Arc<Outline> {
+    Arc::new(Outline::of(cluster))
+}
+
 #[test]
 fn default_cluster_is_accepted() {
     let (config, tenant, cluster) = (config(), tenant(), cluster("a"));
@@ -290,13 +294,13 @@ fn the_older_comes_first() {
             None,
         ),
     ] {
-        let older = [Arc::new(made_at(other.clone(), 50))];
+        let older = [outline(&made_at(other.clone(), 50))];
         assert_eq!(
             reason(&mine, &around(&config, &tenant, &older)),
             expected,
             "{rule}, older"
         );
-        let younger = [Arc::new(made_at(other, 150))];
+        let younger = [outline(&made_at(other, 150))];
         assert_eq!(
             reason(&mine, &around(&config, &tenant, &younger)),
             None,
@@ -309,7 +313,7 @@ fn the_older_comes_first() {
 fn clusters_that_do_not_fit_take_nothing_from_others() {
     let (config, tenant) = (config(), tenant());
     let sized = |name: &str, id: &str, second, quota: &str| {
-        Arc::new(with(made_at(cluster(name), second), |spec| {
+        outline(&with(made_at(cluster(name), second), |spec| {
             spec.id = Some(id.into());
             spec.storage.quota = Quantity(quota.into());
         }))
@@ -367,7 +371,7 @@ fn what_stores_have_counts_whatever_their_specs_say() {
             spec.id = Some("zzzzzzzzz2".into());
             spec.storage.quota = Quantity(quota.into());
         });
-        vec![Arc::new(mine.clone()), Arc::new(other)]
+        vec![outline(&mine), outline(&other)]
     };
     let refused = Some(Reason::QuotaExceeded);
     for (rule, others, own, theirs, expected) in [
@@ -412,7 +416,7 @@ fn a_name_that_another_may_not_claim_is_free() {
     });
     let mut older = older;
     older.metadata.uid = Some("uid-other".into());
-    let older = [Arc::new(older)];
+    let older = [outline(&older)];
     let other = |domains: &[&str]| {
         let mut other = Tenant::new("other", Default::default());
         other.spec.allowed_domains = domains.iter().map(|&domain| domain.into()).collect();
@@ -437,7 +441,7 @@ fn a_name_that_another_may_not_claim_is_free() {
 fn only_an_older_cluster_takes_an_identity() {
     let mine = cluster("a");
     for (second, holds) in [(50, false), (150, true)] {
-        let clusters = [Arc::new(mine.clone()), Arc::new(made_at(cluster("b"), second))];
+        let clusters = [outline(&mine), outline(&made_at(cluster("b"), second))];
         assert_eq!(holds_identity(&mine, &clusters), holds, "made at {second}");
     }
 }
@@ -451,8 +455,8 @@ fn names_are_had_as_long_as_they_may_be() {
         })
     };
     let name = "api.example.org".to_owned();
-    let older = |names: &[&str]| vec![Arc::new(made_at(named(cluster("b"), names), 50))];
-    let younger = vec![Arc::new(made_at(named(cluster("b"), &[&name]), 150))];
+    let older = |names: &[&str]| vec![outline(&made_at(named(cluster("b"), names), 50))];
+    let younger = vec![outline(&made_at(named(cluster("b"), &[&name]), 150))];
     let mut without = mine.clone();
     without.spec.allowed_domains = vec!["example.net".into()];
     for (rule, names, tenant, others, expected) in [
