@@ -25,6 +25,7 @@ pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) token: String,
     /// Who signs what it shows.
+    #[cfg(feature = "slow")]
     pub(crate) servers: Authority,
     pub(crate) address: SocketAddr,
     server: Process,
@@ -93,6 +94,7 @@ impl Cluster {
                 "token": format!("{}.{}", BOOTSTRAP.0, BOOTSTRAP.1),
                 "version": "v1.35.4",
             })),
+            #[cfg(feature = "slow")]
             servers,
             address,
             server,
@@ -100,6 +102,7 @@ impl Cluster {
         }
     }
 
+    #[cfg(feature = "slow")]
     pub(crate) fn url(&self) -> String {
         format!("https://{}", self.address)
     }
