@@ -18,8 +18,10 @@ pub(crate) const BUNDLE: &str = "/usr/lib/yoke-worker";
 /// What a Cluster has unless its spec says otherwise.
 const CLUSTER_DNS: &str = "10.96.0.10";
 const CLUSTER_DOMAIN: &str = "cluster.local";
-/// WireGuard's own.
+/// WireGuard's own, of a worker that stays.
 pub(crate) const WIREGUARD_PORT: u16 = 51820;
+/// The first one of workers that do not: one that stays may be stopped right now.
+pub(crate) const EPHEMERAL_PORT: u16 = WIREGUARD_PORT + 1;
 /// Nobody counts in more than a year.
 pub(crate) const LONGEST: Duration = Duration::from_hours(8760);
 
@@ -186,7 +188,8 @@ pub(crate) struct MachineOptions {
     /// Accept control groups of version 1, which Kubernetes gives up
     #[arg(long)]
     pub(crate) allow_cgroup_v1: bool,
-    /// Port of UDP at which other workers reach this one: 51820 if not given, or with --rm the first one from there that is free
+    /// Port of UDP at which other workers reach this one: 51820 if not given, or with --rm the first one from 51821 on that
+    /// is free
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) wireguard_port: Option<u16>,
 }

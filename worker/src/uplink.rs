@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::arguments::WIREGUARD_PORT;
+use crate::arguments::EPHEMERAL_PORT;
 use crate::feed::call;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
@@ -47,7 +47,7 @@ const INSIDE: &str = "eth0";
 const RESYNC: Duration = Duration::from_secs(60);
 /// How often others may be faster to take a subnet.
 const ATTEMPTS: u32 = 16;
-/// How many ports are tried after WireGuard's own.
+/// How many ports are tried.
 const PORTS: u16 = 100;
 
 /// A port of UDP of the machine that is the worker's as long as this is held.
@@ -66,13 +66,13 @@ pub(crate) fn take_port(wanted: Option<u16>) -> Result<Port, Error> {
     let taken: std::io::Result<Port> = match wanted {
         Some(number) => take(number),
         None => {
-            let mut ports = (0..PORTS).map(|more| take(WIREGUARD_PORT + more));
+            let mut ports = (0..PORTS).map(|more| take(EPHEMERAL_PORT + more));
             ports
                 .find(Result::is_ok)
                 .unwrap_or_else(|| Err(std::io::ErrorKind::AddrInUse.into()))
         }
     };
-    let name = wanted.unwrap_or(WIREGUARD_PORT);
+    let name = wanted.unwrap_or(EPHEMERAL_PORT);
     taken.map_err(|error| Error::Uplink(format!("port {name} of UDP, by which other workers reach it: {error}")))
 }
 
@@ -84,7 +84,7 @@ pub(crate) async fn try_out() -> Result<(), String> {
     let uplink = Uplink::example();
     let text = build_table(&Table {
         uplink: &uplink,
-        wireguard: WIREGUARD_PORT,
+        wireguard: EPHEMERAL_PORT,
         relay: (1, 1),
         opened: &BTreeSet::new(),
     });
@@ -302,6 +302,10 @@ mod tests {
         let first = take_port(None).unwrap();
         let second = take_port(None).unwrap();
         assert_ne!(first.number, second.number);
+        assert!(
+            first.number > 51820 && second.number > 51820,
+            "that is one's that stays"
+        );
         assert!(matches!(take_port(Some(first.number)), Err(Error::Uplink(_))));
         let number = first.number;
         drop(first);
