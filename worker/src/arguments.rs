@@ -123,9 +123,6 @@ pub(crate) struct TokenOptions {
 pub(crate) struct WorkerOptions {
     #[command(flatten)]
     pub(crate) machine: MachineOptions,
-    /// Folder with the programs, and a SHA256SUMS of them
-    #[arg(long, value_name = "DIR", default_value = BUNDLE)]
-    pub(crate) bundle: PathBuf,
     /// Name of the Node, if it is not the machine's
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -185,6 +182,9 @@ pub(crate) struct MachineOptions {
     /// Folder of all that belongs to the worker
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     pub(crate) root: PathBuf,
+    /// Folder with the kubelet and the other programs, and a SHA256SUMS of them
+    #[arg(long, value_name = "DIR", default_value = BUNDLE)]
+    pub(crate) bundle: PathBuf,
     /// Accept control groups of version 1, which Kubernetes gives up
     #[arg(long)]
     pub(crate) allow_cgroup_v1: bool,

@@ -61,6 +61,9 @@ pub enum BundleError {
         #[source]
         source: io::Error,
     },
+    /// There is none.
+    #[error("there is no bundle in {}: no file {SUMS}", .0.display())]
+    Absent(PathBuf),
     /// A line of the list is not one of `sha256sum`.
     #[error("line {0} of {SUMS} is not a digest and a file's name")]
     Line(usize),
@@ -90,6 +93,23 @@ pub enum BundleError {
         /// Version of the API.
         api: KubernetesVersion,
     },
+}
+
+impl BundleError {
+    /// What can be done about it.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::Absent(_) => {
+                "name its folder with --bundle, or bring one here: `make images` in Yoke's repository makes one for Debian 12, \
+                 .dev/bundle, and the image of yoke-worker has one (README, Workers)"
+            }
+            Self::Skew { .. } => "get a bundle for the API's version",
+            Self::Writable(_) => {
+                "`chown -R root:` and `chmod -R go-w` make the bundle yours alone, if you trust what is in it"
+            }
+            _ => "get the bundle again; `sha256sum -c SHA256SUMS` in it says what is damaged",
+        }
+    }
 }
 
 pub(crate) type Sums = BTreeMap<String, [u8; 32]>;
@@ -166,10 +186,24 @@ pub(crate) fn install(bundle: &Path, layout: &Layout, api: KubernetesVersion) ->
     Ok(())
 }
 
+/// Looks whether a bundle is there with all files that it names, and counts these. What is in them is seen when they are copied.
+pub(crate) fn look(bundle: &Path) -> Result<usize, BundleError> {
+    let sums = read_sums(bundle)?;
+    for name in sums.keys() {
+        open(&bundle.join(name), OFlags::empty())?;
+    }
+    Ok(sums.len())
+}
+
 /// Reads the list of a bundle.
 pub(crate) fn read_sums(bundle: &Path) -> Result<Sums, BundleError> {
     let path = bundle.join(SUMS);
-    let file = open(&path, OFlags::NOFOLLOW)?;
+    let file = open(&path, OFlags::NOFOLLOW).map_err(|error| match error {
+        BundleError::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            BundleError::Absent(bundle.to_owned())
+        }
+        other => other,
+    })?;
     let mut text = String::new();
     file.take(SUMS_MAX)
         .read_to_string(&mut text)

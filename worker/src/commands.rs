@@ -52,7 +52,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     } else {
         None
     };
-    let made = setup::set_up(&layout, &worker, line, &options.worker.bundle).await;
+    let made = setup::set_up(&layout, &worker, line, &options.worker.machine.bundle).await;
     if !worker.ephemeral {
         made?;
         return live::stay(&layout, &worker, &mut signals).await;

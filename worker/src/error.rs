@@ -194,11 +194,7 @@ impl Error {
             Self::Token(_) => Some(
                 "whoever gave it to you can make another; `-` reads it from standard input, --token-file from a file",
             ),
-            Self::Bundle(BundleError::Skew { .. }) => Some("get a bundle for the API's version"),
-            Self::Bundle(BundleError::Writable(_)) => {
-                Some("`chown -R root:` and `chmod -R go-w` make the bundle yours alone, if you trust what is in it")
-            }
-            Self::Bundle(_) => Some("get the bundle again; `sha256sum -c SHA256SUMS` in it says what is damaged"),
+            Self::Bundle(error) => Some(error.hint()),
             Self::Taken { .. } => Some("`yoke-worker leave` removes that worker, or choose another folder with --root"),
             Self::Foreign(_) => {
                 Some("choose a folder with --root that is the worker's alone: it is removed in the end")

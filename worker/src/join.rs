@@ -226,7 +226,7 @@ async fn begin(
     let (id, lock) = setup::make_room(layout).await?;
     let worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, false);
     let unit = Unit::new(layout, &worker.id);
-    let mut made = setup::set_up(layout, &worker, line, &options.worker.bundle).await;
+    let mut made = setup::set_up(layout, &worker, line, &options.worker.machine.bundle).await;
     if made.is_ok() {
         made = setup::install_self(layout).map_err(Error::from);
     }

@@ -11,12 +11,13 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use crate::arguments::{MachineOptions, WIREGUARD_PORT};
+use crate::clock::to_line;
 use crate::feed::call;
 use crate::files::FileError;
 use crate::limits::{Capacity, Limits};
 use crate::output::say;
-use crate::preflight::{Cgroups, Facts, Filter, PORTS, PROGRAMS, Purpose, Space};
-use crate::systemd;
+use crate::preflight::{Cgroups, Facts, Fault, Filter, PORTS, PROGRAMS, Purpose, Space};
+use crate::{bundle, systemd};
 
 /// Where programs are looked for: a service's `PATH` may lack what an administrator's has.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -76,6 +77,7 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
         swap: parse_swaps(&read("/proc/swaps")),
         ports: PORTS.iter().map(|(port, _)| (*port, is_taken(*port))).collect(),
         space: observe_space(&options.root),
+        bundle: observe_bundle(&options.bundle),
         memory: parse_memory(&read("/proc/meminfo")),
         programs: PROGRAMS
             .iter()
@@ -273,6 +275,14 @@ fn is_taken(port: u16) -> bool {
 fn is_taken_by_udp(port: u16) -> bool {
     let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
     bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+}
+
+fn observe_bundle(folder: &Path) -> Result<String, Fault> {
+    let whole = |count| format!("{count} files in {}", folder.display());
+    bundle::look(folder).map(whole).map_err(|error| Fault {
+        to_do: error.hint(),
+        found: to_line(&error),
+    })
 }
 
 /// The space of the volume where the folder is, or will be.

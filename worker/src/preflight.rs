@@ -76,6 +76,13 @@ pub(crate) struct Space {
     pub(crate) free: u64,
 }
 
+/// What is wrong with something, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) found: String,
+    pub(crate) to_do: &'static str,
+}
+
 /// The machine, as far as it matters. `None` is what could not be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
@@ -103,6 +110,8 @@ pub(crate) struct Facts {
     /// Whether somebody listens on a port, for each of [`PORTS`].
     pub(crate) ports: BTreeMap<u16, bool>,
     pub(crate) space: Option<Space>,
+    /// What there is of the bundle.
+    pub(crate) bundle: Result<String, Fault>,
     pub(crate) memory: Option<u64>,
     /// Where each of [`PROGRAMS`] is.
     pub(crate) programs: BTreeMap<&'static str, Option<PathBuf>>,
@@ -200,6 +209,7 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     let (port, asked_for, taken) = facts.wireguard;
     // It takes another one.
     rows.extend((asked_for || !in_box).then(|| inspect_wireguard(port, taken)));
+    rows.push(inspect_bundle(&facts.bundle));
     rows.push(inspect_space(facts.space.as_ref()));
     rows.push(inspect_memory(facts.memory));
     let programs = PROGRAMS.iter();
@@ -312,6 +322,14 @@ fn inspect_wireguard(port: u16, taken: bool) -> Row {
         Row::failed(&check, "taken", to_do)
     } else {
         Row::ok(&check, "free")
+    }
+}
+
+fn inspect_bundle(bundle: &Result<String, Fault>) -> Row {
+    const CHECK: &str = "bundle";
+    match bundle {
+        Ok(found) => Row::ok(CHECK, found.clone()),
+        Err(fault) => Row::failed(CHECK, fault.found.clone(), fault.to_do),
     }
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn build_worker(
         ephemeral,
         drain: options.drain_timeout,
         // Called later from wherever that is.
-        bundle: std::fs::canonicalize(&options.bundle).unwrap_or_else(|_| options.bundle.clone()),
+        bundle: std::fs::canonicalize(&options.machine.bundle).unwrap_or_else(|_| options.machine.bundle.clone()),
     }
 }
 

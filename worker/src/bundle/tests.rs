@@ -91,6 +91,29 @@ fn what_is_listed_is_installed() {
 }
 
 #[test]
+fn a_bundle_that_is_missing_is_not_a_damaged_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = bundle(dir.path());
+    assert_eq!(look(&whole).unwrap(), PROGRAMS.len() + 1);
+    for folder in [dir.path().to_owned(), dir.path().join("nowhere")] {
+        let missing = look(&folder).unwrap_err();
+        assert!(
+            matches!(&missing, BundleError::Absent(path) if *path == folder),
+            "{missing:?}"
+        );
+        assert!(missing.hint().contains("--bundle"), "{}", missing.hint());
+    }
+    let runc = whole.join("runc");
+    fs::remove_file(&runc).unwrap();
+    let damaged = look(&whole).unwrap_err();
+    assert!(
+        matches!(&damaged, BundleError::File { path, .. } if *path == runc),
+        "{damaged:?}"
+    );
+    assert!(damaged.hint().contains("sha256sum -c"), "{}", damaged.hint());
+}
+
+#[test]
 fn a_file_that_others_change_is_refused() {
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     let dir = tempfile::tempdir().unwrap();

@@ -28,6 +28,7 @@ fn facts() -> Facts {
             path: "/var/lib".into(),
             free: 50 * GIB,
         }),
+        bundle: Ok("11 files in /usr/lib/yoke-worker".into()),
         memory: Some(8 * GIB),
         programs: PROGRAMS
             .iter()
@@ -224,6 +225,17 @@ fn what_is_missing_is_named() {
             with(|facts| facts.space = space(9 * GIB)),
             Warning,
             "9.0 GiB free at /var",
+        ),
+        (
+            "bundle",
+            with(|facts| {
+                facts.bundle = Err(Fault {
+                    found: "there is no bundle in /b".into(),
+                    to_do: "bring one",
+                });
+            }),
+            Failed,
+            "there is no bundle in /b",
         ),
         ("disk", with(|facts| facts.space = None), Warning, "cannot be read"),
         (

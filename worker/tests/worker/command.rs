@@ -156,6 +156,44 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
+fn a_missing_bundle_is_said_before_anything_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, nowhere, whole) = (
+        dir.path().join("w"),
+        dir.path().join("nowhere"),
+        dir.path().join("bundle"),
+    );
+    bundle::make_empty(&whole);
+    for (folder, verdict, found) in [
+        (
+            &nowhere,
+            "failed",
+            format!("there is no bundle in {}", nowhere.display()),
+        ),
+        (&whole, "ok", format!("9 files in {}", whole.display())),
+    ] {
+        let (_, report) = report(&["--bundle", path(folder)]);
+        let rows = report["checks"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["check"] == "bundle").unwrap();
+        assert_eq!(row["verdict"], verdict, "{row}");
+        assert!(row["found"].as_str().unwrap().starts_with(&found), "{row}");
+    }
+    let token = token("demo.yoke.example:443", PEM, PEM, BOOTSTRAP);
+    let folders = ["--root", path(&root), "--bundle", path(&nowhere)];
+    let (code, _, err) = call(&[&["run", &token, "--rm", "--no-preflight"], &folders[..]].concat());
+    assert_eq!(code, Some(1), "{err}");
+    let missing = format!(
+        "error: cannot use the bundle: there is no bundle in {}",
+        nowhere.display()
+    );
+    assert!(
+        err.contains(&missing) && err.contains("hint: name its folder with --bundle"),
+        "{err}"
+    );
+    assert!(!root.exists(), "{err}");
+}
+
+#[test]
 fn a_damaged_bundle_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (root, bundle) = (dir.path().join("w"), dir.path().join("bundle"));
