@@ -1,9 +1,10 @@
-//! Add-ons: what the operator keeps in a cluster beside its API, each of which can be turned off.
+//! Add-ons: what a cluster has beside its API without anybody installing it, each of which can be turned off.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the operator keeps in a cluster beside its API. konnectivity's agents are turned on by `spec.konnectivity`.
+/// What a cluster has beside its API: objects that the operator keeps in it, and the workers' network of Pods. konnectivity's agents
+/// are turned on by `spec.konnectivity`.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AddonsSpec {
@@ -22,6 +23,15 @@ pub struct AddonsSpec {
     /// can be deleted. Needs `spec.konnectivity`.
     #[serde(default)]
     pub metrics_server: OptionalAddonSpec,
+    /// The network of Pods, which workers make themselves (`yoke-worker`): a bridge on each, and WireGuard between them. Without it
+    /// it is that of a CNI plugin of your own, such as Cilium, Calico or flannel: a worker connects no Pod then, writes no CNI
+    /// configuration, and makes neither tunnels nor rules of the packet filter for Pods. Its Node is not ready until the plugin is
+    /// there: programs in `/var/lib/yoke-worker/bin` and a configuration in `/var/lib/yoke-worker/config/cni` of each worker, which
+    /// plugins call `/opt/cni/bin` and `/etc/cni/net.d`, and which a DaemonSet mounts by `hostPath`. kube-proxy takes addresses of
+    /// `spec.network.podCIDR` for those of Pods. A change holds for workers that join by a JoinToken which is made after it; those
+    /// that are there stay as they are until they leave and join again.
+    #[serde(default)]
+    pub pod_network: AddonSpec,
 }
 
 /// One add-on.

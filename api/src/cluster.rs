@@ -110,7 +110,7 @@ pub struct ClusterSpec {
 
     /// What the operator keeps in `kube-system` of the cluster beside its API, unless it is turned off: then it is removed, and
     /// nothing else is. An object that somebody else made under a name of an add-on is not touched (condition `AddonsReady`).
-    /// The network of Pods is the workers' own.
+    /// `podNetwork` is the workers' own, and no object.
     #[serde(default)]
     pub addons: AddonsSpec,
 

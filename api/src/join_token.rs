@@ -44,6 +44,8 @@ pub mod key {
     pub const NODE_LABELS: &str = "node-labels";
     /// Taints with which a worker registers its Node, if there are any: a JSON list.
     pub const TAINTS: &str = "taints";
+    /// Whether a worker makes the network of its Pods: `false`, or not there.
+    pub const POD_NETWORK: &str = "pod-network";
     /// SHA-256 of `yoke-worker` by architecture, if the operator knows them: a JSON object.
     pub const DIGESTS: &str = "worker-digests";
     /// Where the SSH server is that gives `yoke-worker` out, if the operator knows it.
@@ -207,6 +209,10 @@ impl JoinLine {
             version: text(key::VERSION)?,
             node_labels: read_json(secret, key::NODE_LABELS)?,
             taints: read_json(secret, key::TAINTS)?,
+            pod_network: match data.get(key::POD_NETWORK) {
+                Some(_) => text(key::POD_NETWORK)?.parse().ok()?,
+                None => true,
+            },
             program: Program::from_secret(secret)?,
         })
     }
@@ -297,6 +303,13 @@ mod tests {
         data.insert(key::ADDRESS.into(), ByteString("in.yoke.test".into()));
         assert_eq!(read(&data), None);
         data.remove(key::ADDRESS);
+        // A Cluster with the workers' network, and an operator of before there was another.
+        assert!(read(&data).unwrap().pod_network);
+        for (text, expected) in [("false", Some(false)), ("true", Some(true)), ("no", None)] {
+            data.insert(key::POD_NETWORK.into(), ByteString(text.into()));
+            assert_eq!(read(&data).map(|line| line.pod_network), expected, "{text}");
+        }
+        data.remove(key::POD_NETWORK);
         data.remove(key::CA);
         assert_eq!(read(&data), None);
     }

@@ -344,6 +344,7 @@ async fn ensure_secret(
             .as_ref()
             .and_then(|status| status.version.clone())
             .unwrap_or_default(),
+        pod_network: cluster.spec.addons.pod_network.enabled,
     };
     let secret = build::build_secret(token, identity, &context.config, &materials, &drawn);
     match context.join_tokens.create(&secrets, &secret).await? {

@@ -17,12 +17,14 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
+use rustix::mount::MountPropagationFlags;
 use rustix::process::WaitOptions;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::arguments::ROOT;
 use crate::files::{self, FileError};
 use crate::hosts::{self, HOSTS};
 use crate::layout::Layout;
@@ -241,6 +243,23 @@ pub(crate) fn furnish(layout: &Layout, worker: &Worker) -> Result<Vec<File>, Err
     if !worker.has_gpus() {
         hide(layout, &gpus::find().paths)?;
     }
+    if !worker.pod_network {
+        held.extend(admit_plugin(layout)?);
+    }
+    Ok(held)
+}
+
+/// Lets a CNI plugin be brought by a Pod, as on a machine: the worker's folder is where all of the cluster have theirs, whatever its
+/// `--root` is, and what the Pod mounts is seen by others in the box.
+fn admit_plugin(layout: &Layout) -> Result<Option<File>, Error> {
+    let mut held = None;
+    if !layout.root().starts_with(ROOT) {
+        held = Some(hold(Path::new(ROOT), &made(layout, ROOT))?);
+        mount(layout.root(), ROOT)?;
+    }
+    let shared = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
+    let all = Path::new("/");
+    rustix::mount::mount_change(all, shared).map_err(|error| FileError::new("share mounts of", all, error.into()))?;
     Ok(held)
 }
 
@@ -291,7 +310,7 @@ pub(crate) fn stand_in(layout: &Layout, usual: &str) -> PathBuf {
 
 /// Removes the usual folders that were made for the box.
 pub(crate) fn remove_usual(layout: &Layout) {
-    for usual in USUAL {
+    for usual in USUAL.iter().chain([&ROOT]) {
         remove_made(Path::new(usual), &made(layout, usual));
     }
 }

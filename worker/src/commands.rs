@@ -45,7 +45,7 @@ pub(crate) async fn run(options: &RunOptions, line: Option<&JoinLine>) -> Result
     let (id, lock) = setup::make_room(&layout).await?;
     let mut worker = setup::build_worker(name, id, Place::here()?, line, &options.worker, options.rm);
     worker.gpus = with_gpus;
-    let port = if options.rm {
+    let port = if options.rm && worker.pod_network {
         let port = uplink::take_port(options.worker.machine.wireguard_port)?;
         worker.wireguard_port = port.number;
         Some(port)
@@ -177,6 +177,7 @@ pub(crate) async fn observe(
     facts.purpose = purpose;
     facts.uplink = uplink::try_out().await;
     if let Some(line) = line {
+        facts.pod_network = line.pod_network;
         facts.skew = Some(clock::observe_skew(line).await);
     }
     preflight::inspect(&facts)

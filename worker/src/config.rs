@@ -125,7 +125,7 @@ pub(crate) fn build_kubelet(layout: &Layout, worker: &Worker, machine: &Machine)
         // Both certificates are asked for, and renewed, through the API.
         "rotateCertificates": true,
         // Of a certificate that is for the Node's address.
-        "serverTLSBootstrap": worker.uplink.is_none() || machine.pods.is_some(),
+        "serverTLSBootstrap": worker.uplink.is_none() || !worker.pod_network || machine.pods.is_some(),
         "tlsMinVersion": "VersionTLS12",
         "containerRuntimeEndpoint": format!("unix://{}", layout.containerd_socket().display()),
         "podLogsDir": layout.pod_logs(),
@@ -214,7 +214,8 @@ pub(crate) fn build_kubelet_arguments(layout: &Layout, worker: &Worker, pods: Op
 
 /// The Node's address, if the kubelet is not to find it. In a network of its own the machine's is not there, and nobody else knows
 /// those of the uplink: it is that of the gateway of its Pods, by which all Pods of the cluster reach it. Nobody knows that before
-/// there is a Node.
+/// there is a Node. Where the network of Pods is a plugin's, no other worker reaches it, and an address of their range may be a Pod's:
+/// it is the uplink's.
 pub(crate) fn choose_address(worker: &Worker, pods: Option<Cidr>) -> Option<IpAddr> {
     match (&worker.uplink, pods) {
         (None, _) => worker.node_ip,

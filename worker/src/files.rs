@@ -85,6 +85,26 @@ pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
+/// Removes what is in a folder, which need not be there, and leaves the folder: somebody may look at it.
+pub(crate) fn clear(folder: &Path) -> Result<(), FileError> {
+    let failed = |path: &Path, error| FileError::new("remove", path, error);
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| FileError::new("read", folder, error))?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(|error| FileError::new("read", folder, error))?;
+        // Of the entry itself: a link is removed, and not what it leads to.
+        let removed = match entry.file_type() {
+            Ok(kind) if kind.is_dir() => fs::remove_dir_all(entry.path()),
+            Ok(_) => fs::remove_file(entry.path()),
+            Err(error) => Err(error),
+        };
+        removed.map_err(|error| failed(&entry.path(), error))?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +124,20 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         remove(&path).unwrap();
         remove(&path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_cleared_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, other) = (dir.path().join("a"), dir.path().join("other"));
+        clear(&folder).unwrap();
+        fs::create_dir_all(folder.join("b")).unwrap();
+        fs::write(folder.join("b/file"), "").unwrap();
+        fs::write(&other, "dear").unwrap();
+        std::os::unix::fs::symlink(&other, folder.join("link")).unwrap();
+        clear(&folder).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        assert!(other.exists());
     }
 
     #[test]

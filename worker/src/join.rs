@@ -20,6 +20,7 @@ use crate::boxed::Signals;
 use crate::clock::to_line;
 use crate::files::{self, FileError};
 use crate::layout::Layout;
+use crate::node::Readiness;
 use crate::output::say;
 use crate::place::Place;
 use crate::preflight::Purpose;
@@ -282,19 +283,29 @@ async fn start(unit: &Unit) -> Result<(), Error> {
     systemd::start(unit, LIMIT).await
 }
 
-/// Waits until the Node is ready, and says what that waits for whenever it is something else.
+/// Waits until the Node is ready, or lacks nothing but the cluster's CNI plugin, and says what that waits for whenever it is
+/// something else.
 async fn wait_ready(layout: &Layout, worker: &Worker, unit: &Unit) -> Result<(), Error> {
     let deadline = Instant::now() + LIMIT;
     let mut said = String::new();
     loop {
-        let Some(missing) = node::find_missing(layout, worker).await else {
-            say(&format!(
-                "this machine is Node {} of {}, and ready; {} keeps it so",
-                worker.name,
-                worker.server,
-                unit.name()
-            ));
-            return Ok(());
+        let is_node = || format!("this machine is Node {} of {}", worker.name, worker.server);
+        let missing = match node::observe_readiness(layout, worker).await {
+            Readiness::Ready => {
+                say(&format!("{}, and ready; {} keeps it so", is_node(), unit.name()));
+                return Ok(());
+            }
+            // There may be none before there is a Node.
+            Readiness::Unconnected => {
+                say(&format!(
+                    "{}; {} keeps it so, and it is ready as soon as a CNI plugin of the cluster has put a configuration into {}",
+                    is_node(),
+                    unit.name(),
+                    layout.cni_config().display()
+                ));
+                return Ok(());
+            }
+            Readiness::Missing(missing) => missing,
         };
         if missing != said {
             say(&format!("waiting: {missing}"));

@@ -102,6 +102,8 @@ impl Layout {
         self.root.join("config/kubelet.json")
     }
 
+    /// Where containerd looks for a network of Pods. Descriptions of `spec.addons.podNetwork` name it, and [`Self::bin`], for CNI
+    /// plugins of a cluster's own.
     pub(crate) fn cni_config(&self) -> PathBuf {
         self.root.join("config/cni")
     }

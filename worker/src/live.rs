@@ -1,14 +1,15 @@
 //! A worker's life: containerd and the kubelet are kept running until it is to end.
 //!
 //! ```text
-//!  control group ─▶ files ─▶ containerd ─▶ images ─▶ kubelet ─▶ Node has addresses for Pods ─▶ CNI
-//!                                                       │
+//!  control group ─▶ files ─▶ containerd ─▶ images ─▶ kubelet ─▶ Node has addresses for Pods ─▶ CNI, unless a plugin of the
+//!                                                       │                                         cluster's brings that
 //!                                                       └─ in a network of its own it starts once more, with an address of these
 //!    end, for good: drain ─▶ kubelet ─▶ Pods off the network ─▶ containerd ─▶ Node
 //!    end, for a while:       kubelet ─▶ containerd; Pods run on
 //! ```
 
 use std::fs;
+use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -86,7 +87,7 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
             return Err(error);
         }
     };
-    let mut network = None;
+    let mut network: Option<Network> = None;
     systemd::tell_ready();
     let asking = worker.clone();
     let connected = tokio::select! {
@@ -98,12 +99,12 @@ pub(crate) async fn live(layout: &Layout, worker: &Worker, end: impl Future<Outp
         Some(Ok(mut kept)) => tokio::select! {
             never = upgrade::follow(layout, &asking, &mut kubelet) => match never {},
             () = &mut end => {
-                network = Some(kept);
+                network = kept;
                 Ok(())
             }
-            error = kept.failed() => Err(error),
+            error = failed(kept.as_mut()) => Err(error),
             lost = node::wait_lost(layout, &mut worker) => {
-                network = Some(kept);
+                network = kept;
                 Err(lost)
             }
         },
@@ -138,7 +139,7 @@ pub(crate) async fn leave(layout: &Layout, worker: &Worker) -> Result<(), Error>
                 tokio::time::timeout(HEALTH_LIMIT, wait_healthy()),
                 tokio::time::timeout(node::REQUEST, connect_pods(layout, &mut worker, &mut kubelet)),
             );
-            network = connected.ok().and_then(Result::ok);
+            network = connected.ok().and_then(Result::ok).flatten();
             if healthy.is_err() {
                 say(&format!(
                     "the kubelet is not healthy after {HEALTH_LIMIT:?}; it is drained all the same"
@@ -229,8 +230,8 @@ async fn check_node(layout: &Layout, worker: &mut Worker) -> Result<(), Error> {
 /// Ends Pods, and the network that they were on. Another Node has other addresses for its Pods, and whoever removed the former one
 /// counts on those that it had having ended.
 pub(crate) async fn end_pods(layout: &Layout, worker: &Worker) -> Result<(), Error> {
-    // First of all: no Pod is connected any more.
-    files::remove(&layout.network_config())?;
+    // First of all: no Pod is connected any more, by a plugin of somebody else's neither.
+    files::clear(&layout.cni_config())?;
     for fault in cni::detach_all(&layout.bin(), Path::new(cni::NOTES), &worker.id).await {
         say(&format!("cannot take a Pod off the network: {fault}"));
     }
@@ -246,7 +247,7 @@ async fn wait_healthy() {
 }
 
 async fn start_containerd(layout: &Layout, worker: &Worker) -> Result<Keeper, Error> {
-    if !network::has_table(&worker.id).await {
+    if worker.pod_network && !network::has_table(&worker.id).await {
         // The machine was booted: no Pod is connected before there is one again.
         files::remove(&layout.network_config())?;
     }
@@ -392,23 +393,39 @@ async fn move_node(layout: &Layout, worker: &Worker, pods: Cidr, kubelet: &mut K
     Ok(())
 }
 
-/// Waits for the Node's addresses and makes the network that gives them. The bootstrap token has done its work then.
-async fn connect_pods(layout: &Layout, worker: &mut Worker, kubelet: &mut Kubelet) -> Result<Network, Error> {
+/// Waits for the Node's addresses and makes the network that gives them, unless a CNI plugin does. The bootstrap token has done its
+/// work then.
+async fn connect_pods(layout: &Layout, worker: &mut Worker, kubelet: &mut Kubelet) -> Result<Option<Network>, Error> {
     let pods = node::wait_joined(layout, worker).await?;
-    let network = Network::start(layout, worker, pods).await?;
-    if worker.uplink.is_some() {
-        move_node(layout, worker, pods, kubelet).await?;
-    }
-    let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
-    files::write(&layout.network_config(), &cni, files::PUBLIC)?;
+    let (network, its_pods) = match pods {
+        Some(pods) => {
+            let network = Network::start(layout, worker, pods).await?;
+            if worker.uplink.is_some() {
+                move_node(layout, worker, pods, kubelet).await?;
+            }
+            let cni = config::build_cni(layout, &worker.id, pods, network.mtu);
+            files::write(&layout.network_config(), &cni, files::PUBLIC)?;
+            (Some(network), format!("its Pods have {pods}"))
+        }
+        None => {
+            let folder = layout.cni_config();
+            let its_pods = format!("a CNI plugin of the cluster connects its Pods, by {}", folder.display());
+            (None, its_pods)
+        }
+    };
     files::remove(&layout.bootstrap_kubeconfig())?;
-    let status = format!(
-        "this machine is Node {} of {}; its Pods have {pods}",
-        worker.name, worker.server
-    );
+    let status = format!("this machine is Node {} of {}; {its_pods}", worker.name, worker.server);
     systemd::tell_status(&status);
     say(&status);
     Ok(network)
+}
+
+/// Comes if nobody keeps a network any more, though it was not asked to end.
+async fn failed(network: Option<&mut Network>) -> Error {
+    match network {
+        Some(network) => network.failed().await,
+        None => pending().await,
+    }
 }
 
 #[cfg(test)]

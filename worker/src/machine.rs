@@ -73,6 +73,7 @@ pub(crate) async fn observe(options: &MachineOptions) -> Facts {
         bridge_filter: parse_flag(BRIDGE_FILTER),
         nft,
         tun: fs::OpenOptions::new().read(true).write(true).open(TUN).is_ok(),
+        pod_network: true,
         wireguard: observe_wireguard(options.wireguard_port),
         swap: parse_swaps(&read("/proc/swaps")),
         ports: PORTS.iter().map(|(port, _)| (*port, is_taken(*port))).collect(),

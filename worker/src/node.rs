@@ -27,6 +27,8 @@ pub(crate) const REQUEST: Duration = Duration::from_secs(10);
 const SILENCE_MIN: Duration = Duration::from_secs(45);
 /// Of what a Node says.
 const SAID_MAX: usize = 300;
+/// What a kubelet says that has no CNI configuration, and lacks nothing else, as of 1.35.
+const UNCONNECTED: &str = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady";
 /// How often it is said that there is still nothing.
 const SILENCE: u32 = 30;
 
@@ -79,15 +81,18 @@ pub(crate) async fn ask_uid(client: &Client, name: &str) -> kube::Result<Option<
     Ok(look(client, name).await?.map(|seen| seen.uid))
 }
 
-/// Waits until the cluster has let the Node in, and has said which addresses it may give to Pods. The Node's UID is kept as
-/// soon as it is seen: it is what the Node is removed by.
-pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Cidr, Error> {
+/// Waits until the cluster has let the Node in, and, where the network of Pods is the worker's, has said which addresses it may give
+/// to them. The Node's UID is kept as soon as it is seen: it is what the Node is removed by.
+pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<Option<Cidr>, Error> {
     let mut rounds = 0;
     loop {
         if let Some(seen) = read_seen(layout, worker).await {
             keep_uid(layout, worker, &seen).await?;
-            if let Some(pods) = seen.pods {
-                return Ok(pods);
+            if !worker.pod_network {
+                return Ok(None);
+            }
+            if seen.pods.is_some() {
+                return Ok(seen.pods);
             }
         }
         rounds += 1;
@@ -103,26 +108,43 @@ pub(crate) async fn wait_joined(layout: &Layout, worker: &mut Worker) -> Result<
     }
 }
 
-/// What keeps the Node from being ready; nothing if it is.
-pub(crate) async fn find_missing(layout: &Layout, worker: &Worker) -> Option<String> {
+/// How far the Node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Ready,
+    /// It is all that it is without a CNI plugin.
+    Unconnected,
+    /// Something else is missing.
+    Missing(String),
+}
+
+/// How far the worker's Node is.
+pub(crate) async fn observe_readiness(layout: &Layout, worker: &Worker) -> Readiness {
     let name = &worker.name;
     let Some(client) = connect(layout, worker).await else {
-        return Some("the cluster has not let the kubelet in yet".to_owned());
+        return Readiness::Missing("the cluster has not let the kubelet in yet".to_owned());
     };
-    let node = match limited(Api::<Node>::all(client).get_opt(name)).await {
-        Ok(Some(node)) => node,
-        Ok(None) => return Some(format!("there is no Node {name} yet")),
-        Err(error) => return Some(format!("the API does not answer: {}", to_line(&error))),
-    };
-    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
-    match conditions.into_iter().find(|condition| condition.type_ == "Ready") {
-        Some(ready) if ready.status == "True" => None,
-        ready => {
-            let why = ready.and_then(|ready| ready.message).unwrap_or_default();
-            let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
-            Some(format!("Node {name} is not ready yet: {why}"))
-        }
+    match limited(Api::<Node>::all(client).get_opt(name)).await {
+        Ok(Some(node)) => judge(worker, node),
+        Ok(None) => Readiness::Missing(format!("there is no Node {name} yet")),
+        Err(error) => Readiness::Missing(format!("the API does not answer: {}", to_line(&error))),
     }
+}
+
+/// Pure.
+fn judge(worker: &Worker, node: Node) -> Readiness {
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+    if ready.as_ref().is_some_and(|ready| ready.status == "True") {
+        return Readiness::Ready;
+    }
+    let why = ready.and_then(|ready| ready.message).unwrap_or_default();
+    // With anything else beside it, all of it is in brackets.
+    if !worker.pod_network && why.starts_with(UNCONNECTED) {
+        return Readiness::Unconnected;
+    }
+    let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
+    Readiness::Missing(format!("Node {} is not ready yet: {why}", worker.name))
 }
 
 /// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral begins anew when it
@@ -290,7 +312,36 @@ mod tests {
         assert_eq!(known.as_deref(), Some("u1"));
         node.lock().unwrap()["spec"] = json!({"podCIDR": "10.1.2.0/24"});
         let pods = wait_joined(&layout, &mut worker).await.unwrap();
-        assert_eq!(pods.to_string(), "10.1.2.0/24");
+        assert_eq!(pods, "10.1.2.0/24".parse().ok());
+        worker.pod_network = false;
+        assert_eq!(wait_joined(&layout, &mut worker).await.unwrap(), None);
+    }
+
+    #[test]
+    fn a_node_without_a_plugin_lacks_nothing_else() {
+        let network = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:x";
+        let both = format!("[{network}, CSINode is not yet initialized]");
+        let missing = |why: &str| Readiness::Missing(format!("Node box-1 is not ready yet: {why}"));
+        for (rule, pod_network, status, message, expected) in [
+            ("it is ready", false, "True", "", Readiness::Ready),
+            ("it waits for a plugin", false, "False", network, Readiness::Unconnected),
+            ("for something else, too", false, "False", &both, missing(&both)),
+            ("for this program", true, "False", network, missing(network)),
+        ] {
+            let worker = Worker {
+                pod_network,
+                ..Worker::example()
+            };
+            let condition = json!({"type": "Ready", "status": status, "message": message});
+            let node = json!({"metadata": {"name": "box-1"}, "status": {"conditions": [condition]}});
+            assert_eq!(
+                judge(&worker, serde_json::from_value(node).unwrap()),
+                expected,
+                "{rule}"
+            );
+        }
+        let new = serde_json::from_value(json!({"metadata": {"name": "box-1"}})).unwrap();
+        assert_eq!(judge(&Worker::example(), new), missing(""));
     }
 
     #[tokio::test]
@@ -325,15 +376,22 @@ mod tests {
         worker.node_uid = Some("u1".into());
         worker.write(&layout).unwrap();
         // What cannot be removed keeps Pods from ending.
-        std::fs::create_dir_all(layout.network_config()).unwrap();
+        std::fs::write(layout.cni_config(), "").unwrap();
         let joined = wait_joined(&layout, &mut worker).await;
         assert!(matches!(joined, Err(Error::File(_))), "{joined:?}");
         assert_eq!(Worker::read(&layout).unwrap().unwrap().node_uid.as_deref(), Some("u1"));
-        std::fs::remove_dir(layout.network_config()).unwrap();
-        std::fs::write(layout.network_config(), "{}").unwrap();
+        std::fs::remove_file(layout.cni_config()).unwrap();
+        let plugins = layout.cni_config().join("05-theirs.conflist");
+        std::fs::create_dir(layout.cni_config()).unwrap();
+        for file in [&layout.network_config(), &plugins] {
+            std::fs::write(file, "{}").unwrap();
+        }
         wait_joined(&layout, &mut worker).await.unwrap();
         assert_eq!(Worker::read(&layout).unwrap().unwrap().node_uid.as_deref(), Some("u2"));
-        assert!(!layout.network_config().exists(), "no Pod gets an address of before");
+        assert!(
+            !layout.network_config().exists() && !plugins.exists(),
+            "no Pod gets an address of before"
+        );
     }
 
     #[test]

@@ -103,6 +103,8 @@ pub(crate) struct Facts {
     pub(crate) nft: Filter,
     /// Whether a process can have a network device.
     pub(crate) tun: bool,
+    /// Whether the worker is to make a network of Pods.
+    pub(crate) pod_network: bool,
     /// The port of the network of Pods, whether it was asked for, and whether somebody has it.
     pub(crate) wireguard: (u16, bool, bool),
     /// Devices and files that are swapped to.
@@ -201,14 +203,14 @@ pub(crate) fn inspect(facts: &Facts) -> Vec<Row> {
     rows.extend((!in_box).then(|| kernel::inspect_forward(facts.ip_forward)));
     rows.push(kernel::inspect_bridge(facts.bridge_filter));
     rows.push(kernel::inspect_filter(&facts.nft));
-    rows.push(kernel::inspect_tun(facts.tun));
+    rows.extend(facts.pod_network.then(|| kernel::inspect_tun(facts.tun)));
     rows.extend(facts.root.then(|| kernel::inspect_uplink(&facts.uplink, in_box)));
     rows.push(inspect_swap(&facts.swap));
     let ports = PORTS.iter().filter(|_| !in_box);
     rows.extend(ports.map(|(port, use_)| inspect_port(facts, *port, use_)));
     let (port, asked_for, taken) = facts.wireguard;
-    // It takes another one.
-    rows.extend((asked_for || !in_box).then(|| inspect_wireguard(port, taken)));
+    // In a box it takes another one.
+    rows.extend((facts.pod_network && (asked_for || !in_box)).then(|| inspect_wireguard(port, taken)));
     rows.push(inspect_bundle(&facts.bundle));
     rows.push(inspect_space(facts.space.as_ref()));
     rows.push(inspect_memory(facts.memory));

@@ -75,6 +75,7 @@ pub(crate) fn build_worker(
         node_ip: options.node_ip,
         public_address: options.public_address,
         wireguard_port: options.machine.wireguard_port.unwrap_or(WIREGUARD_PORT),
+        pod_network: line.pod_network,
         node_labels: line.node_labels.clone(),
         taints: line.taints.clone(),
         limits: options.limits(),

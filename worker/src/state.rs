@@ -51,6 +51,9 @@ pub(crate) struct Worker {
     /// The port of UDP that they reach it at.
     #[serde(default = "default_port")]
     pub(crate) wireguard_port: u16,
+    /// Whether it makes the network of its Pods. Else that is a CNI plugin's.
+    #[serde(default = "default_pod_network")]
+    pub(crate) pod_network: bool,
     /// Labels with which it registers its Node.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) node_labels: BTreeMap<String, String>,
@@ -148,6 +151,10 @@ fn default_bundle() -> PathBuf {
     BUNDLE.into()
 }
 
+fn default_pod_network() -> bool {
+    true
+}
+
 fn default_port() -> u16 {
     WIREGUARD_PORT
 }
@@ -205,6 +212,7 @@ impl Worker {
             node_ip: None,
             public_address: None,
             wireguard_port: WIREGUARD_PORT,
+            pod_network: true,
             node_labels: BTreeMap::new(),
             taints: Vec::new(),
             limits: Limits::default(),
@@ -242,10 +250,14 @@ mod tests {
             },
             uplink: Some(Uplink::begin(Run::new(7))),
             place: Some(Place::here().unwrap()),
+            pod_network: false,
             ..Worker::example()
         };
         worker.write(&layout).unwrap();
         assert_eq!(Worker::read(&layout).unwrap(), Some(worker.clone()));
+        let mut older = serde_json::to_value(&worker).unwrap();
+        older.as_object_mut().unwrap().remove("podNetwork");
+        assert!(Worker::parse(older.to_string().as_bytes()).unwrap().pod_network);
         let whole = serde_json::to_value(&worker).unwrap();
         for (field, value) in [
             ("id", "../../system".into()),

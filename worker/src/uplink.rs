@@ -84,7 +84,7 @@ pub(crate) async fn try_out() -> Result<(), String> {
     let uplink = Uplink::example();
     let text = build_table(&Table {
         uplink: &uplink,
-        wireguard: EPHEMERAL_PORT,
+        wireguard: Some(EPHEMERAL_PORT),
         relay: (1, 1),
         opened: &BTreeSet::new(),
     });
@@ -97,7 +97,7 @@ pub(crate) async fn try_out() -> Result<(), String> {
 /// A way out that is kept.
 pub(crate) struct Upkeep {
     uplink: Uplink,
-    wireguard: u16,
+    wireguard: Option<u16>,
     /// What leads to the worker's network.
     net: PathBuf,
     relay: Arc<Relay>,
@@ -129,7 +129,7 @@ impl Upkeep {
             relay: Arc::new(Relay::bind(&uplink).await.map_err(failed)?),
             opened: BTreeSet::new(),
             uplink,
-            wireguard: worker.wireguard_port,
+            wireguard: worker.pod_network.then_some(worker.wireguard_port),
             net,
             resolvers,
             put: String::new(),

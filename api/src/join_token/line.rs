@@ -63,6 +63,9 @@ pub struct JoinLine {
     /// Taints with which it does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
+    /// Whether the worker makes the network of its Pods. One that knows of no other refuses a word in which it does not.
+    #[serde(default = "default_pod_network", skip_serializing_if = "Clone::clone")]
+    pub pod_network: bool,
     /// What the host says of `yoke-worker`. Not in the word, which is for that program.
     #[serde(skip)]
     pub program: Program,
@@ -137,6 +140,10 @@ impl JoinLine {
     }
 }
 
+fn default_pod_network() -> bool {
+    true
+}
+
 /// Whether a text is a DNS name with a port.
 pub fn is_server(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(name, port)| {
@@ -194,6 +201,7 @@ mod tests {
             version: "v1.35.4".into(),
             node_labels: BTreeMap::new(),
             taints: Vec::new(),
+            pod_network: true,
             program: Program::default(),
         }
     }
@@ -224,9 +232,8 @@ mod tests {
 
     #[test]
     fn a_word_may_say_what_the_node_is() {
-        let plain = word(
-            r#"{"server":"a-bcdfghjk.yoke.test:443","ca":"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n","clientCa":"-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n","token":"abc123.0123456789abcdef","version":"v1.35.4"}"#,
-        );
+        let plain_json = r#"{"server":"a-bcdfghjk.yoke.test:443","ca":"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n","clientCa":"-----BEGIN CERTIFICATE-----\nMAE=\n-----END CERTIFICATE-----\n","token":"abc123.0123456789abcdef","version":"v1.35.4"}"#;
+        let plain = word(plain_json);
         assert_eq!(JoinLine::parse(&plain).unwrap(), line(), "one without");
         assert_eq!(line().encode().unwrap(), plain);
         let labelled = JoinLine {
@@ -235,6 +242,13 @@ mod tests {
             ..line()
         };
         assert_eq!(JoinLine::parse(&labelled.encode().unwrap()).unwrap(), labelled);
+        let unconnected = JoinLine {
+            pod_network: false,
+            ..line()
+        };
+        let text = unconnected.encode().unwrap();
+        assert_eq!(JoinLine::parse(&text).unwrap(), unconnected);
+        assert_eq!(text, word(&plain_json.replace('}', r#","podNetwork":false}"#)));
     }
 
     #[test]

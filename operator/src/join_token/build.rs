@@ -29,6 +29,8 @@ pub(super) struct Materials {
     pub(super) client_ca: String,
     /// Its version.
     pub(super) version: String,
+    /// Whether workers make the network of its Pods.
+    pub(super) pod_network: bool,
 }
 
 /// A new bootstrap token: 82 bits that nobody knows.
@@ -129,6 +131,10 @@ pub(super) fn build_secret(
     if !worker.ssh.is_empty() {
         data.insert(key::SSH.into(), ByteString(worker.ssh.clone().into()));
     }
+    // Who reads no such key makes one.
+    if !materials.pod_network {
+        data.insert(key::POD_NETWORK.into(), ByteString("false".into()));
+    }
     // An ingress that has a name instead is found by DNS, and so must the API's name be. One on loopback is nobody else's.
     let address = config.ingress.address.parse().ok();
     if let Some(address) = address.filter(|address| is_distant(*address)) {
@@ -157,6 +163,10 @@ mod tests {
 
     /// What a worker is told by this configuration.
     fn tell(config: &Config) -> JoinLine {
+        tell_of(config, true)
+    }
+
+    fn tell_of(config: &Config, pod_network: bool) -> JoinLine {
         let id: ClusterId = "bcdfghjk24".parse().unwrap();
         let identity = Identity {
             public_name: id.public_name("demo", &config.base_domain),
@@ -169,6 +179,7 @@ mod tests {
             root: "a".into(),
             client_ca: "b".into(),
             version: "v1.35.4".into(),
+            pod_network,
         };
         let token = JoinToken::new("j", JoinTokenSpec::default());
         let bootstrap = draw_token(Timestamp::UNIX_EPOCH);
@@ -201,6 +212,14 @@ mod tests {
         let program = tell(&config).program;
         assert_eq!(program.digests, config.worker.digests);
         assert_eq!(program.ssh.as_deref(), Some("ssh.example.org:2022"));
+    }
+
+    #[test]
+    fn a_line_says_whether_the_worker_connects_its_pods() {
+        let config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
+        for pod_network in [true, false] {
+            assert_eq!(tell_of(&config, pod_network).pod_network, pod_network);
+        }
     }
 
     #[test]

@@ -126,6 +126,7 @@ fn the_bootstrap_token_goes_to_the_server_that_the_ca_signed() {
         version: "v1.35.4".into(),
         node_labels: Default::default(),
         taints: Vec::new(),
+        pod_network: true,
         program: Default::default(),
     };
     let yaml = build_bootstrap(&layout(), &line).unwrap();
@@ -168,11 +169,16 @@ fn a_kubelet_in_a_network_of_its_own_has_the_address_that_pods_reach() {
         uplink: Some(uplink),
         ..Worker::example()
     };
-    for (pods, address, asks) in [
-        (None, "198.18.0.2", false),
-        (Some("10.244.3.0/24"), "10.244.3.1", true),
-        (Some("10.244.3.7/32"), "198.18.0.2", true),
+    for (pod_network, pods, address, asks) in [
+        (true, None, "198.18.0.2", false),
+        (true, Some("10.244.3.0/24"), "10.244.3.1", true),
+        (true, Some("10.244.3.7/32"), "198.18.0.2", true),
+        (false, None, "198.18.0.2", true),
     ] {
+        let worker = Worker {
+            pod_network,
+            ..worker.clone()
+        };
         let pods = pods.map(|pods: &str| pods.parse().unwrap());
         let last = build_kubelet_arguments(&layout(), &worker, pods).pop().unwrap();
         assert_eq!(last, format!("--node-ip={address}"));

@@ -21,6 +21,7 @@ fn facts() -> Facts {
         bridge_filter: Some(true),
         nft: Filter::Works,
         tun: true,
+        pod_network: true,
         wireguard: (51820, false, false),
         swap: Vec::new(),
         ports: PORTS.iter().map(|(port, _)| (*port, false)).collect(),
@@ -300,6 +301,16 @@ fn what_is_missing_is_named() {
 fn without_a_token_no_clock_is_compared() {
     let rows = inspect(&with(|facts| facts.skew = None));
     assert!(rows.iter().all(|row| row.check != "clock"));
+}
+
+#[test]
+fn a_worker_without_a_network_of_pods_needs_nothing_for_it() {
+    let rows = inspect(&with(|facts| {
+        facts.pod_network = false;
+        facts.tun = false;
+        facts.wireguard = (51820, true, true);
+    }));
+    assert!(is_fit(&rows), "{rows:#?}");
 }
 
 #[test]

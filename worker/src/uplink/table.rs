@@ -13,8 +13,8 @@ pub(super) const OPENED: &str = "opened";
 #[derive(Clone, Debug)]
 pub(super) struct Table<'a> {
     pub(super) uplink: &'a Uplink,
-    /// Port of UDP at which other workers reach this one.
-    pub(super) wireguard: u16,
+    /// Port of UDP at which other workers reach this one, if they do.
+    pub(super) wireguard: Option<u16>,
     /// Ports of UDP and TCP at which the machine's end answers questions of DNS.
     pub(super) relay: (u16, u16),
     pub(super) opened: &'a BTreeSet<String>,
@@ -26,7 +26,7 @@ pub(super) struct Table<'a> {
 /// other workers; and nothing leaves by another address than its own. A device that forwards for the sake of workers forwards for
 /// nobody else.
 pub(super) fn build_table(table: &Table<'_>) -> String {
-    let Table { wireguard, relay, .. } = table;
+    let relay = table.relay;
     let Uplink {
         run, gateway, address, ..
     } = table.uplink;
@@ -36,6 +36,12 @@ pub(super) fn build_table(table: &Table<'_>) -> String {
         String::new()
     } else {
         format!("\n        elements = {{ {} }}", opened.join(", "))
+    };
+    let reached = match table.wireguard {
+        Some(port) => {
+            format!("\n        ip daddr != 127.0.0.0/8 fib daddr type local udp dport {port} dnat ip to {address}")
+        }
+        None => String::new(),
     };
     format!(
         r#"table inet {name} {{}}
@@ -47,12 +53,10 @@ table inet {name} {{
     chain prerouting {{
         type nat hook prerouting priority dstnat
         iifname "{link}" ip daddr {gateway} udp dport 53 redirect to :{udp}
-        iifname "{link}" ip daddr {gateway} tcp dport 53 redirect to :{tcp}
-        ip daddr != 127.0.0.0/8 fib daddr type local udp dport {wireguard} dnat ip to {address}
+        iifname "{link}" ip daddr {gateway} tcp dport 53 redirect to :{tcp}{reached}
     }}
     chain output {{
-        type nat hook output priority -100
-        ip daddr != 127.0.0.0/8 fib daddr type local udp dport {wireguard} dnat ip to {address}
+        type nat hook output priority -100{reached}
     }}
     chain postrouting {{
         type nat hook postrouting priority srcnat
@@ -130,15 +134,15 @@ mod tests {
 
     #[test]
     fn a_table_is_of_one_run() {
-        let build = |opened: &[&str]| {
+        let build = |wireguard, opened: &[&str]| {
             build_table(&Table {
                 uplink: &Uplink::example(),
-                wireguard: 51821,
+                wireguard,
                 relay: (4053, 5053),
                 opened: &opened.iter().map(ToString::to_string).collect(),
             })
         };
-        let text = build(&["eth0", "wlan0.1"]);
+        let text = build(Some(51821), &["eth0", "wlan0.1"]);
         for line in [
             "table inet yoke-uplink-00000000 {}\ndelete table inet yoke-uplink-00000000\n",
             "        elements = { \"eth0\", \"wlan0.1\" }\n",
@@ -149,7 +153,13 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
-        assert!(!build(&[]).contains("elements"));
+        assert_eq!(
+            text.matches("dnat ip to").count(),
+            2,
+            "from elsewhere, and from the machine"
+        );
+        let text = build(None, &[]);
+        assert!(!text.contains("elements") && !text.contains("dnat ip to"), "{text}");
     }
 
     #[test]

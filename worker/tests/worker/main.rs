@@ -13,6 +13,7 @@ mod machine;
 mod network;
 mod node;
 mod pair;
+mod plugin;
 mod program;
 mod signer;
 mod systemd;

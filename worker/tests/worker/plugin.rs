@@ -1,0 +1,165 @@
+//! Workers of a cluster whose network of Pods is a CNI plugin's: they connect no Pod, and leave the folders for one that does.
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::LogParams;
+use serde_json::json;
+use yoke_api::join_token::JoinLine;
+
+use crate::bundle::ECHO;
+use crate::cluster::create;
+use crate::machine::{Init, JOIN_LIMIT, POD_LIMIT, Worker, until};
+use crate::network::run_in;
+use crate::node::{NAME, Story};
+use crate::program::path;
+
+/// What the plugin has for its bridge.
+const BRIDGE: &str = "theirs0";
+/// Where a cluster's workers have their folder, whatever it is.
+const USUAL: &str = "/var/lib/yoke-worker";
+/// The Pod that brings a plugin.
+const INSTALLER: &str = "installer";
+
+impl Story {
+    /// Its workers are told to leave the network of Pods to somebody else.
+    fn forgo_network(&self) {
+        let token = JoinLine {
+            pod_network: false,
+            ..JoinLine::parse(&self.cluster.token).unwrap()
+        };
+        std::fs::write(self.machine.token(), token.encode().unwrap()).unwrap();
+    }
+
+    /// Why its Node is not ready, if it is not.
+    async fn lack(&self) -> Option<String> {
+        let node = self.nodes.get_opt(NAME).await.unwrap()?;
+        let conditions = node.status?.conditions?;
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready")?;
+        (ready.status == "False").then(|| ready.message.unwrap_or_default())
+    }
+
+    /// The Node is all that it is without a plugin, and nothing is made for Pods.
+    async fn until_unconnected(&self, worker: &Worker) {
+        until(worker, "its Node waits for a plugin", JOIN_LIMIT, async || {
+            let lack = self.lack().await.unwrap_or_default();
+            lack.starts_with("container runtime network not ready") && lack.contains("NetworkPluginNotReady")
+        })
+        .await;
+        until(worker, "it is let in", JOIN_LIMIT, async || {
+            !self.machine.root().join("config/bootstrap.kubeconfig").exists()
+        })
+        .await;
+        let configurations = std::fs::read_dir(self.machine.root().join("config/cni")).unwrap();
+        assert_eq!(configurations.count(), 0, "{}", worker.last_words());
+    }
+
+    /// Nothing of a network of Pods is in a network.
+    fn assert_no_network(&self, net: &str) {
+        let ask = |program: &str, arguments: &[&str]| run_in(net, program, arguments).1;
+        let links = ask("ip", &["-brief", "link"]);
+        let tables = ask("nft", &["list", "tables"]);
+        assert!(!links.contains("ykwg") && !links.contains("yoke"), "{links}");
+        assert!(!tables.contains("yoke-worker-"), "{tables}");
+        assert!(!self.machine.root().join("pki/wireguard.key").exists());
+    }
+
+    /// As a plugin's DaemonSet does last of all.
+    fn connect(&self) {
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "theirs", "plugins": [{
+                "type": "bridge", "bridge": BRIDGE, "isGateway": true,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": self.machine.pods}]]},
+            }],
+        });
+        let folder = self.machine.root().join("config/cni");
+        std::fs::write(folder.join("10-theirs.conflist"), config.to_string()).unwrap();
+    }
+
+    async fn until_connected(&self, worker: &Worker) {
+        self.connect();
+        until(worker, "it is ready", JOIN_LIMIT, async || {
+            self.machine.is_ready(&self.nodes).await
+        })
+        .await;
+        self.machine.run_pod(worker, &self.client).await;
+    }
+
+    /// As a plugin's DaemonSet begins: without a network of Pods, with the folders, and with what others mount meanwhile.
+    async fn run_installer(&self, worker: &Worker) {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": INSTALLER},
+            "spec": {
+                "nodeName": NAME, "hostNetwork": true, "restartPolicy": "Never", "automountServiceAccountToken": false,
+                "containers": [{
+                    "name": "installer", "image": ECHO, "imagePullPolicy": "IfNotPresent",
+                    "command": ["/host/bin/loopback"], "env": [{"name": "CNI_COMMAND", "value": "VERSION"}],
+                    "volumeMounts": [
+                        {"name": "bin", "mountPath": "/host/bin"},
+                        {"name": "net", "mountPath": "/host/net", "mountPropagation": "HostToContainer"},
+                    ],
+                }],
+                "volumes": [
+                    {"name": "bin", "hostPath": {"path": format!("{USUAL}/bin"), "type": "Directory"}},
+                    {"name": "net", "hostPath": {"path": format!("{USUAL}/config/cni"), "type": "Directory"}},
+                ],
+            },
+        });
+        create(&self.client, "/api/v1/namespaces/default/pods", &pod).await;
+        let pods = Api::<Pod>::default_namespaced(self.client.clone());
+        until(worker, "the installer has run", POD_LIMIT, async || {
+            let status = pods.get(INSTALLER).await.unwrap().status.unwrap_or_default();
+            status.phase.as_deref() == Some("Succeeded")
+        })
+        .await;
+        until(worker, "its log is read", POD_LIMIT, async || {
+            let said = pods.logs(INSTALLER, &LogParams::default()).await.unwrap_or_default();
+            said.contains("supportedVersions")
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_connects_the_pods_of_a_box() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin(dir.path()).await;
+    story.forgo_network();
+    let mut worker = story.machine.run(&["--rm"]);
+    let connected = async {
+        story.until_unconnected(&worker).await;
+        let net = story.machine.own_network().expect("it has one");
+        story.assert_no_network(path(&net));
+        story.run_installer(&worker).await;
+        story.until_connected(&worker).await;
+        story.assert_no_network(path(&net));
+    };
+    story.sign_while(connected).await;
+    assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
+    story.assert_gone(&worker.said()).await;
+    assert!(story.machine.ask("ls", &[USUAL]).is_err(), "it was made for the box");
+}
+
+#[tokio::test]
+async fn a_worker_for_good_waits_for_no_plugin() {
+    let dir = tempfile::Builder::new().prefix("yw").tempdir().unwrap();
+    let story = Story::begin_with(dir.path(), Init::Systemd).await;
+    story.forgo_network();
+    let mut join = story.machine.join_for_good();
+    let code = story.sign_while(join.ended()).await;
+    assert_eq!(code, Some(0), "{}\n{}", join.said(), story.machine.journal());
+    assert!(join.said().contains("as soon as a CNI plugin"), "{}", join.said());
+    let net = format!("/run/netns/{}", story.machine.network.namespace);
+    story.sign_while(story.until_unconnected(&join)).await;
+    story.assert_no_network(&net);
+    story.sign_while(story.until_connected(&join)).await;
+    story.assert_no_network(&net);
+
+    let mut leave = story.machine.start("leave", &["leave"]);
+    assert_eq!(leave.ended().await, Some(0), "{}", leave.said());
+    assert!(!Path::new(&story.machine.root()).exists(), "{}", leave.said());
+    assert!(!story.has_pod().await && story.nodes.get_opt(NAME).await.unwrap().is_none());
+    let links = story.machine.network.ask("ip", &["-brief", "link"]);
+    assert!(links.contains(BRIDGE), "it is the plugin's: {links}");
+}
