@@ -417,6 +417,13 @@ async fn connect_pods(layout: &Layout, worker: &mut Worker, kubelet: &mut Kubele
     let status = format!("this machine is Node {} of {}; {its_pods}", worker.name, worker.server);
     systemd::tell_status(&status);
     say(&status);
+    if worker.ephemeral && node::is_reaped(layout, worker).await == Some(false) {
+        say(&format!(
+            "killed, this worker leaves Node {} behind for ever; by a join token with --reap-after (`kubectl yoke join`, \
+             `ssh HOST join`) the cluster removes it when it is silent",
+            worker.name
+        ));
+    }
     Ok(network)
 }
 

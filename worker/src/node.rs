@@ -4,13 +4,15 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt as _};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use yoke_api::Cidr;
+use yoke_api::labels::REAP_AFTER;
 
 use crate::clock::to_line;
 use crate::layout::Layout;
@@ -29,6 +31,8 @@ const SILENCE_MIN: Duration = Duration::from_secs(45);
 const SAID_MAX: usize = 300;
 /// What a kubelet says that has no CNI configuration, and lacks nothing else, as of 1.35.
 const UNCONNECTED: &str = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady";
+/// Where kubelets have their Leases.
+const LEASES: &str = "kube-node-lease";
 /// How often it is said that there is still nothing.
 const SILENCE: u32 = 30;
 
@@ -145,6 +149,13 @@ fn judge(worker: &Worker, node: Node) -> Readiness {
     }
     let why: String = why.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect();
     Readiness::Missing(format!("Node {} is not ready yet: {why}", worker.name))
+}
+
+/// Whether the cluster removes the Node when nothing is heard of it; nothing if nobody says.
+pub(crate) async fn is_reaped(layout: &Layout, worker: &Worker) -> Option<bool> {
+    let leases = Api::<Lease>::namespaced(connect(layout, worker).await?, LEASES);
+    let lease = limited(leases.get_opt(&worker.name)).await.ok()?;
+    Some(lease.is_some_and(|lease| lease.labels().contains_key(REAP_AFTER)))
 }
 
 /// Comes when the worker must end: its Node was removed, or is another machine's. One that is not ephemeral begins anew when it

@@ -136,6 +136,7 @@ async fn a_plugin_connects_the_pods_of_a_box() {
         story.assert_no_network(path(&net));
     };
     story.sign_while(connected).await;
+    assert!(worker.said().contains("leaves Node"), "no reapAfter: {}", worker.said());
     assert_eq!(worker.end().await, Some(0), "{}", worker.last_words());
     story.assert_gone(&worker.said()).await;
     assert!(story.machine.ask("ls", &[USUAL]).is_err(), "it was made for the box");
