@@ -62,7 +62,9 @@ impl Operator {
             format!("--listen={}", self.address),
         ];
         let kubeconfig = self.kubeconfig.display().to_string();
-        let process = Process::spawn_with(&self.dir, "yoke-operator", &arguments, &[("KUBECONFIG", &kubeconfig)]);
+        // As the chart sets it.
+        let environment = [("KUBECONFIG", kubeconfig.as_str()), ("MALLOC_ARENA_MAX", "1")];
+        let process = Process::spawn_with(&self.dir, "yoke-operator", &arguments, &environment);
         let id = process.id();
         self.process = Some(process);
         id

@@ -41,6 +41,7 @@ mod withdraw;
 mod workers;
 
 pub(crate) use agents::are_due as agents_are_due;
+pub use copies::COPIED_AT_ONCE;
 pub use guard::{Guard, Keeper};
 #[cfg(test)]
 pub(crate) use kept::data_of;

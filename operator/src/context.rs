@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
+use tokio::sync::Semaphore;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{ClusterId, KubernetesVersion};
 use yoke_pki::plan::ROOT;
@@ -72,6 +73,8 @@ pub struct Context {
     pub metrics: OperatorMetrics,
     /// The root certificate, when it was last read.
     pub root: tokio::sync::Mutex<Option<(Instant, String)>>,
+    /// Who reads the Secrets of a Cluster, to copy them.
+    pub copying: Semaphore,
     /// What was last seen to be so at places that have no watch; an economy, not a truth.
     pub seen: Mutex<HashMap<ClusterId, Seen>>,
     /// The same of what is seen of clusters that are awake only.

@@ -11,9 +11,8 @@
 
 mod examples;
 mod line;
+mod lines;
 
-use std::collections::BTreeSet;
-use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use data_encoding::HEXLOWER;
@@ -29,7 +28,8 @@ use yoke_api::labels;
 use yoke_api::names::PKI_NAMESPACE;
 
 use self::examples::Examples;
-use self::line::{Line, Mark};
+use self::line::{Mark, build_line};
+use self::lines::Lines;
 use crate::apply::{Known, Sight, digest_of, hash_of, says};
 
 /// Lines of all objects of one kind.
@@ -46,7 +46,7 @@ pub(crate) struct Scribe<K> {
     book: Arc<Book>,
     is_listed: watch::Sender<bool>,
     /// What a list that is being read has brought up to now.
-    listed: BTreeSet<Line>,
+    listed: Lines,
     extent: Extent<K>,
 }
 
@@ -68,7 +68,7 @@ pub struct Ended;
 
 #[derive(Debug, Default)]
 struct Book {
-    lines: RwLock<BTreeSet<Line>>,
+    lines: RwLock<Lines>,
     examples: Examples,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn open<K>(extent: Extent<K>) -> (Ledger<K>, Scribe<K>) {
     let scribe = Scribe {
         book,
         is_listed: sender,
-        listed: BTreeSet::new(),
+        listed: Lines::default(),
         extent,
     };
     (ledger, scribe)
@@ -134,7 +134,7 @@ impl<K> Ledger<K> {
 
     /// Whether there is an object.
     pub(crate) fn has(&self, namespace: &str, name: &str) -> bool {
-        self.book.read().contains(to_key(namespace, name).as_bytes())
+        self.book.read().get(&to_key(namespace, name)).is_some()
     }
 
     /// Names of the objects in a namespace; without one, of those that are in none. In order.
@@ -144,7 +144,7 @@ impl<K> Ledger<K> {
 
     /// What an object bears of what was applied, and whether it is that.
     fn mark(&self, key: &str) -> Option<Mark> {
-        self.book.read().get(key.as_bytes())?.mark()
+        self.book.read().get(key)?.mark()
     }
 }
 
@@ -223,10 +223,10 @@ where
     /// Notes what the watch has seen.
     pub(crate) fn note(&mut self, event: &Event<K>) {
         match event {
-            Event::Init => self.listed = BTreeSet::new(),
+            Event::Init => self.listed = Lines::default(),
             Event::InitApply(object) => {
                 let line = self.to_line(object);
-                self.listed.replace(line);
+                self.listed.put(&line);
             }
             Event::InitDone => {
                 *self.book.write() = std::mem::take(&mut self.listed);
@@ -234,10 +234,10 @@ where
             }
             Event::Apply(object) => {
                 let line = self.to_line(object);
-                self.book.write().replace(line);
+                self.book.write().put(&line);
             }
             Event::Delete(object) => {
-                self.book.write().remove(key_of(object).as_bytes());
+                self.book.write().remove(&key_of(object));
             }
         }
     }
@@ -250,7 +250,7 @@ where
         self.book.find(namespace, name)
     }
 
-    fn to_line(&self, object: &K) -> Line {
+    fn to_line(&self, object: &K) -> Vec<u8> {
         let key = key_of(object);
         let mark = mark_of(object);
         let mut kept = object.clone();
@@ -260,7 +260,7 @@ where
         (kept.meta_mut().name, kept.meta_mut().namespace) = (None, None);
         let text = serde_json::to_vec(&kept).unwrap_or_default();
         let (example, packed) = self.book.examples.pack(&sort, &text);
-        Line::new(&key, mark, (example, &packed))
+        build_line(&key, mark, (example, &packed))
     }
 }
 
@@ -268,7 +268,7 @@ impl Book {
     fn find<K: Resource + DeserializeOwned>(&self, namespace: &str, name: &str) -> Option<K> {
         let text = {
             let lines = self.read();
-            let line = lines.get(to_key(namespace, name).as_bytes())?;
+            let line = lines.get(&to_key(namespace, name))?;
             self.examples.unpack(line.packed())?
         };
         let mut object: K = serde_json::from_slice(&text).ok()?;
@@ -281,21 +281,19 @@ impl Book {
     /// Names in a namespace that begin so, in order.
     fn names(&self, namespace: &str, begin: &str) -> Vec<String> {
         let (first, skip) = (to_key(namespace, begin), namespace.len() + 1);
-        let range = (Bound::Included(first.as_bytes()), Bound::Unbounded);
         let lines = self.read();
-        let lines = lines.range::<[u8], _>(range).map(Line::key);
-        lines
-            .take_while(|key| key.starts_with(&first))
+        let keys = lines.from(&first).map(|line| line.key());
+        keys.take_while(|key| key.starts_with(&first))
             .map(|key| key[skip..].to_owned())
             .collect()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, BTreeSet<Line>> {
+    fn read(&self) -> RwLockReadGuard<'_, Lines> {
         // Each line is whole by itself.
         self.lines.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeSet<Line>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Lines> {
         self.lines.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

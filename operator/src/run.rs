@@ -95,6 +95,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         events: Events::new(client.clone()),
         metrics: counters,
         root: tokio::sync::Mutex::default(),
+        copying: tokio::sync::Semaphore::new(cluster::COPIED_AT_ONCE),
         seen: std::sync::Mutex::default(),
         awake: std::sync::Mutex::default(),
         client,

@@ -34,8 +34,11 @@ use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
 
-/// Secrets of one Cluster that are read at once: many Clusters may be looked at.
+/// Secrets of one Cluster that are read at once.
 const READ_AT_ONCE: usize = 4;
+/// Clusters whose Secrets are read at once, of all that are looked at: each read has a connection of its own to the host API, of
+/// some 100 KiB.
+pub const COPIED_AT_ONCE: usize = 8;
 
 /// What was copied.
 #[derive(Debug)]
@@ -182,6 +185,8 @@ async fn read(
     plan: &Plan,
     root: &str,
 ) -> Result<Option<(Materials, BTreeMap<String, String>)>, ReconcileError> {
+    // It is never closed.
+    let _permit = context.copying.acquire().await;
     let api = &Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
     let read = stream::iter(name_sources(identity, plan)).map(async |name| kept::find(api, &name).await);
     let found: Vec<_> = read.buffer_unordered(READ_AT_ONCE).try_collect().await?;

@@ -608,6 +608,7 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
         events: Events::new(client.clone()),
         metrics,
         root: tokio::sync::Mutex::default(),
+        copying: tokio::sync::Semaphore::new(cluster::COPIED_AT_ONCE),
         seen: std::sync::Mutex::default(),
         awake: std::sync::Mutex::default(),
         client: client.clone(),
