@@ -130,7 +130,8 @@ async fn pods_of_two_workers_reach_each_other() {
         "it shows its own address: {}",
         first.last_words()
     );
-    assert!(one.sent() >= before + 5, "it went through the tunnel");
+    // To open, the answer to that, and the question. What comes after that may be in one packet.
+    assert!(one.sent() >= before + 3, "it went through the tunnel");
     let machine = format!("/run/netns/{}", one.network.namespace);
     assert!(!ask(&machine, &there), "the machine has another address");
 
