@@ -227,6 +227,7 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     assert_eq!(line.ca, host.text(PKI, "yoke-root", "tls.crt").await);
     assert_eq!(line.node_labels["example.org/disk"], "ssd");
     assert_eq!(json!(line.taints), taints);
+    assert!(line.pod_network);
 
     let bootstrap = connect(&stage.url, &line.token);
     let leaf = leaf_of(stage.ask(&bootstrap, "c1", CLIENT, "n1", &[]).await);
@@ -270,9 +271,13 @@ async fn a_worker_joins_once_and_is_given_certificates() {
         .unwrap();
     assert!(left.items.is_empty(), "nothing is left with cert-manager");
 
-    // A name that is taken costs no use.
+    // By one that is made later, a worker leaves the network of Pods to somebody else. A name that is taken costs no use.
+    let addons = json!({"spec": {"addons": {"podNetwork": {"enabled": false}}}});
+    host.patch_cluster("a", addons).await;
+    host.reconcile("a").await.unwrap();
     stage.make_token("k", json!({"clusterName": "a", "maxUses": 2})).await;
     stage.bring_token("k", "True/AsExpected").await;
+    assert!(!stage.line("k").await.pod_network);
     let other = connect(&stage.url, &stage.line("k").await.token);
     assert_eq!(stage.ask(&other, "c8", CLIENT, "n1", &[]).await, refused("NodeExists"));
     assert!(stage.tokens().get("k").await.unwrap().status.unwrap().uses.is_empty());
