@@ -1,5 +1,6 @@
 //! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
 
+mod limits;
 mod places;
 mod sleepers;
 
@@ -24,6 +25,7 @@ use crate::support::envoy::find;
 use crate::support::fixtures::{ClusterFixture, Signer, claims, since, waking};
 use crate::support::pki::{CLIENT, Leaf, SERVER};
 use crate::support::tenant::open_over;
+use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::Stage;
 
@@ -47,7 +49,12 @@ struct Night {
 
 impl Night {
     async fn new(told: Asleep) -> Self {
-        let stage = Stage::with(&[], |_| {}).await;
+        Self::at(told, |_| {}).await
+    }
+
+    /// At another site.
+    async fn at(told: Asleep, change: impl FnOnce(&mut Site)) -> Self {
+        let stage = Stage::with(&[], change).await;
         let a = stage.clusters[0].clone();
         let mut night = Self {
             stage,

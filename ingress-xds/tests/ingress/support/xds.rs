@@ -37,10 +37,6 @@ pub const SERVER_NAME: &str = "yoke-ingress-xds.yoke-system.svc";
 /// Ports of Envoy by the chart.
 const ENVOY_PORTS: [u16; 3] = [8443, 8081, 9901];
 pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
-const WAKES: wake::Limits = wake::Limits {
-    tenant: MANY,
-    source: MANY,
-};
 const MANY: Rate = Rate {
     per_second: 100_000,
     burst: 100_000,
@@ -54,6 +50,8 @@ pub struct Site {
     pub konnectivity_port: u16,
     pub limits: translate::Limits,
     pub gate: gate::Limits,
+    /// How often clusters are woken.
+    pub wakes: wake::Limits,
     /// Clusters with series of their own.
     pub series: usize,
     /// What clients are shown whose TLS ends at the ingress.
@@ -105,6 +103,10 @@ impl Site {
                 hold: Duration::ZERO,
                 sleeping: rate,
             },
+            wakes: wake::Limits {
+                tenant: rate,
+                source: rate,
+            },
             series: 10,
             certificate: None,
             sleeper: None,
@@ -149,7 +151,7 @@ impl Site {
         let (notices, told) = mpsc::channel(16);
         let routing = routing.run(observed, inputs, notices, drain.clone());
         let routing = tokio::spawn(async move { routing.await.unwrap() });
-        let (waker, wakes) = Waker::new(WAKES, metrics.clone(), Instant::now());
+        let (waker, wakes) = Waker::new(self.wakes, metrics.clone(), Instant::now());
         let sleeper_address = sleeper.local_address();
         let has_sleeper = self.sleeper.is_some();
         let (secrets, seen) = mpsc::channel(16);
@@ -208,7 +210,7 @@ impl Site {
         let (sender, snapshots) = watch::channel(Some(Arc::new(snapshot)));
         let (base, _) = mpsc::channel(1);
         let metrics = Metrics::new(&registry);
-        let (waker, _) = Waker::new(WAKES, metrics.clone(), Instant::now());
+        let (waker, _) = Waker::new(self.wakes, metrics.clone(), Instant::now());
         self.serve(snapshots, base, waker, metrics, drain).await;
         (registry, sender, trigger)
     }

@@ -1,0 +1,45 @@
+//! Nobody has too many clusters woken.
+
+use http::StatusCode;
+use yoke_api::ingress::Callers;
+use yoke_runtime::budget::Rate;
+
+use super::{Night, on_connect, told};
+use crate::support::client::{BOTH, get};
+
+const NONE: Rate = Rate {
+    per_second: 0,
+    burst: 0,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_wakes_too_much_is_told_to_come_again() {
+    let night = Night::at(on_connect(Callers::Authenticated), |site| site.wakes.tenant = NONE).await;
+    for http in BOTH {
+        let answer = night.ask(&night.admin(), http, None).await;
+        assert_eq!(told(&answer), (StatusCode::TOO_MANY_REQUESTS, Some("1")), "{http:?}");
+        let mut pod = night.stage.client(http).await;
+        let answer = pod.ask(get(Some(&night.stage.bearer(0)))).await.unwrap();
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")), "{http:?}");
+    }
+    let outcomes = "yoke_ingress_xds_wakes_total{outcome=\"tenant_rate\"}";
+    assert_eq!(night.stage.xds().metric(outcomes), 4);
+    assert!(!night.stage.xds().has_woken().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_wakes_too_much_keeps_out_nobody_else() {
+    let night = Night::at(on_connect(Callers::Authenticated), |site| site.wakes.source = NONE).await;
+    for http in BOTH {
+        let mut pod = night.stage.client(http).await;
+        let answer = pod.ask(get(Some(&night.stage.bearer(0)))).await.unwrap();
+        assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("1")), "{http:?}");
+    }
+    let outcomes = "yoke_ingress_xds_wakes_total{outcome=\"source_rate\"}";
+    assert_eq!(night.stage.xds().metric(outcomes), 2);
+    assert!(!night.stage.xds().has_woken().await);
+    // From where he comes who brings his own TLS is not known.
+    let admin = night.admin();
+    let (_, wake) = tokio::join!(night.ask(&admin, BOTH[0], None), night.stage.xds().wake());
+    assert_eq!(wake.cluster, "a");
+}
