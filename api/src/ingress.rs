@@ -2,6 +2,8 @@
 //! namespace, labelled [`crate::labels::COMPONENT`] = `ingress`, with one key [`CONFIG_KEY`] holding [`IngressConfig`] as
 //! JSON. All of it is public: keys and certificates to verify with, no secret.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
@@ -52,12 +54,15 @@ pub struct IngressConfig {
 
 /// A cluster whose API is not to answer now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Asleep {
     /// It wakes for who connects.
     OnConnect {
         /// Who that is.
         callers: Callers,
+        /// By which clients they wake nothing all the same.
+        #[serde(default, skip_serializing_if = "IgnoredAgents::is_empty")]
+        ignored_agents: IgnoredAgents,
         /// Since when it sleeps: who wakes it names a later time.
         since: Time,
         /// The Cluster object that is woken, and no other of its name.
@@ -85,6 +90,30 @@ pub enum Callers {
     Authenticated,
     /// Everybody.
     Any,
+}
+
+/// Clients whose requests do not count (`spec.sleep.ignoreUserAgents`): a whole `User-Agent` each, or the beginning of one with a
+/// `*` after it. A `User-Agent` is what a client says of itself, so nobody may do more by one.
+///
+/// The cluster's store goes by the same rule (`--ignore-user-agent` of kine-nats), in four lines of its own: it is built without
+/// the types of Kubernetes, which come with this crate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct IgnoredAgents(pub BTreeSet<String>);
+
+impl IgnoredAgents {
+    /// Whether none is ignored.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a client is ignored that says this of itself.
+    pub fn has(&self, agent: &[u8]) -> bool {
+        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(beginning) => agent.starts_with(beginning.as_bytes()),
+            None => agent == pattern.as_bytes(),
+        })
+    }
 }
 
 /// The far side of a connection that the ingress opens to a control plane.
@@ -157,6 +186,16 @@ mod tests {
             (
                 Asleep::OnConnect {
                     callers,
+                    ignored_agents: IgnoredAgents(["k9s/*".into(), "Headlamp".into()].into()),
+                    since: since.clone(),
+                    uid: "u-1".into(),
+                },
+                r#"{"onConnect":{"callers":"Authenticated","ignoredAgents":["Headlamp","k9s/*"],"since":"2026-01-01T00:00:00Z","uid":"u-1"}}"#,
+            ),
+            (
+                Asleep::OnConnect {
+                    callers,
+                    ignored_agents: IgnoredAgents::default(),
                     since,
                     uid: "u-1".into(),
                 },
@@ -173,6 +212,29 @@ mod tests {
         let wire = wire.replace("\"issuer\"", "\"konnectivity\":true,\"issuer\"");
         assert_eq!(serde_json::to_string(&with_agents).unwrap(), wire);
         assert_eq!(serde_json::from_str::<IngressConfig>(&wire).unwrap(), with_agents);
+    }
+
+    #[test]
+    fn clients_are_ignored_by_what_they_say() {
+        let long = [b"k9s/".as_slice(), &[b'a'; 100_000]].concat();
+        for (pattern, agent, expected) in [
+            ("kubectl/*", &b"kubectl/v1.35.4 (linux/amd64)"[..], true),
+            ("kubectl/v1.35.4 (linux/amd64)", b"kubectl/v1.35.4 (linux/amd64)", true),
+            ("kubectl", b"kubectl/v1.35.4 (linux/amd64)", false),
+            ("k9s/*", b"kubectl/v1.35.4 (linux/amd64)", false),
+            ("k9s/*", b"K9s/v0.50", false),
+            ("k9s/*", b" k9s/v0.50", false),
+            ("k9s/*", b"k9s/", true),
+            ("k9s/*", b"k9s/\xff\0", true),
+            ("k9s/*", b"\xffk9s/", false),
+            ("k9s/*", &long, true),
+            ("Headlamp", b"", false),
+        ] {
+            let ignored = IgnoredAgents([pattern.to_owned()].into());
+            let agent_text = String::from_utf8_lossy(&agent[..agent.len().min(40)]);
+            assert_eq!(ignored.has(agent), expected, "{pattern} {agent_text}");
+        }
+        assert!(!IgnoredAgents::default().has(b""));
     }
 
     #[test]

@@ -296,6 +296,7 @@ impl Caller {
             certificates: &self.certificates,
             authorization: header(header::AUTHORIZATION),
             authority: authority.or_else(|| header(header::HOST)).unwrap_or_default(),
+            agent: parts.headers.get(header::USER_AGENT).map_or(&[], HeaderValue::as_bytes),
         };
         let (mut answer, is_known) = self.decide(call);
         if is_known {

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
-use yoke_api::ingress::{CONFIG_KEY, IngressConfig, MAX_SOURCES};
+use yoke_api::ingress::{Asleep, CONFIG_KEY, IngressConfig, MAX_SOURCES};
 use yoke_api::labels;
 use yoke_api::names::{
     API_PORT, HOSTED_NAMESPACE_PREFIX, INGRESS_CONFIG_MAP, KONNECTIVITY_PORT, is_domain, is_label, is_within,
@@ -29,6 +29,8 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 const MAX_EXTRA_NAMES: usize = 32;
 const MAX_KEYS: usize = 16;
+/// Clients that are ignored: more than `spec.sleep.ignoreUserAgents` may have.
+const MAX_AGENTS: usize = 64;
 const MAX_ADDRESSES: usize = 16;
 /// An audience that an API server may accept beside its own: the same in every cluster, and not meant for the API.
 const KONNECTIVITY_AUDIENCE: &str = "system:konnectivity-server";
@@ -190,6 +192,9 @@ pub fn validate_config(rules: &Rules, object: &ConfigMap) -> Result<Config, Conf
     check_count("extraNames", count, MAX_EXTRA_NAMES)?;
     let sources = config.allowed_sources;
     check_count("allowedSources", sources.as_ref().map_or(0, Vec::len), MAX_SOURCES)?;
+    if let Some(Asleep::OnConnect { ignored_agents, .. }) = &config.asleep {
+        check_count("asleep.onConnect.ignoredAgents", ignored_agents.0.len(), MAX_AGENTS)?;
+    }
     let extra: BTreeSet<String> = config.extra_names.into_iter().collect();
     let (extra_names, refused_names) = extra.into_iter().partition(|name| is_extra_name(rules, name));
     Ok(Config {

@@ -22,6 +22,9 @@ const BEARER: &str = "bearer";
 pub(crate) const SOON: i32 = 1;
 /// The same of who waits for something that may last.
 pub(crate) const LATER: i32 = 10;
+/// What a client is told that wakes nothing.
+pub(crate) const IGNORED: &str =
+    "the cluster is asleep, and does not wake for this client: its user agent is in spec.sleep.ignoreUserAgents";
 
 /// What is looked at of a request.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,8 @@ pub struct Request<'a> {
     pub authority: &'a str,
     /// The client's address.
     pub source: Option<IpAddr>,
+    /// The header `user-agent`, as Envoy tells it.
+    pub agent: &'a [u8],
 }
 
 /// Why a request goes nowhere.
@@ -55,6 +60,8 @@ pub enum Refusal {
     Held,
     /// The cluster sleeps, and this caller's needs do not wake it.
     Unneeded,
+    /// The cluster sleeps, and this client does not wake it.
+    Ignored,
     /// The cluster is being woken, and that does not come to an end.
     Stuck,
     /// The cluster's requests come too fast.
@@ -74,6 +81,7 @@ impl Refusal {
             Self::Asleep => "asleep",
             Self::Held => "held",
             Self::Unneeded => "unneeded",
+            Self::Ignored => "ignored",
             Self::Stuck => "stuck",
             Self::Rate => "request_rate",
         }
@@ -105,11 +113,12 @@ impl Refusal {
                 "ServiceUnavailable",
                 "the cluster is asleep, and does not wake for its nodes and controllers",
             ),
+            Self::Ignored => (503, "ServiceUnavailable", IGNORED),
             Self::Stuck => (503, "ServiceUnavailable", "the cluster does not wake"),
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
         };
         let seconds = match self {
-            Self::Unneeded | Self::Stuck => LATER,
+            Self::Unneeded | Self::Ignored | Self::Stuck => LATER,
             _ => SOON,
         };
         let details = matches!(code, 429 | 503).then(|| StatusDetails {

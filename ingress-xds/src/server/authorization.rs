@@ -48,6 +48,7 @@ const TERMINATED: &str = "terminated";
 /// The header by which Envoy's route finds the cluster. What a client sends under this name is removed before.
 const ROUTE_HEADER: &str = "x-yoke-cluster";
 const AUTHORIZATION: &str = "authorization";
+const USER_AGENT: &str = "user-agent";
 const JSON: &str = "application/json";
 
 /// A cluster, with whose of its tokens a request has.
@@ -153,6 +154,7 @@ impl Gatekeeper {
             authorization: http.headers.get(AUTHORIZATION).map(String::as_str),
             authority: &http.host,
             source: find_source(attributes).map(|source| source.ip()),
+            agent: http.headers.get(USER_AGENT).map_or(&[], |agent| agent.as_bytes()),
         };
         match self.judge_awake(facts).await {
             Ok(entry) => {
@@ -185,7 +187,7 @@ impl Gatekeeper {
             Err((request::Refusal::Asleep, Some(Verified { cluster, subject }))) => (subject, cluster),
             result => return result.map_err(|(refusal, found)| (refusal, found.map(|found| found.cluster))),
         };
-        let waited = self.hold.wait(&entry, subject, request.source).await;
+        let waited = self.hold.wait(&entry, subject, request).await;
         // As it is by now: the token may have ended, or somebody have forbidden the source.
         let snapshot = self.snapshots.borrow().clone();
         waited.map_err(|refusal| {

@@ -1,6 +1,5 @@
 //! Holds requests for clusters that sleep until these answer. Who may not wake one waits for nothing.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use tokio::time::timeout;
 use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 
-use crate::gate::request::Refusal;
+use crate::gate::request::{Refusal, Request};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
 use crate::seats::{Seat, Seats};
@@ -74,20 +73,20 @@ impl Hold {
     }
 
     /// Waits until the cluster is awake, if the request may wake it; whether it is.
-    pub(super) async fn wait(&self, entry: &Entry, subject: String, source: Option<IpAddr>) -> Result<(), Refusal> {
+    pub(super) async fn wait(&self, entry: &Entry, subject: String, request: Request<'_>) -> Result<(), Refusal> {
         if !Identity::Account(subject).is_user() {
             return Err(Refusal::Unneeded);
         }
         let seat = self.seats.take(&entry.route).ok_or(Refusal::Asleep)?;
         let _held = Held::new(self, seat);
-        let waiting = timeout(LIMIT, self.wait_awake(entry, source));
+        let waiting = timeout(LIMIT, self.wait_awake(entry, request));
         match self.drain.until_started(waiting).await {
             Some(Ok(result)) => result,
             Some(Err(_)) | None => Err(Refusal::Asleep),
         }
     }
 
-    async fn wait_awake(&self, entry: &Entry, source: Option<IpAddr>) -> Result<(), Refusal> {
+    async fn wait_awake(&self, entry: &Entry, request: Request<'_>) -> Result<(), Refusal> {
         let mut snapshots = self.snapshots.clone();
         let name = resource_name(&entry.route.public_name);
         loop {
@@ -104,8 +103,11 @@ impl Hold {
                     return Ok(());
                 }
                 Some(Asleep::Held { .. }) => return Err(Refusal::Held),
+                Some(Asleep::OnConnect { ignored_agents, .. }) if ignored_agents.has(request.agent) => {
+                    return Err(Refusal::Ignored);
+                }
                 Some(Asleep::OnConnect { since, uid, .. }) => {
-                    match self.waker.wake(&now.route, Sleeping { since, uid }, source) {
+                    match self.waker.wake(&now.route, Sleeping { since, uid }, request.source) {
                         Outcome::Told | Outcome::Known => {}
                         Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => return Err(Refusal::Asleep),
                     }

@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 use yoke_api::ingress::{Asleep, Callers};
 
 use super::identity::{Identity, Stranger, identify};
-use crate::gate::request::{LATER, SOON, bearer_token, is_foreign};
+use crate::gate::request::{IGNORED, LATER, SOON, bearer_token, is_foreign};
 use crate::model::{Route, Sleep};
 use crate::snapshot::{Entry, Snapshot, resource_name};
 
@@ -26,6 +26,8 @@ pub struct Call<'a> {
     pub authorization: Option<&'a str>,
     /// `:authority`, or the header `host`.
     pub authority: &'a str,
+    /// The header `user-agent`, which says what the client likes: it spares a wake, and causes none.
+    pub agent: &'a [u8],
 }
 
 /// What to do.
@@ -57,6 +59,8 @@ pub enum Answer {
     Busy,
     /// It waits until a user needs it.
     Unneeded,
+    /// It waits until somebody needs it by another client.
+    Ignored,
     /// It wakes for nobody who connects.
     Held(String),
     /// The caller is nobody.
@@ -75,6 +79,7 @@ impl Answer {
             Self::Stuck(_) => "stuck",
             Self::Busy => "busy",
             Self::Unneeded => "unneeded",
+            Self::Ignored => "ignored",
             Self::Held(_) => "held",
             Self::Stranger(Stranger::Unverified) => "unverified",
             Self::Stranger(Stranger::Nothing) => "no_identity",
@@ -118,6 +123,7 @@ impl Answer {
                 "the cluster is asleep, and does not wake for its nodes and controllers",
                 Some(LATER),
             ),
+            Self::Ignored => (503, "ServiceUnavailable", IGNORED, Some(LATER)),
             Self::Held(why) => (403, "Forbidden", why.as_str(), None),
             Self::Stranger(Stranger::Unverified) => (
                 503,
@@ -176,9 +182,14 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
             Ok(_) => Answer::Held(why.clone()),
             Err(stranger) => Answer::Stranger(stranger),
         }),
-        Asleep::OnConnect { callers, .. } => match (callers, who()) {
+        Asleep::OnConnect {
+            callers,
+            ignored_agents,
+            ..
+        } => match (callers, who()) {
             (_, Ok(identity)) if !identity.is_user() => Decision::Answer(Answer::Unneeded),
             (Callers::Authenticated, Err(stranger)) => Decision::Answer(Answer::Stranger(stranger)),
+            _ if ignored_agents.has(call.agent) => Decision::Answer(Answer::Ignored),
             (_, Ok(_)) => Decision::Wake(Arc::clone(entry)),
             (Callers::Any, Err(_)) => Decision::WakeForStranger(Arc::clone(entry)),
         },
@@ -215,7 +226,90 @@ fn identify_caller(route: &Route, client_ca: &str, call: Call<'_>, now: Timestam
 
 #[cfg(test)]
 mod tests {
+    use yoke_api::ingress::IgnoredAgents;
+
     use super::*;
+    use crate::fixtures::{BASE_DOMAIN, ClusterFixture, Signer, claims, cluster, since, waking};
+    use crate::model::Target;
+    use crate::translate::{Limits, translate};
+    use crate::validate::{Rules, validate_config};
+
+    const NOW: i64 = 1_800_000_000;
+
+    fn snapshot_of(fixture: &ClusterFixture) -> Snapshot {
+        let route = validate_config(&Rules::new(BASE_DOMAIN), &fixture.config_map());
+        let target = Target {
+            route: Arc::new(route.unwrap().route),
+            addresses: ["192.0.2.1".parse().unwrap()].into(),
+            port: 18443,
+        };
+        let mut snapshot = Snapshot::default();
+        let name = fixture.public_name();
+        let entry = translate(&name, &target, Limits::default());
+        snapshot.set(&resource_name(&name), Some(entry));
+        snapshot
+    }
+
+    #[test]
+    fn who_connects_by_which_client_decides() {
+        let signer = Signer::p256();
+        let mut fixture = cluster("a", "bcdfghjk24");
+        fixture.config.service_account_keys = vec![signer.pem.clone()];
+        let issuer = fixture.config.issuer.clone();
+        let token = |subject: &str| {
+            let mut claims = claims(&issuer, &[&issuer], NOW);
+            claims["sub"] = subject.into();
+            format!("Bearer {}", signer.token(&claims))
+        };
+        let [user, machine] = ["default:robot", "kube-system:coredns"]
+            .map(|account| Some(token(&format!("system:serviceaccount:{account}"))));
+        let on_connect = |callers| Asleep::OnConnect {
+            callers,
+            ignored_agents: IgnoredAgents(["k9s/*".into()].into()),
+            since: since(),
+            uid: "u-1".into(),
+        };
+        let [known, any] = [Callers::Authenticated, Callers::Any].map(on_connect);
+        let held = Asleep::Held { why: "No.".into() };
+        let (k9s, kubectl) = ("k9s/v0.50.6", "kubectl/v1.35.4");
+        for (rule, told, bearer, agent, expected) in [
+            ("a user", &known, &user, kubectl, "wake"),
+            ("by a client that is ignored", &known, &user, k9s, "ignored"),
+            ("a machine", &known, &machine, kubectl, "unneeded"),
+            ("by the same", &known, &machine, k9s, "unneeded"),
+            ("nobody", &known, &None, kubectl, "no_identity"),
+            ("by the same", &known, &None, k9s, "no_identity"),
+            ("a user, where anybody may", &any, &user, kubectl, "wake"),
+            ("by the same", &any, &user, k9s, "ignored"),
+            ("nobody there", &any, &None, kubectl, "wake for a stranger"),
+            ("by the same", &any, &None, k9s, "ignored"),
+            ("its owner's word comes first", &held, &user, k9s, "held"),
+            (
+                "somebody else wakes it already",
+                &waking(since(), None),
+                &user,
+                k9s,
+                "wait",
+            ),
+        ] {
+            let snapshot = snapshot_of(&fixture.clone().asleep(told.clone()));
+            let call = Call {
+                name: &fixture.public_name(),
+                certificates: &[],
+                authorization: bearer.as_deref(),
+                authority: "10.96.0.1",
+                agent: agent.as_bytes(),
+            };
+            let now = Timestamp::from_second(NOW).unwrap();
+            let decided = match plan_answer(Some(&snapshot), call, now) {
+                Decision::Wake(_) => "wake",
+                Decision::WakeForStranger(_) => "wake for a stranger",
+                Decision::Wait(_) => "wait",
+                Decision::Answer(answer) => answer.as_str(),
+            };
+            assert_eq!(decided, expected, "{rule}, {agent}");
+        }
+    }
 
     #[test]
     fn ten_tries_last_for_half_a_minute() {

@@ -1,8 +1,8 @@
 use k8s_openapi::api::core::v1::ConfigMap;
-use yoke_api::ingress::IngressConfig;
+use yoke_api::ingress::{Callers, IgnoredAgents, IngressConfig};
 
 use super::*;
-use crate::fixtures::{BASE_DOMAIN, ClusterFixture, cluster, pems};
+use crate::fixtures::{BASE_DOMAIN, ClusterFixture, cluster, pems, since};
 
 fn rules() -> Rules {
     Rules::new(BASE_DOMAIN)
@@ -142,6 +142,18 @@ fn wrong_objects_are_refused() {
     assert!(matches!(
         validate_config(&rules(), &keys),
         Err(ConfigError::TooMany { given: 17, .. })
+    ));
+    let agents = with(|c| {
+        c.asleep = Some(Asleep::OnConnect {
+            callers: Callers::Any,
+            ignored_agents: IgnoredAgents((0..65).map(|number| number.to_string()).collect()),
+            since: since(),
+            uid: "u-1".into(),
+        });
+    });
+    assert!(matches!(
+        validate_config(&rules(), &agents),
+        Err(ConfigError::TooMany { given: 65, .. })
     ));
 }
 

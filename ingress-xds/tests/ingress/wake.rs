@@ -1,5 +1,6 @@
 //! Clusters that sleep: who comes is answered in place of the API server, and wakes what is his.
 
+mod agents;
 mod limits;
 mod places;
 mod sleepers;
@@ -17,7 +18,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::Command;
-use yoke_api::ingress::{Asleep, Callers};
+use yoke_api::ingress::{Asleep, Callers, IgnoredAgents};
 
 use crate::support::api::WATCH;
 use crate::support::client::{Answer, BOTH, Client, Http, get};
@@ -30,8 +31,17 @@ use crate::support::{PATIENCE, eventually};
 use crate::terminated::Stage;
 
 fn on_connect(callers: Callers) -> Asleep {
-    let (since, uid) = (since(), "u-1".into());
-    Asleep::OnConnect { callers, since, uid }
+    ignoring(callers, &[])
+}
+
+/// The same, and some clients wake nothing.
+fn ignoring(callers: Callers, agents: &[&str]) -> Asleep {
+    Asleep::OnConnect {
+        callers,
+        ignored_agents: IgnoredAgents(agents.iter().map(ToString::to_string).collect()),
+        since: since(),
+        uid: "u-1".into(),
+    }
 }
 
 /// It was told to be woken just now.

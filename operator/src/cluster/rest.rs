@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use yoke_api::cluster::{ClusterStatus, DesiredState};
-use yoke_api::ingress::{Asleep, Callers};
+use yoke_api::ingress::{Asleep, Callers, IgnoredAgents};
 use yoke_api::labels::{self, SLEEP_END, SLEEP_NOW};
 use yoke_api::sleep::{ActivityStatus, SleepReason, WakeOnConnect};
 use yoke_api::{Cluster, ConditionType, Reason};
@@ -45,6 +45,8 @@ pub enum Rest {
         reason: SleepReason,
         /// Who changes it.
         wakes: WakeOnConnect,
+        /// By which clients nobody does.
+        ignored: IgnoredAgents,
     },
 }
 
@@ -60,6 +62,7 @@ impl Rest {
                 since: since.clone(),
                 reason: activity.and_then(|activity| activity.sleep_reason).unwrap_or_default(),
                 wakes: cluster.spec.sleep.wake_on_connect,
+                ignored: IgnoredAgents(cluster.spec.sleep.ignore_user_agents.iter().cloned().collect()),
             },
             None => Self::Awake,
         }
@@ -130,11 +133,12 @@ impl Rest {
             } => Callers::Any,
             Self::Owner | Self::Request { .. } => return Some(hold(self.until())),
         };
-        let Self::Request { since, .. } = self else {
+        let Self::Request { since, ignored, .. } = self else {
             return None;
         };
         Some(Asleep::OnConnect {
             callers,
+            ignored_agents: ignored.clone(),
             since: since.clone(),
             uid: uid.to_owned(),
         })
@@ -227,6 +231,8 @@ pub fn is_overruled(cluster: &Cluster) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::cluster::fixtures::{cluster, with};
 
@@ -254,6 +260,7 @@ mod tests {
             since: at(5),
             reason: SleepReason::Annotation,
             wakes,
+            ignored: IgnoredAgents::default(),
         };
         for (rule, cluster, expected) in [
             ("nobody asked", cluster("a"), Rest::Awake),
@@ -264,6 +271,22 @@ mod tests {
         ] {
             assert_eq!(Rest::of(&cluster), expected, "{rule}");
         }
+    }
+
+    #[test]
+    fn the_ingress_is_told_which_clients_wake_nothing() {
+        let told = |agents: &[&str]| {
+            let cluster = with(slept(Some(5), None), |spec| {
+                spec.sleep.ignore_user_agents = agents.iter().map(ToString::to_string).collect();
+            });
+            serde_json::to_value(Rest::of(&cluster).to_told("u-1")).unwrap()
+        };
+        let since = "1970-01-01T00:00:05Z";
+        let before = json!({"onConnect": {"callers": "Authenticated", "since": since, "uid": "u-1"}});
+        assert_eq!(told(&[]), before, "of most the ConfigMap stays as it is");
+        let mut expected = before;
+        expected["onConnect"]["ignoredAgents"] = json!(["Headlamp", "k9s/*"]);
+        assert_eq!(told(&["k9s/*", "Headlamp"]), expected);
     }
 
     #[test]

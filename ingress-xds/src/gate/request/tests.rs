@@ -59,6 +59,7 @@ fn ask(snapshot: &Snapshot, authorization: Option<&str>, authority: &str) -> Res
         authorization,
         authority,
         source: Some([127, 0, 0, 1].into()),
+        agent: b"kubectl/v1.35.4",
     };
     let entry = find(snapshot, request, now)?.cluster;
     check(snapshot, &entry, request)?;
