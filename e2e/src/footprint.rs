@@ -1,4 +1,4 @@
-//! What a stack holds on this machine and in NATS, counted: what has grown after many rounds of the same is leaked.
+//! What a stack holds on this machine, in NATS and in the host's API, counted: what has grown after many rounds of the same is leaked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,12 +14,29 @@ use crate::process::{anonymous_memory, list_pids};
 use crate::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// Processes that serve all clusters: what one of these keeps of a cluster adds up.
-const SERVERS: [&str; 5] = ["yoke-operator", "yoke-ingress-xds", "envoy", "nats-server", "kine-nats"];
+/// Processes that serve all clusters, or go on while one sleeps: what one of these keeps adds up.
+const SERVERS: [&str; 9] = [
+    "yoke-operator",
+    "yoke-ingress-xds",
+    "envoy",
+    "nats-server",
+    "kine-nats",
+    "kube-apiserver",
+    "yoke-worker",
+    "kubelet",
+    "containerd",
+];
+/// What there is of each Cluster in the host's API, and is made anew here and there. Events come and go.
+const KINDS: &str = "namespaces,secrets,configmaps,services,endpointslices,serviceaccounts,statefulsets,pods,\
+                     poddisruptionbudgets,networkpolicies,certificates,certificaterequests,clusters,jointokens";
 /// Memory that a server may take for its work: it is given back late, and in parts.
 const MEMORY: u64 = 16 << 20;
-/// Connections and files come and go with requests.
-const FILES: u64 = 24;
+/// Connections to others come with requests, and go when nobody has used them for a while: of HTTP/1.1 there are as many as
+/// there were requests at once. The kubelet's and the load balancer's probes are connections, too, and may be there just then.
+const FILES: u64 = 8;
+/// One connection more for a follower of the log and one for who asks, which have some subscriptions each.
+const CONNECTIONS: u64 = 2;
+const SUBSCRIPTIONS: u64 = 8;
 
 /// Counts by name.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +56,11 @@ impl Footprint {
         let mounts = mounts.lines().filter(|line| line.contains(&dev)).count() as u64;
         counts.0.insert("mounts".to_owned(), mounts);
         counts.add_nats(stack).await?;
+        let objects = ["get", KINDS, "--all-namespaces", "--output=name"];
+        for object in stack.host_kubectl(&objects).await?.ok()?.lines() {
+            let kind = object.split('/').next().unwrap_or_default();
+            counts.count(format!("objects {kind}"), 1);
+        }
         Ok(counts)
     }
 
@@ -57,8 +79,8 @@ impl Footprint {
     pub fn beside(&self, later: &Self) -> String {
         let names: BTreeSet<_> = self.0.keys().chain(later.0.keys()).collect();
         let at = |counts: &Self, name: &String| counts.0.get(name).copied().unwrap_or_default();
-        let line = |name| format!("{name:<44} {:>10} {:>10}", at(self, name), at(later, name));
-        let head = format!("{:<44} {:>10} {:>10}", "", "before", "after");
+        let line = |name| format!("{name:<64} {:>10} {:>10}", at(self, name), at(later, name));
+        let head = format!("{:<64} {:>10} {:>10}", "", "before", "after");
         [head]
             .into_iter()
             .chain(names.into_iter().map(line))
@@ -70,21 +92,22 @@ impl Footprint {
         let (mut networks, mut ports, mut links) = (BTreeSet::new(), 0, 0);
         for pid in list_pids()? {
             // A process that ends meanwhile has nothing any more.
-            let (Some(name), true) = (name_of(pid), is_in(pid, groups)) else {
+            let (Some(name), Some(place)) = (name_of(pid), place_of(pid, groups)) else {
                 continue;
             };
-            self.count(format!("processes {name}"), 1);
+            let what = format!("{name} {place}");
+            self.count(format!("processes {what}"), 1);
             if SERVERS.contains(&name.as_str()) {
-                self.count(format!("memory of {name}"), anonymous_memory(pid).unwrap_or_default());
+                self.count(format!("memory of {what}"), anonymous_memory(pid).unwrap_or_default());
                 let files = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |files| files.count() as u64);
-                self.count(format!("files of {name}"), files);
+                self.count(format!("files of {what}"), files);
             }
             if fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|network| networks.insert(network)) {
                 ports += count_ports(pid);
                 links += count_lines(&format!("/proc/{pid}/net/dev"));
             }
         }
-        self.count("listening ports".to_owned(), ports);
+        self.count("ports".to_owned(), ports);
         self.count("network links".to_owned(), links);
         self.count("network namespaces".to_owned(), networks.len() as u64);
         Ok(())
@@ -120,8 +143,8 @@ fn allowance(name: &str, before: u64) -> u64 {
     match name.split(' ').next() {
         Some("memory") => before / 4 + MEMORY,
         Some("files") => FILES,
-        _ if name == "NATS connections" => 2,
-        _ if name == "NATS subscriptions" => FILES,
+        _ if name == "NATS connections" => CONNECTIONS,
+        _ if name == "NATS subscriptions" => SUBSCRIPTIONS,
         _ => 0,
     }
 }
@@ -133,10 +156,17 @@ fn name_of(pid: u32) -> Option<String> {
     Some(name.trim_end_matches(" (deleted)").to_owned())
 }
 
-fn is_in(pid: u32, groups: &[String]) -> bool {
+/// Where a process of one of these groups is: the host's own ones and those of a worker are told apart from those of pods.
+fn place_of(pid: u32, groups: &[String]) -> Option<String> {
     let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let mut parts = own.lines().flat_map(|line| line.split('/'));
-    parts.any(|part| groups.iter().any(|group| group == part))
+    let parts = || own.lines().flat_map(|line| line.split('/'));
+    let group = groups.iter().find(|group| parts().any(|part| part == *group))?;
+    let pods = if parts().any(|part| part == "kubepods") {
+        "pods of "
+    } else {
+        ""
+    };
+    Some(format!("in {pods}{group}"))
 }
 
 /// Groups at and below those with this name, in all hierarchies.
@@ -161,15 +191,17 @@ fn count_folders(folder: &Path) -> u64 {
     1 + folders.map(|folder| count_folders(&folder.path())).sum::<u64>()
 }
 
-/// Ports that are listened on where a process is.
+/// Ports that are listened on where a process is, and those of UDP that anybody may send to.
 fn count_ports(pid: u32) -> u64 {
     const LISTENING: &str = "0A";
-    let listening = |file: &str| {
+    const UNCONNECTED: &str = "07";
+    let count = |file: &str, wanted: &str| {
         let table = fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
         let states = table.lines().filter_map(|line| line.split_whitespace().nth(3));
-        states.filter(|state| *state == LISTENING).count() as u64
+        states.filter(|state| *state == wanted).count() as u64
     };
-    listening("tcp") + listening("tcp6")
+    let tcp = count("tcp", LISTENING) + count("tcp6", LISTENING);
+    tcp + count("udp", UNCONNECTED) + count("udp6", UNCONNECTED)
 }
 
 fn count_lines(file: &str) -> u64 {
@@ -209,6 +241,6 @@ mod tests {
     fn the_own_process_has_a_name_and_is_in_no_group_of_a_stack() {
         let own = std::process::id();
         assert!(name_of(own).unwrap().starts_with("yoke_e2e"), "{:?}", name_of(own));
-        assert!(!is_in(own, &["yoke-00000000".to_owned()]));
+        assert_eq!(place_of(own, &["yoke-00000000".to_owned()]), None);
     }
 }

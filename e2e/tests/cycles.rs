@@ -2,12 +2,15 @@
 //! nothing is lost, and nothing is left behind.
 //!
 //! ```text
-//!  an object is made ─▶ the watch tells of it ─▶ sleep=now ─▶ the pod is gone ─▶ the watch is asked for again ─▶ another pod is Ready
-//!         ▲                                                                                                           │
-//!         └──────────────────────────────────────────────── CYCLES times ─────────────────────────────────────────────┘
+//!  nobody but the client that holds the watch is there ─▶ it sleeps by itself
+//!
+//!  an object is made ─▶ the watch tells of it ─▶ sleep=now ─▶ it is asleep, and stays so though the watch is asked for again
+//!         ▲                                                                                                  │
+//!         └──────────────────────────── CYCLES times ──────────────────── kubectl asks, and it is Ready ◀────┘
 //! ```
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,21 +18,33 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::{ListParams, ObjectMeta, PostParams};
 use serde_json::json;
-use yoke_api::ConditionType;
 use yoke_api::cluster::{ClusterSpec, Konnectivity};
 use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::sleep::{SleepSpec, WithWorkers};
+use yoke_api::{Cluster, ConditionType, Reason};
 use yoke_e2e::footprint::Footprint;
 use yoke_e2e::held_watch::HeldWatch;
 use yoke_e2e::ssh::Key;
 use yoke_e2e::stack::{client, client_called};
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
-use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_for, wait_until};
+use yoke_e2e::{Stack, TenantFixture, Worker, Workload, wait_for};
 
 const CYCLES: usize = 200;
 /// Cycles before the first count: what is made once, or read ahead, is there then.
 const WARM_UP: usize = 3;
 const AGENT: &str = "held-watch/1";
+/// The shortest time that there is, and one that never comes here.
+const SHORTEST: &str = "1m";
+const NEVER: &str = "8h";
+/// How long it is looked whether it stays asleep: once when it went to sleep by itself, in the first cycles, and in the others.
+const STAYS_BY_ITSELF: Duration = Duration::from_secs(60);
+const STAYS_FIRST: Duration = Duration::from_secs(15);
+const STAYS: Duration = Duration::from_secs(2);
+/// An operator that starts again meanwhile begins to count anew.
+const SLEEP_LIMIT: Duration = Duration::from_secs(300);
+/// Who asks for a watch a second time was answered the first time.
+const ASKS: usize = 2;
+const LOOK: Duration = Duration::from_millis(200);
 /// What ended is gone by then, and so are connections that nobody uses.
 const SETTLE_LIMIT: Duration = Duration::from_secs(180);
 
@@ -39,7 +54,7 @@ fn name_of(cycle: usize) -> String {
 
 fn spec() -> ClusterSpec {
     let sleep = SleepSpec {
-        after_inactivity: Some("8h".into()),
+        after_inactivity: Some(NEVER.into()),
         ignore_user_agents: vec!["held-watch/*".into()],
         with_workers: WithWorkers::Allow,
         ..SleepSpec::default()
@@ -58,6 +73,7 @@ struct Cycled<'a> {
     objects: Api<ConfigMap>,
     watch: HeldWatch,
     hosted: String,
+    kubeconfig: PathBuf,
     worker: Worker,
 }
 
@@ -66,25 +82,68 @@ impl Cycled<'_> {
     async fn turn(&self, cycle: usize) -> Result<(Duration, Duration)> {
         self.make(cycle).await?;
         self.watch.wait_for(&name_of(cycle), READY_LIMIT).await?;
-        let former = self.pod().await?.context("no control plane")?;
         let begun = Instant::now();
         let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
         self.tenant.patch_cluster("a", annotation).await?;
-        // The client that holds the watch asks for it again, and so it is awake again soon.
-        wait_until("the pod to be gone", READY_LIMIT, async || {
-            Ok(self.pod().await?.as_ref() != Some(&former))
-        })
-        .await?;
-        let gone = Instant::now();
-        wait_until("the API to answer again", READY_LIMIT, async || {
-            Ok(self.objects.get("kube-root-ca.crt").await.is_ok())
-        })
-        .await?;
-        let answered = gone.elapsed();
-        self.tenant
-            .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        self.wait_asleep().await?;
+        let slept = begun.elapsed();
+        self.stay_asleep(if cycle < WARM_UP { STAYS_FIRST } else { STAYS })
             .await?;
-        Ok((gone - begun, answered))
+        Ok((slept, self.wake().await?))
+    }
+
+    /// Nobody uses it but the client that holds the watch: it goes to sleep by itself. How long that took.
+    async fn sleep_by_itself(&self) -> Result<Duration> {
+        let after = |time: &str| json!({"spec": {"sleep": {"afterInactivity": time}}});
+        let begun = Instant::now();
+        self.tenant.patch_cluster("a", after(SHORTEST)).await?;
+        let asleep = self.wait_asleep().await?;
+        let slept = begun.elapsed();
+        let conditions = asleep.status.context("no status")?.conditions;
+        let reason = Reason::AsleepOnInactivity.to_string();
+        ensure!(
+            conditions.iter().any(|condition| condition.reason == reason),
+            "it sleeps for another reason: {conditions:?}"
+        );
+        self.stay_asleep(STAYS_BY_ITSELF).await?;
+        self.wake().await?;
+        self.tenant.patch_cluster("a", after(NEVER)).await?;
+        self.wait_condition(ConditionType::Ready, READY_LIMIT).await?;
+        Ok(slept)
+    }
+
+    async fn wait_asleep(&self) -> Result<Cluster> {
+        let cluster = self.wait_condition(ConditionType::Asleep, SLEEP_LIMIT).await?;
+        ensure!(self.pod().await?.is_none(), "asleep with a pod");
+        Ok(cluster)
+    }
+
+    async fn wait_condition(&self, of: ConditionType, limit: Duration) -> Result<Cluster> {
+        self.tenant.wait_condition("a", of, "True", limit).await
+    }
+
+    /// Looks for so long whether it sleeps on, though the client that holds the watch asks for it again and again.
+    async fn stay_asleep(&self, time: Duration) -> Result<()> {
+        let (begun, asked) = (Instant::now(), self.watch.asks());
+        while begun.elapsed() < time || self.watch.asks() < asked + ASKS {
+            ensure!(begun.elapsed() < time + READY_LIMIT, "the watch is not asked for again");
+            let status = self.tenant.clusters().get("a").await?.status;
+            let activity = status.and_then(|status| status.activity).unwrap_or_default();
+            ensure!(activity.asleep_since().is_some(), "it was woken: {activity:?}");
+            ensure!(self.pod().await?.is_none(), "a pod is there: {activity:?}");
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Has somebody ask it who counts. How long it took to answer.
+    async fn wake(&self) -> Result<Duration> {
+        let asked = Instant::now();
+        let get = ["get", "namespaces", "-o", "name"];
+        self.stack.kubectl(&self.kubeconfig, &get).await?.ok()?;
+        let answered = asked.elapsed();
+        self.wait_condition(ConditionType::Ready, READY_LIMIT).await?;
+        Ok(answered)
     }
 
     async fn make(&self, cycle: usize) -> Result<()> {
@@ -99,10 +158,10 @@ impl Cycled<'_> {
         Ok(())
     }
 
-    /// The identity of the control plane's pod.
-    async fn pod(&self) -> Result<Option<String>> {
+    /// The control plane's pod.
+    async fn pod(&self) -> Result<Option<Pod>> {
         let pods: Api<Pod> = Api::namespaced(self.stack.host.clone(), &self.hosted);
-        Ok(pods.get_opt("control-plane-0").await?.and_then(|pod| pod.metadata.uid))
+        Ok(pods.get_opt("control-plane-0").await?)
     }
 
     /// What the stack has when nothing changes any more: the worker's Node is Ready and has its add-ons, and one pod runs.
@@ -111,16 +170,14 @@ impl Cycled<'_> {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
             let pods = self.stack.host_kubectl(&find).await?.ok()?;
             ensure!(pods.lines().count() == 1, "{pods}");
-            let kubeconfig = self.tenant.kubeconfig("a").await?;
             let node = format!("node/{}", self.worker.name);
             let wait = ["wait", "--for=condition=Ready", &node, "--timeout=5s"];
-            self.stack.kubectl(&kubeconfig, &wait).await?.ok().map(Some)
+            self.stack.kubectl(&self.kubeconfig, &wait).await?.ok().map(Some)
         })
         .await?;
-        let kubeconfig = self.tenant.kubeconfig("a").await?;
         let inside = Workload {
             stack: self.stack,
-            kubeconfig: &kubeconfig,
+            kubeconfig: &self.kubeconfig,
         };
         for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
             inside.wait_addon(addon, 1).await?;
@@ -150,7 +207,9 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
         watch: HeldWatch::begin(client_called(&kubeconfig, AGENT).await?).await?,
         hosted: hosted_namespace(&cluster)?,
         worker: Worker::join(&stack, &key.path, "a").await?,
+        kubeconfig,
     };
+    println!("asleep by itself after {:.0?}", cycled.sleep_by_itself().await?);
 
     let mut before = Footprint::default();
     let (mut slept, mut woke) = (Vec::new(), Vec::new());
@@ -159,7 +218,7 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
             before = cycled.rest().await?;
         }
         let (sleep, wake) = cycled.turn(cycle).await.with_context(|| format!("cycle {cycle}"))?;
-        println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} later");
+        println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after it was asked for");
         slept.push(sleep);
         woke.push(wake);
     }
