@@ -25,8 +25,8 @@ pub struct SleepSpec {
     #[schemars(length(max = 5), regex(pattern = r"^[1-9][0-9]{0,3}[mh]$"))]
     pub after_inactivity: Option<String>,
 
-    /// Clients whose requests do not count for `afterInactivity`: a whole `User-Agent`, or the beginning of one with a `*`
-    /// after it, such as `k9s/*`. A change starts the control plane again.
+    /// Clients whose requests do not count for `afterInactivity`, and do not wake the Cluster: a whole `User-Agent`, or the
+    /// beginning of one with a `*` after it, such as `k9s/*`. A change starts the control plane again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "set"), inner(length(max = 128), regex(pattern = r"^[ -)+-~]+[*]?$")))]
     pub ignore_user_agents: Vec<String>,
