@@ -172,6 +172,23 @@ impl Fleet {
         })
     }
 
+    /// How many are not as they should be.
+    pub(crate) async fn count_unsettled(&self) -> Result<usize> {
+        let clusters: Api<Cluster> = Api::all(self.stack.host.clone());
+        let is_right = |cluster: &&Cluster| {
+            let kind = number_of(cluster).and_then(|number| self.kinds.get(number));
+            kind.is_some_and(|kind| is_settled(cluster, *kind))
+        };
+        let settled = clusters
+            .list(&Default::default())
+            .await?
+            .items
+            .iter()
+            .filter(is_right)
+            .count();
+        Ok(self.count().saturating_sub(settled))
+    }
+
     /// Removes all Clusters and Tenants, whatever run they are of.
     pub(crate) async fn remove(&self) -> Result<()> {
         let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
@@ -253,6 +270,12 @@ pub(crate) fn is_settled(cluster: &Cluster, kind: Kind) -> bool {
     }
 }
 
+/// The number of a Cluster, if it is of a run.
+fn number_of(cluster: &Cluster) -> Option<usize> {
+    cluster.namespace().filter(|namespace| namespace.starts_with(TENANT))?;
+    cluster.name_any().strip_prefix('c')?.parse().ok()
+}
+
 /// Gives when each Cluster was settled, as a watch saw it.
 async fn watch_settled(stack: Stack, kinds: Vec<Kind>) -> Result<Vec<(usize, Instant)>> {
     let clusters: Api<Cluster> = Api::all(stack.host.clone());
@@ -267,14 +290,7 @@ async fn watch_settled(stack: Stack, kinds: Vec<Kind>) -> Result<Vec<(usize, Ins
         };
         // The watch begins anew after an error.
         let Some(Ok(cluster)) = change else { continue };
-        if !cluster
-            .namespace()
-            .is_some_and(|namespace| namespace.starts_with(TENANT))
-        {
-            continue;
-        }
-        let name = cluster.name_any();
-        let number: usize = name.trim_start_matches('c').parse().context("an unknown Cluster")?;
+        let Some(number) = number_of(&cluster) else { continue };
         let kind = *kinds.get(number).context("a Cluster of another run")?;
         if is_settled(&cluster, kind) && seen.insert(number) {
             settled.push((number, Instant::now()));

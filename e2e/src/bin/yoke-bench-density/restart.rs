@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kube::Api;
 use serde_json::Value;
 use yoke_api::Cluster;
@@ -13,16 +14,23 @@ use yoke_e2e::victim::signal;
 use yoke_e2e::{Stack, network, process, wait_for};
 
 use crate::costs;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Kind};
 
 const LIMIT: Duration = Duration::from_secs(300);
+/// How often the operator looks at a Cluster at rest: one that is awake each half a minute, another about each three quarters of
+/// an hour.
+const AWAKE_EVERY: f64 = 30.0;
+const ASLEEP_EVERY: f64 = 2700.0;
+/// How often it is looked whether the operator has come to rest, and for how long it must have.
+const LOOK: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_secs(5);
 
 /// Kills the operator, and looks at what the next one does until it is settled, and for `rest` after that.
 pub(crate) async fn measure(fleet: &Fleet, rest: Duration) -> Result<()> {
     let stack = &fleet.stack;
     let clusters: Api<Cluster> = Api::all(stack.host.clone());
     let count = clusters.list_metadata(&Default::default()).await?.items.len() as u64;
-    let audit = Audit::begin(stack)?;
+    let audit = Audit::begin(&stack.dir.join("log/audit.log"))?;
     let operator = costs::operator();
     let before = operator.pid(stack).await?;
     let killed = Instant::now();
@@ -32,24 +40,63 @@ pub(crate) async fn measure(fleet: &Fleet, rest: Duration) -> Result<()> {
     })
     .await?;
     let started = killed.elapsed();
-    wait_for("the operator to look at every Cluster", LIMIT, || async {
-        let seen = counter(stack, "yoke_operator_reconciles_total{controller=\"cluster\"}").await?;
-        anyhow::ensure!(seen >= count, "{seen} of {count}");
-        Ok(Some(()))
-    })
-    .await?;
-    let settled = killed.elapsed();
-    let used = process::cpu_time(pid)?;
+    let (settled, used) = wait_settled(fleet, pid, count).await?;
+    let settled = settled - killed;
     let writes = audit.count()?;
     tokio::time::sleep(rest).await;
     let later = audit.count()?;
     println!("\n### kill -9 of the operator with {count} Clusters\n\n| | |\n|---|---|");
     println!("| its next process | {:.1} s |", started.as_secs_f64());
-    println!("| every Cluster was looked at | {:.1} s |", settled.as_secs_f64());
+    println!(
+        "| every Cluster was looked at, is as it should be, and it came to rest | {:.1} s |",
+        settled.as_secs_f64()
+    );
     println!("| processor time until then | {:.1} s |", used.as_secs_f64());
-    println!("| writes until then, by the host's audit log | {} |", describe(&writes));
-    println!("| writes until {} s later | {} |", rest.as_secs(), describe(&later));
+    println!(
+        "| writes until then, by the host's audit log | {} |",
+        describe(writes.as_ref())
+    );
+    println!(
+        "| writes until {} s later | {} |",
+        rest.as_secs(),
+        describe(later.as_ref())
+    );
     Ok(())
+}
+
+/// Waits until the operator has looked at so many Clusters, looks at them no more often than at rest, and each is as it should be.
+/// When it came to that, and the processor time until then.
+///
+/// It looks at a Cluster several times until it is done with it: their number alone does not tell that it has seen all.
+async fn wait_settled(fleet: &Fleet, pid: u32, count: u64) -> Result<(Instant, Duration)> {
+    let rate =
+        fleet.of(Kind::Awake).count() as f64 / AWAKE_EVERY + fleet.of(Kind::Asleep).count() as f64 / ASLEEP_EVERY;
+    // What is looked at at rest comes now and then, not evenly.
+    let few = (rate * LOOK.as_secs_f64()).max(1.0) * 3.0;
+    let begun = Instant::now();
+    let (mut seen, mut since, mut used) = (0, begun, Duration::ZERO);
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = counter(&fleet.stack, "yoke_operator_reconciles_total{controller=\"cluster\"}");
+        // It does not answer yet.
+        let now = now.await.unwrap_or_default();
+        let is_quiet = now >= count && now.saturating_sub(seen) as f64 <= few;
+        seen = now;
+        let unsettled = if is_quiet && since.elapsed() >= QUIET {
+            fleet.count_unsettled().await?
+        } else {
+            0
+        };
+        ensure!(
+            begun.elapsed() < LIMIT,
+            "the operator has not come to rest after {LIMIT:?}: {seen} looks at {count} Clusters, {unsettled} not as they should be"
+        );
+        if !is_quiet || unsettled > 0 {
+            (since, used) = (Instant::now(), process::cpu_time(pid)?);
+        } else if since.elapsed() >= QUIET {
+            return Ok((since, used));
+        }
+    }
 }
 
 /// A counter of the operator.
@@ -68,25 +115,32 @@ async fn counter(stack: &Stack, series: &str) -> Result<u64> {
 /// The operator's writes from a moment on, as the host API's audit log has them.
 struct Audit {
     path: PathBuf,
+    /// Which file it was then, and how long.
+    file: u64,
     begin: u64,
 }
 
 impl Audit {
-    fn begin(stack: &Stack) -> Result<Self> {
-        let path = stack.dir.join("log/audit.log");
-        let begin = std::fs::metadata(&path)
-            .context("looking at the host's audit log")?
-            .len();
-        Ok(Self { path, begin })
+    fn begin(path: &Path) -> Result<Self> {
+        let found = std::fs::metadata(path).context("looking at the host's audit log")?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: found.ino(),
+            begin: found.len(),
+        })
     }
 
-    /// Writes by verb and kind.
-    fn count(&self) -> Result<BTreeMap<String, u64>> {
+    /// Writes by verb and kind. `None`: the API server has begun another file meanwhile.
+    fn count(&self) -> Result<Option<BTreeMap<String, u64>>> {
         let mut file = std::fs::File::open(&self.path).context("opening the host's audit log")?;
+        let found = file.metadata().context("looking at the host's audit log")?;
+        if found.ino() != self.file || found.len() < self.begin {
+            return Ok(None);
+        }
         file.seek(SeekFrom::Start(self.begin))?;
         let mut text = String::new();
         file.read_to_string(&mut text).context("reading the host's audit log")?;
-        Ok(count_writes(&text))
+        Ok(Some(count_writes(&text)))
     }
 }
 
@@ -103,7 +157,10 @@ fn count_writes(log: &str) -> BTreeMap<String, u64> {
     writes
 }
 
-fn describe(writes: &BTreeMap<String, u64>) -> String {
+fn describe(writes: Option<&BTreeMap<String, u64>>) -> String {
+    let Some(writes) = writes else {
+        return "not known: the audit log was begun anew meanwhile".to_owned();
+    };
     let all: u64 = writes.values().sum();
     let kinds: Vec<_> = writes.iter().map(|(what, count)| format!("{count} {what}")).collect();
     match all {
@@ -128,7 +185,22 @@ mod tests {
             "{\"verb\":\"pa".into(),
         ];
         let writes = count_writes(&log.join("\n"));
-        assert_eq!(describe(&writes), "3: 1 create clusters, 2 patch clusters/status");
-        assert_eq!(describe(&count_writes("")), "none");
+        assert_eq!(describe(Some(&writes)), "3: 1 create clusters, 2 patch clusters/status");
+        assert_eq!(describe(Some(&count_writes(""))), "none");
+    }
+
+    #[test]
+    fn a_log_that_was_begun_anew_is_not_taken_for_one_without_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        std::fs::write(&path, "{}\n").unwrap();
+        let audit = Audit::begin(&path).unwrap();
+        assert_eq!(describe(audit.count().unwrap().as_ref()), "none");
+        std::fs::rename(&path, folder.path().join("audit-1.log")).unwrap();
+        std::fs::write(&path, "{}\n{}\n").unwrap();
+        assert_eq!(
+            describe(audit.count().unwrap().as_ref()),
+            "not known: the audit log was begun anew meanwhile"
+        );
     }
 }

@@ -11,13 +11,36 @@ pub(crate) fn print_head(title: &str, first: &str) {
 pub(crate) fn print_row(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let seconds = |time: Option<&Duration>| time.map_or("-".to_owned(), |time| format!("{:.2} s", time.as_secs_f64()));
-    let at = |hundredths: usize| times.get((times.len() * hundredths / 100).min(times.len().saturating_sub(1)));
     println!(
         "| {what} | {} | {} | {} | {} | {} |",
         times.len(),
         seconds(times.first()),
-        seconds(at(50)),
-        seconds(at(99)),
+        seconds(at(&times, 50)),
+        seconds(at(&times, 99)),
         seconds(times.last())
     );
+}
+
+/// Prints the head of a table of what is aimed at.
+pub(crate) fn print_targets_head() {
+    println!("\n| target | measured | |\n|---|---|---|");
+}
+
+/// Prints what is aimed at for so many hundredths of some times beside what they were.
+pub(crate) fn print_target(what: &str, hundredths: usize, limit: Duration, times: &[Duration]) {
+    let mut times = times.to_vec();
+    times.sort();
+    if let Some(time) = at(&times, hundredths) {
+        let met = if *time <= limit { "met" } else { "missed" };
+        println!(
+            "| {what}: p{hundredths} in {limit:?} | {:.2} s of {} | {met} |",
+            time.as_secs_f64(),
+            times.len()
+        );
+    }
+}
+
+/// The time in which so many hundredths were done, of times in order.
+fn at(times: &[Duration], hundredths: usize) -> Option<&Duration> {
+    times.get((times.len() * hundredths / 100).min(times.len().saturating_sub(1)))
 }

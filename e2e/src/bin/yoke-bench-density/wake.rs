@@ -12,9 +12,11 @@ use yoke_e2e::tenant::is_true;
 use yoke_e2e::watch_for;
 
 use crate::fleet::{Fleet, Kind, is_settled};
-use crate::table::{print_head, print_row};
+use crate::table::{print_head, print_row, print_target, print_targets_head};
 
 const LIMIT: Duration = Duration::from_secs(120);
+/// In what time so many hundredths are to answer.
+const TARGETS: [(usize, Duration); 2] = [(50, Duration::from_secs(4)), (99, Duration::from_secs(6))];
 const GET: [&str; 4] = ["get", "namespaces", "-o", "name"];
 
 /// Wakes some, one after the other, sends them to sleep again and wakes them once more; and asks all that are awake.
@@ -33,9 +35,15 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize) -> Result<()> {
         awake.push(ask(fleet, number).await?);
     }
     print_head("Until a Cluster answers", "of a Cluster that");
-    print_row("sleeps, and never ran: `kubectl get namespaces`", first);
-    print_row("sleeps: `kubectl get namespaces`", second);
+    print_row("sleeps, and never ran: `kubectl get namespaces`", first.clone());
+    print_row("sleeps, and ran before: `kubectl get namespaces`", second.clone());
     print_row("is awake: the second list of Namespaces of a client", awake);
+    print_targets_head();
+    for (what, times) in [("asleep, and never ran", first), ("asleep, and ran before", second)] {
+        for (hundredths, limit) in TARGETS {
+            print_target(what, hundredths, limit, &times);
+        }
+    }
     Ok(())
 }
 
