@@ -192,6 +192,7 @@ bench-density: yoke-dev ## Measure a thousand clusters on this machine (ARGS="--
 	$(call timed,measurements,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench-density -- $(ARGS))
 
 .PHONY: bench
-bench: yoke-dev ## Measure, on a stack built for speed
+bench: yoke-dev ## Measure one cluster and a hundred, on a stack built for speed
 	$(call timed,stack,YOKE_PROFILE=release $(DEV) up)
-	$(call timed,measurements,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench)
+	$(call timed,one cluster,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench)
+	$(call timed,a hundred clusters,$(CARGO) run --quiet --package yoke-e2e --bin yoke-bench-density -- --clusters 100 --awake 5 --rest 30)
