@@ -18,7 +18,7 @@ SLOW_VERSIONS := 1.35.4 1.35.5
 COUNT ?= 5
 ROBUSTNESS_RUNS ?= 100
 ORACLE_RUNS ?= 40
-# How often a Cluster sleeps and wakes: ten seconds each.
+# How often a Cluster sleeps and wakes: twelve seconds each, after some minutes in which it sleeps by itself.
 CYCLES ?= 200
 
 # Tests of crates run servers and wait for them: this many share the cores.
