@@ -1,5 +1,5 @@
-//! Lines in order of their keys, in few large pieces of memory: there are hundreds of thousands, which come between the garbage
-//! of what was read for them. One by one they kept pages of memory that held little else. Pure.
+//! Lines in order of their keys, in few large pieces of memory: there are hundreds of thousands, and one by one each would have
+//! its own head in the allocator and its place in a tree. Pure.
 //!
 //! ```text
 //!  "" ─▶ │ a/x │ a/y │ b/x │      "c/x" ─▶ │ c/x │ d/x │      ...
