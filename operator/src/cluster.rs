@@ -177,19 +177,18 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     activity::tell(context, &cluster, &identity, &mut outcome).await;
     patch::write_status(context, &cluster, &identity, &outcome).await?;
-    let mut pause = pace::plan_pause(&outcome, Timestamp::now()).min(activity::find_pause(context, &identity));
-    if !cluster.spec.sleep.schedules.is_empty() {
-        pause = pause.min(pace::STEADY);
-    }
+    let pause = pace::plan_pause(&outcome, Timestamp::now()).min(activity::find_pause(context, &identity));
     let pause = match pause {
         pace::ASLEEP => spread(pause),
         _ if pause < pace::STEADY => pause,
         _ => jitter(pause),
     };
-    let remaining = expiry::plan_remaining(&cluster, Timestamp::now());
-    Ok(Action::requeue(
-        remaining.map_or(pause, |remaining| pause.min(remaining)),
-    ))
+    let now = Timestamp::now();
+    let due = [
+        expiry::plan_remaining(&cluster, now),
+        schedule::plan_remaining(&cluster, now),
+    ];
+    Ok(Action::requeue(due.into_iter().flatten().fold(pause, Duration::min)))
 }
 
 /// The running version is the one whose rollout began last.

@@ -2,6 +2,8 @@
 //!
 //! What was due last counts, once: an operator that was not there at the time does it when it is back.
 
+use std::time::Duration;
+
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
 use k8s_openapi::jiff::civil::DateTime;
 use k8s_openapi::jiff::tz::TimeZone;
@@ -14,6 +16,9 @@ use super::rest::{Rest, Word};
 /// How far back is looked for what was due last, in hours, the near past first: an hour, a day, eight days, a bit more than a
 /// month, a bit more than a year, and eight of those, in which there is a 29th of February.
 const BACK: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
+
+/// When is looked again where it is not known what is due next.
+const AGAIN: SignedDuration = SignedDuration::from_secs(30);
 
 /// A schedule that means nothing.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +66,13 @@ impl Line {
         self.zone.to_timestamp(last).ok()
     }
 
+    /// When it is due next. In an hour that is there twice it is not known, and looked for again.
+    fn following(&self, now: Timestamp) -> Option<Timestamp> {
+        let next = self.next(self.zone.to_datetime(now))?;
+        let next = self.zone.to_timestamp(next).ok()?;
+        Some(if next > now { next } else { now + AGAIN })
+    }
+
     fn next(&self, after: DateTime) -> Option<DateTime> {
         let after = TimeZone::UTC.to_timestamp(after).ok()?;
         let next = self.times.find_next(MakeTimestamp(after)).ok()?;
@@ -99,6 +111,13 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
         word: changes.then_some(word),
         time,
     })
+}
+
+/// How long it is until something is due of a Cluster; `None`: nothing will be.
+pub fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+    let lines = read(&cluster.spec.sleep.schedules).ok()?;
+    let next = lines.iter().filter_map(|line| line.following(now)).min()?;
+    Duration::try_from(next.duration_since(now)).ok()
 }
 
 fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
@@ -274,6 +293,40 @@ mod tests {
         assert_eq!(
             due("2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"),
             some("2026-10-26T01:30:00Z")
+        );
+    }
+
+    #[test]
+    fn what_is_due_next_is_waited_for() {
+        let night = || schedule("30 2 * * *", "", "Europe/Berlin");
+        for (rule, schedule, now, expected) in [
+            ("evening", office(), "2026-11-20T18:59:59.5Z", "2026-11-20T19:00:00Z"),
+            ("just then", office(), "2026-11-20T19:00:00Z", "2026-11-23T07:00:00Z"),
+            ("left out", night(), "2026-03-29T00:10:00Z", "2026-03-29T01:30:00Z"),
+            (
+                "the first of two",
+                night(),
+                "2026-10-25T00:10:00Z",
+                "2026-10-25T00:30:00Z",
+            ),
+            (
+                "the second of two",
+                night(),
+                "2026-10-25T01:10:00Z",
+                "2026-10-25T01:10:30Z",
+            ),
+            ("after both", night(), "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"),
+        ] {
+            let remaining = plan_remaining(&done(schedule, "2026-03-01T00:00:00Z"), at(now)).unwrap();
+            assert_eq!(
+                at(now) + SignedDuration::try_from(remaining).unwrap(),
+                at(expected),
+                "{rule}"
+            );
+        }
+        assert_eq!(
+            plan_remaining(&fixtures::cluster("a"), at("2026-03-29T00:10:00Z")),
+            None
         );
     }
 
