@@ -95,10 +95,15 @@ fn blocks(hook: &Hook<'_>) -> bool {
     // What is not served in the cluster does not sleep with it. Of conditions in CEL it is not known what they let through.
     hook.client.service.is_some()
         && hook.failure_policy != Some("Ignore")
-        && hook.objects.is_none_or(|selector| matches(selector, None))
+        && hook
+            .objects
+            .is_none_or(|selector| may_match(selector, Label::of_object))
         && NEEDED.iter().any(|(group, resource, namespace)| {
             hook.rules.iter().any(|rule| concerns(rule, group, resource))
-                && namespace.is_none_or(|name| hook.namespaces.is_none_or(|selector| matches(selector, Some(name))))
+                && namespace.is_none_or(|name| {
+                    let takes = |selector| may_match(selector, |key| Label::of_namespace(key, name));
+                    hook.namespaces.is_none_or(takes)
+                })
         })
 }
 
@@ -114,21 +119,59 @@ fn concerns(rule: &RuleWithOperations, group: &str, resource: &str) -> bool {
         })
 }
 
-/// Whether a selector takes an object that has no labels but the name of its namespace.
-fn matches(selector: &LabelSelector, namespace: Option<&str>) -> bool {
-    let value = |key: &str| namespace.filter(|_| key == "kubernetes.io/metadata.name");
+/// What is known of a label of an object that is written while workers come back.
+enum Label<'a> {
+    Absent,
+    /// Kubernetes gives some of them one.
+    Perhaps,
+    Is(&'a str),
+}
+
+impl<'a> Label<'a> {
+    /// Of an object. Names of labels without a prefix, and with a prefix of one's own, are users'; those of Kubernetes are
+    /// documented at <https://kubernetes.io/docs/reference/labels-annotations-taints/>.
+    fn of_object(key: &str) -> Self {
+        let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
+        let is_of = |domain: &str| {
+            prefix
+                .strip_suffix(domain)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        if is_of("kubernetes.io") || is_of("k8s.io") || matches!(key, "k8s-app" | "pod-template-hash") {
+            Self::Perhaps
+        } else {
+            Self::Absent
+        }
+    }
+
+    /// Of a namespace.
+    fn of_namespace(key: &str, name: &'a str) -> Self {
+        if key == "kubernetes.io/metadata.name" {
+            Self::Is(name)
+        } else {
+            Self::Absent
+        }
+    }
+
+    fn may_match(&self, operator: &str, values: &[String]) -> bool {
+        let is_listed = |value: &str| values.iter().any(|known| known == value);
+        match (operator, self) {
+            ("In", Self::Is(value)) => is_listed(value),
+            ("In" | "Exists", Self::Absent) | ("DoesNotExist", Self::Is(_)) => false,
+            ("NotIn", Self::Is(value)) => !is_listed(value),
+            _ => true,
+        }
+    }
+}
+
+/// Whether a selector may take what has such labels.
+fn may_match<'a>(selector: &LabelSelector, label: impl Fn(&str) -> Label<'a>) -> bool {
     let mut labels = selector.match_labels.iter().flatten();
     let mut expressions = selector.match_expressions.iter().flatten();
-    labels.all(|(key, wanted)| value(key) == Some(wanted.as_str()))
+    labels.all(|(key, wanted)| label(key).may_match("In", std::slice::from_ref(wanted)))
         && expressions.all(|expression| {
-            let listed = |value: &str| expression.values.iter().flatten().any(|known| known == value);
-            match (expression.operator.as_str(), value(&expression.key)) {
-                ("In", value) => value.is_some_and(listed),
-                ("NotIn", value) => !value.is_some_and(listed),
-                ("Exists", value) => value.is_some(),
-                ("DoesNotExist", value) => value.is_none(),
-                _ => true,
-            }
+            let values = expression.values.as_deref().unwrap_or_default();
+            label(&expression.key).may_match(&expression.operator, values)
         })
 }
 
@@ -196,6 +239,22 @@ mod tests {
                 "what has no label",
                 json!({"objectSelector": {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}}),
                 true,
+            ),
+            (
+                "what Kubernetes labels so",
+                json!({"objectSelector": {"matchLabels": {"kubernetes.io/os": "linux"}}}),
+                true,
+            ),
+            (
+                "what Kubernetes may not label so",
+                json!({"objectSelector": {"matchExpressions": [
+                    {"key": "node.kubernetes.io/instance-type", "operator": "DoesNotExist"}]}}),
+                true,
+            ),
+            (
+                "what is like a label of Kubernetes",
+                json!({"objectSelector": {"matchLabels": {"notkubernetes.io/os": "linux"}}}),
+                false,
             ),
             // Nodes are in no namespace.
             ("everything elsewhere", json!({"namespaceSelector": not_kube}), true),

@@ -78,6 +78,14 @@ async fn replicas(host: &Host) -> Option<i32> {
     set.spec.unwrap().replicas
 }
 
+/// Whether the store of the present template is told of requests.
+async fn listens(host: &Host) -> bool {
+    let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+    let mut containers = set.spec.unwrap().template.spec.unwrap().init_containers.unwrap();
+    let store = containers.remove(0);
+    store.args.unwrap().contains(&"--audit=127.0.0.1:2382".to_owned())
+}
+
 /// Has the operator ask again at once, as one that has just started.
 async fn look(host: &mut Host) {
     host.restart_operator().await;
@@ -93,20 +101,8 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
         .await;
     let server = TenantServer::start(&host, "a").await;
     server.behaviour.lock().unwrap().has_account = true;
-    host.bring("a", "its store listens", async || {
-        let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
-        let store = set
-            .spec
-            .unwrap()
-            .template
-            .spec
-            .unwrap()
-            .init_containers
-            .unwrap()
-            .remove(0);
-        store.args.unwrap().contains(&"--audit=127.0.0.1:2382".to_owned())
-    })
-    .await;
+    host.bring("a", "its store listens", async || listens(&host).await)
+        .await;
     let hosted = host.hosted("a").await;
     let policy = host.api::<NetworkPolicy>(&hosted).get("control-plane").await.unwrap();
     assert!(format!("{policy:?}").contains("2381"), "the operator may ask it");
@@ -177,6 +173,44 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     let asked = store.asked();
     host.reconcile("a").await.unwrap();
     assert_eq!(store.asked(), asked, "one that sleeps is not asked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_workers_serve_stands_against_sleep() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    host.patch_cluster(
+        "a",
+        json!({"spec": {"sleep": {"afterInactivity": "10m", "withWorkers": "Allow"}}}),
+    )
+    .await;
+    host.bring("a", "its store listens", async || listens(&host).await)
+        .await;
+    let server = run_ready(&host).await;
+    let store = Store::start(&host, "a").await;
+    store.say(9000, 10, 0);
+    let hook = |policy: &str| {
+        json!({"metadata": {"name": "guard"}, "webhooks": [{"name": "guard.example.org", "sideEffects": "None",
+            "admissionReviewVersions": ["v1"], "failurePolicy": policy,
+            "clientConfig": {"service": {"namespace": "guard", "name": "guard"}},
+            "rules": [{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"]}]}]})
+    };
+    {
+        let mut behaviour = server.behaviour.lock().unwrap();
+        behaviour.nodes = vec![json!({"metadata": {"name": "n"}})];
+        behaviour.webhooks = vec![hook("Fail")];
+    }
+    look(&mut host).await;
+    host.bring("a", "what stands against it is said", async || {
+        condition(&host.cluster("a").await, "SleepPossible") == "False/WebhookBlocksWake"
+    })
+    .await;
+    assert_eq!(replicas(&host).await, Some(1));
+
+    server.behaviour.lock().unwrap().webhooks = vec![hook("Ignore")];
+    host.restart_operator().await;
+    host.bring("a", "it goes to sleep", async || replicas(&host).await == Some(0))
+        .await;
 }
 
 /// As if the last time of a schedule that was done had been a day ago.
