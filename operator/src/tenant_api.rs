@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{Node, ServiceAccount};
-use kube::api::{ApiResource, ListParams, PatchParams};
+use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
+use kube::api::{ApiResource, ListParams, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -33,7 +33,7 @@ use yoke_api::{ClusterId, Lenient};
 
 pub use self::addons::{AddonError, Foreign};
 pub use self::base::{BaseObjects, build_base};
-use self::base::{NAMESPACE, SERVICE};
+use self::base::{NAMESPACE, SERVICE, build_admin_role};
 pub(crate) use self::leaving::is_marked;
 pub(crate) use self::nodes::NODES_MAX;
 pub(crate) use self::object::to_dynamic;
@@ -65,6 +65,9 @@ pub enum TenantApiError {
     /// Nobody has made the ServiceAccount that pods need.
     #[error("waiting for ServiceAccount default in namespace default, which the controller manager makes")]
     NoControllers,
+    /// A part that an API server makes when it starts for the first time is not there.
+    #[error("waiting for namespace default, which the API server makes")]
+    NoNamespace,
     /// A watch ended.
     #[error("watching the addresses of {NAMESPACE}/{SERVICE} in the tenant's API")]
     Watch(#[source] Box<watcher::Error>),
@@ -246,6 +249,28 @@ impl TenantApi {
             Some(_) => Ok(()),
             None => Err(TenantApiError::NoControllers),
         }
+    }
+
+    /// Brings about, in a cluster that is new, what its admins need to begin: their role, which an API server makes itself a
+    /// second later, and [`Self::apply_base`]. An error if the namespace is not there that they begin in.
+    pub async fn begin(&self, objects: &BaseObjects, params: &PatchParams) -> Result<(), TenantApiError> {
+        let namespaces = Api::<Lenient<Namespace>>::all(self.client.clone());
+        let namespace = async {
+            let found = limited("its namespaces", namespaces.get_opt(NAMESPACE)).await?;
+            found.map(|_| ()).ok_or(TenantApiError::NoNamespace)
+        };
+        let creation = PostParams {
+            field_manager: params.field_manager.clone(),
+            ..PostParams::default()
+        };
+        let (roles, admin_role) = (Api::all(self.client.clone()), build_admin_role());
+        let role = async {
+            match limited("the role of its admins", roles.create(&creation, &admin_role)).await {
+                Err(error) if error.code() == Some(409) => Ok(()),
+                made => made.map(|_| ()),
+            }
+        };
+        tokio::try_join!(namespace, role, self.apply_base(objects, params)).map(|_| ())
     }
 
     /// Brings about what every tenant cluster must have: the admins' binding, the API server's right to ask kubelets, what

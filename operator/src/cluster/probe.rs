@@ -124,19 +124,14 @@ pub(super) async fn answers(
         return false;
     };
     let asked = async {
-        if !kept::had_api(cluster) {
-            let api = ask(context, &identity.id, Way::Inside, &inside).await?;
-            let target = Target {
-                identity,
-                pod,
-                inside: &inside,
-                ingress: None,
-            };
-            // Nobody may do anything before.
-            return apply_base(context, &target, &api).await;
-        }
         let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
-        api.check(&to_serving("/readyz")).await
+        api.check(&to_serving("/readyz")).await?;
+        if !kept::had_api(cluster) {
+            // Nobody may do anything before.
+            api.begin(&context.base, context.clusters.params()).await?;
+            note_base(context, &identity.id, pod);
+        }
+        Ok::<_, TenantApiError>(())
     };
     let asked = tokio::time::timeout(LOOK_LIMIT, asked).await;
     asked.is_ok_and(|answered| answered.is_ok())
@@ -292,12 +287,13 @@ async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> 
     {
         return Ok(());
     }
-    let params = context.clusters.params();
-    api.apply_base(&context.base, params).await?;
-    context.note_awake(&identity.id, |awake| {
-        awake.base = Some((pod.to_owned(), Instant::now()))
-    });
+    api.apply_base(&context.base, context.clusters.params()).await?;
+    note_base(context, &identity.id, pod);
     Ok(())
+}
+
+fn note_base(context: &Context, id: &ClusterId, pod: &str) {
+    context.note_awake(id, |awake| awake.base = Some((pod.to_owned(), Instant::now())));
 }
 
 /// Number of Nodes; unknown if the API does not say.

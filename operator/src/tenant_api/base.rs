@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
 use kube::api::ObjectMeta;
 use yoke_pki::plan::{ADMIN_GROUP, KUBELET_CLIENT_GROUP};
 
@@ -20,6 +20,7 @@ pub(super) const SERVICE: &str = "kubernetes";
 
 /// Who kubelets are.
 pub(super) const NODES_GROUP: &str = "system:nodes";
+const ADMIN_ROLE: &str = "cluster-admin";
 const LEAVING_ROLE: &str = "yoke:leaving-nodes";
 const NETWORK_ROLE: &str = "yoke:worker-network";
 
@@ -51,7 +52,7 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
         ],
         policy: build_policy(),
         bindings: vec![
-            build_binding("yoke:cluster-admins", to_group(ADMIN_GROUP), "cluster-admin"),
+            build_binding("yoke:cluster-admins", to_group(ADMIN_GROUP), ADMIN_ROLE),
             build_binding(
                 "yoke:kubelet-api-admins",
                 to_group(KUBELET_CLIENT_GROUP),
@@ -81,6 +82,27 @@ pub fn build_base(ingress_address: &str, ingress_port: u16) -> BaseObjects {
             .filter(|address: &IpAddr| !address.is_loopback())
             .map(|address| build_endpoints(address, ingress_port)),
     }
+}
+
+/// Kubernetes' own role of those who may do everything, as an API server makes it a second after its first start
+/// (<https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles>).
+pub(super) fn build_admin_role() -> ClusterRole {
+    let every = || vec!["*".to_owned()];
+    let mut role = build_role(
+        ADMIN_ROLE,
+        vec![
+            build_rule(&["*"], &["*"], &["*"]),
+            PolicyRule {
+                non_resource_urls: Some(every()),
+                verbs: every(),
+                ..PolicyRule::default()
+            },
+        ],
+    );
+    let entry = |key: &str, value: &str| Some([(key.to_owned(), value.to_owned())].into());
+    role.metadata.labels = entry("kubernetes.io/bootstrapping", "rbac-defaults");
+    role.metadata.annotations = entry("rbac.authorization.kubernetes.io/autoupdate", "true");
+    role
 }
 
 /// The Service `default/kubernetes` has no selector; its addresses are the ingress, which workloads are sent to.

@@ -154,27 +154,26 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
     {
         let mut behaviour = server.behaviour.lock().unwrap();
         (behaviour.has_account, behaviour.is_starting) = (true, true);
+        behaviour.hangs = true;
     }
     wake(&host).await;
-    for _ in 0..3 {
+    for (why, lacks_namespaces, hangs) in [
+        ("nobody may do anything there yet", false, true),
+        ("what comes first has no place", true, false),
+    ] {
+        {
+            let mut behaviour = server.behaviour.lock().unwrap();
+            (behaviour.lacks_namespaces, behaviour.hangs) = (lacks_namespaces, hangs);
+        }
         host.reconcile("a").await.unwrap();
         let told = told(&host).await;
-        assert!(
-            matches!(told, Some(Asleep::Waking { .. })),
-            "its first start is not complete, whatever the kubelet finds: {told:?}"
-        );
+        assert!(matches!(told, Some(Asleep::Waking { .. })), "{why}: {told:?}");
     }
-    {
-        let mut behaviour = server.behaviour.lock().unwrap();
-        (behaviour.is_starting, behaviour.hangs) = (false, true);
-    }
-    host.reconcile("a").await.unwrap();
-    let without = told(&host).await;
-    assert!(
-        matches!(without, Some(Asleep::Waking { .. })),
-        "nobody may do anything there yet: {without:?}"
-    );
-    server.behaviour.lock().unwrap().hangs = false;
+    server.behaviour.lock().unwrap().lacks_namespaces = false;
+    host.bring("a", "callers are let in", async || told(&host).await.is_none())
+        .await;
+    assert_eq!(ready(&host).await, "False/APIServerNotReady", "roles are still made");
+    server.behaviour.lock().unwrap().is_starting = false;
     host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
         .await;
     assert_eq!(told(&host).await, None);
@@ -185,6 +184,54 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
     host.bring("a", "callers are let in", async || told(&host).await.is_none())
         .await;
     assert_eq!(ready(&host).await, "False/APIServerNotReady");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wake_that_takes_too_long_says_why() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let server = run_ready(&host).await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
+        .await;
+    end_pod(&host).await;
+    connect(&host, Timestamp::now() + SignedDuration::from_secs(2)).await;
+    host.bring("a", "it is woken", async || {
+        matches!(told(&host).await, Some(Asleep::Waking { problem: None, .. }))
+    })
+    .await;
+
+    // As if it had been woken a minute ago, and no pod had come.
+    let hosted = host.hosted("a").await;
+    let map = host.api::<ConfigMap>(&hosted).get("yoke-ingress").await.unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&map.data.unwrap()["ingress.json"]).unwrap();
+    let past = Timestamp::now() - SignedDuration::from_mins(1);
+    config["asleep"]["waking"]["since"] = past.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+    let patch = json!({"data": {"ingress.json": config.to_string()}});
+    host.api::<ConfigMap>(&hosted)
+        .patch("yoke-ingress", &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .unwrap();
+    host.bring("a", "it is said", async || asleep(&host).await == "False/WakeDelayed")
+        .await;
+    let late = told(&host).await;
+    assert!(
+        matches!(&late, Some(Asleep::Waking { problem: Some(why), .. }) if why.contains("pod")),
+        "{late:?}"
+    );
+    host.until("it is an event", async || {
+        host.events().await.contains(&"WakeDelayed".to_owned())
+    })
+    .await;
+
+    run_pod(&host, "a").await;
+    host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(
+        (told(&host).await, asleep(&host).await),
+        (None, "False/WokenOnConnect".into())
+    );
+    drop(server);
 }
 
 #[tokio::test(flavor = "multi_thread")]

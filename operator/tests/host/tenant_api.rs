@@ -24,6 +24,8 @@ pub(crate) struct Behaviour {
     pub(crate) has_account: bool,
     /// Whether it still makes sure of what every API server makes when it starts.
     pub(crate) is_starting: bool,
+    /// Whether it has not made its namespaces yet.
+    pub(crate) lacks_namespaces: bool,
     /// Whether writes wait for a webhook that never answers.
     pub(crate) hangs: bool,
     /// End of the path of an object that is told of without end.
@@ -38,6 +40,8 @@ pub(crate) struct Behaviour {
     pub(crate) deleted: Vec<String>,
     /// Its Nodes.
     pub(crate) nodes: Vec<serde_json::Value>,
+    /// Its ValidatingWebhookConfigurations.
+    pub(crate) webhooks: Vec<serde_json::Value>,
     /// Number of writes.
     pub(crate) writes: usize,
     /// Number of requests.
@@ -190,6 +194,16 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
             behaviour.objects.insert(path.to_owned(), text.clone());
             (200, text)
         }
+        ("POST", _) => {
+            behaviour.writes += 1;
+            if behaviour.hangs {
+                return None;
+            }
+            (201, String::from_utf8(body).unwrap())
+        }
+        (_, "/api/v1/namespaces/default") if !behaviour.lacks_namespaces => {
+            object("Namespace", serde_json::json!({"metadata": {"name": "default"}}))
+        }
         ("DELETE", _) => {
             behaviour.objects.remove(path);
             behaviour.deleted.push(path.to_owned());
@@ -203,6 +217,14 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
         (_, "/api/v1/nodes") => object(
             "NodeList",
             serde_json::json!({"metadata": {}, "items": behaviour.nodes.clone()}),
+        ),
+        (_, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations") => object(
+            "ValidatingWebhookConfigurationList",
+            serde_json::json!({"metadata": {}, "items": behaviour.webhooks.clone()}),
+        ),
+        (_, "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations") => object(
+            "MutatingWebhookConfigurationList",
+            serde_json::json!({"metadata": {}, "items": []}),
         ),
         _ => behaviour
             .objects
