@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -31,6 +32,9 @@ pub(crate) const MOST: u64 = 60_000;
 const TENANTS: usize = 10;
 /// NATS reserves some times as much, and is let reserve ten terabytes.
 const QUOTA: &str = "16Mi";
+/// How often NATS is asked for streams, and how long is waited between.
+const TRIES: usize = 5;
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// All that Clusters have in common.
 pub(crate) struct Fleet {
@@ -112,7 +116,7 @@ impl Fleet {
             replicas: accepted.class.store_replicas,
         };
         let account = Account::draw(&identity.id, size, Timestamp::now().as_second())?;
-        streams::ensure(nats, &identity.id, &account, false).await?;
+        ensure_streams(nats, &identity.id, &account).await?;
         let issued = self.authority.issue(&accepted.plan.certificates)?;
         let texts = account.to_data();
         let materials = Materials::read(
@@ -145,6 +149,20 @@ impl Fleet {
             address: address_of(number),
         })?;
         Ok(Member { objects, serving })
+    }
+}
+
+/// Makes streams as the operator does: again, where NATS is too busy to answer in time.
+async fn ensure_streams(nats: &Nats, id: &ClusterId, account: &Account) -> Result<()> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match streams::ensure(nats, id, account, false).await {
+            Ok(_) => return Ok(()),
+            Err(error) if tries == TRIES => return Err(error.into()),
+            Err(error) => println!("again: {error}"),
+        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
