@@ -117,6 +117,18 @@ const ROWS: &[Row] = &[
         ..PLAIN
     },
     Row {
+        name: "uncached",
+        label: "… `--watch-cache=false`",
+        with: Some(("kube-apiserver", "--watch-cache=false")),
+        ..PLAIN
+    },
+    Row {
+        name: "patient",
+        label: "… `--min-request-timeout=3600`, so that watches last an hour and more",
+        with: Some(("kube-apiserver", "--min-request-timeout=3600")),
+        ..PLAIN
+    },
+    Row {
         name: "few",
         label: "… `--controllers` without volumes, autoscaling, taints and expiry",
         with: Some(("kube-controller-manager", FEW)),
