@@ -1,13 +1,23 @@
 //! Events on Clusters and Tenants, written when a condition changes.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
 use yoke_api::Reason;
 
+/// A recorder keeps what it wrote, so that what is said again is counted and not written; it looks whether that is old when it
+/// writes the next. One that has kept so many is followed by another: the first events of 10,000 Clusters would stay for as
+/// long as nothing happens.
+const KEPT: usize = 256;
+
 /// Writes events.
 #[derive(Clone)]
 pub struct Events {
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
+    /// The present recorder, and how often it was used.
+    recorder: Arc<Mutex<(Recorder, usize)>>,
 }
 
 impl std::fmt::Debug for Events {
@@ -37,8 +47,19 @@ impl Events {
             instance: std::env::var("POD_NAME").ok(),
         };
         Self {
-            recorder: Recorder::new(client, reporter),
+            recorder: Arc::new(Mutex::new((Recorder::new(client.clone(), reporter.clone()), 0))),
+            client,
+            reporter,
         }
+    }
+
+    fn recorder(&self) -> Recorder {
+        let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        if recorder.1 >= KEPT {
+            *recorder = (Recorder::new(self.client.clone(), self.reporter.clone()), 0);
+        }
+        recorder.1 += 1;
+        recorder.0.clone()
     }
 
     /// Writes events about an object. A failure is logged: no event is worth failing for.
@@ -56,7 +77,7 @@ impl Events {
                 action: notice.action.to_owned(),
                 secondary: None,
             };
-            if let Err(error) = self.recorder.publish(&event, &reference).await {
+            if let Err(error) = self.recorder().publish(&event, &reference).await {
                 tracing::warn!(error = %crate::chain(&error), "event cannot be written");
             }
         }
