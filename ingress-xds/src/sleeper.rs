@@ -68,9 +68,9 @@ const STREAMS: u32 = 8;
 /// What of one stream may lie here unread, and of a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
-/// How long somebody waits who is known and may wake a cluster: long enough that most wakes end meanwhile, and far below any
-/// client's patience.
-const HOLD: Duration = Duration::from_secs(3);
+/// How long somebody waits who is known and may wake a cluster: long enough that most wakes end meanwhile, the first of a cluster
+/// too, and below the five seconds that impatient clients have.
+const HOLD: Duration = Duration::from_millis(4500);
 /// Envoy hears that a cluster is awake by another stream: so long it has for that.
 const FLIP: Duration = Duration::from_millis(100);
 /// What is read of a body before the answer, of who is known.
