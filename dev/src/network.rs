@@ -124,7 +124,7 @@ impl Network {
             let ends = format!("link add {outer} mtu {mtu} type veth peer name {inner} mtu {mtu} netns {namespace}");
             outside(node, &ends).await?;
         }
-        mend(node).await;
+        mend(node).await?;
         let (address, prefix) = (plan.ip, plan.prefix);
         outside(
             node,
@@ -172,7 +172,7 @@ impl Network {
 
 /// Cuts a node that was added off from all others, without a word to either side, as a broken switch does.
 pub async fn cut(node: &Node) -> Result<()> {
-    mend(node).await;
+    mend(node).await?;
     let link = &node.plan.outer_link;
     let rules = format!(
         "table inet cut-{link} {{
@@ -185,16 +185,19 @@ pub async fn cut(node: &Node) -> Result<()> {
 }
 
 /// Ends that; nothing is there to end with a node that is not cut off.
-pub async fn mend(node: &Node) {
-    if let Some(first) = &node.outside {
-        let rules = format!("delete table inet cut-{}", node.plan.outer_link);
-        let _ = enter(first, "nft").arg(rules).run().await;
-    }
+pub async fn mend(node: &Node) -> Result<()> {
+    let Some(first) = &node.outside else {
+        return Ok(());
+    };
+    // To add a table that is there changes nothing, and one that is not there cannot be deleted.
+    let table = format!("table inet cut-{}", node.plan.outer_link);
+    let rules = format!("add {table}; delete {table}");
+    enter(first, "nft").arg(rules).run().await.map_err(Into::into)
 }
 
 /// Removes the namespace of a node, and its link.
 pub async fn remove(node: &Node) -> Result<()> {
-    mend(node).await;
+    mend(node).await?;
     if namespaces().contains(&node.namespace) {
         ip(&["netns", "delete", &node.namespace]).await?;
     }

@@ -121,8 +121,7 @@ pub async fn cut(layout: &Layout, number: u8, mend: bool) -> Result<()> {
     let network = running(layout).await?;
     let node = find(layout, &network, number)?;
     if mend {
-        network::mend(&node).await;
-        return Ok(());
+        return network::mend(&node).await.context("ending the cut of the node");
     }
     network::cut(&node).await.context("cutting the node off")
 }
