@@ -214,7 +214,7 @@ fn look_around<'c, T>(
             namespace.is_some_and(|namespace| crate::tenant::build::is_owned(&namespace, tenant))
         }),
         tenants: &context.caches.tenants.state(),
-        clusters: &context.caches.clusters.outlines(),
+        clusters: &context.caches.clusters.outlines_near(cluster),
         reserved,
         running: running_version(cluster),
     })

@@ -1,6 +1,6 @@
 //! Clusters: in outline for those who look at all of them, whole for who looks at one, and by name for the controller.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -27,11 +27,18 @@ pub struct Clusters {
     whole: Ledger<Cluster>,
 }
 
-/// Outlines of all Clusters, by `NAMESPACE/NAME`.
+/// Outlines of all Clusters.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outlines(Arc<RwLock<ByName>>);
+pub(crate) struct Outlines(Arc<RwLock<Known>>);
 
-type ByName = BTreeMap<Box<str>, Arc<Outline>>;
+#[derive(Debug, Default)]
+struct Known {
+    /// By `NAMESPACE/NAME`.
+    by_name: BTreeMap<Box<str>, Arc<Outline>>,
+    /// By what they claim: each Cluster is held against those that claim the same, and looking through all of them took most
+    /// of a look at one.
+    by_claim: HashMap<Box<str>, Vec<Arc<Outline>>>,
+}
 
 /// Keeps all of it.
 pub(super) struct Kept {
@@ -39,7 +46,7 @@ pub(super) struct Kept {
     outlines: Outlines,
     whole: Scribe<Cluster>,
     /// What a list that is being read has brought up to now.
-    listed: ByName,
+    listed: Known,
 }
 
 impl Clusters {
@@ -55,7 +62,7 @@ impl Clusters {
             named: writer,
             outlines: outlines.clone(),
             whole: scribe,
-            listed: ByName::new(),
+            listed: Known::default(),
         };
         (Self { named, outlines, whole }, kept)
     }
@@ -73,6 +80,17 @@ impl Clusters {
     /// The Clusters in a namespace, in outline.
     pub fn outlines_in(&self, namespace: &str) -> Vec<Arc<Outline>> {
         self.outlines.of(namespace)
+    }
+
+    /// Those that a Cluster is held against, in outline: all in its namespace, itself included, and those elsewhere that claim
+    /// what it does.
+    pub fn outlines_near(&self, cluster: &Cluster) -> Vec<Arc<Outline>> {
+        self.outlines.near(&Outline::of(cluster))
+    }
+
+    /// Whether a Cluster has an identity, a name or a host name.
+    pub fn is_claimed(&self, claim: &str) -> bool {
+        self.outlines.read().by_claim.contains_key(claim)
     }
 
     /// All Clusters by their names, for their controller.
@@ -95,24 +113,68 @@ impl Outlines {
     /// Those that are picked.
     pub(crate) fn pick(&self, pick: impl Fn(&Outline) -> bool) -> Vec<Arc<Outline>> {
         let all = self.read();
-        all.values().filter(|outline| pick(outline)).cloned().collect()
+        all.by_name.values().filter(|outline| pick(outline)).cloned().collect()
     }
 
     fn of(&self, namespace: &str) -> Vec<Arc<Outline>> {
         let first = to_key(namespace, "");
         let all = self.read();
-        let range = all.range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
+        let range = all
+            .by_name
+            .range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
         let range = range.take_while(|(key, _)| key.starts_with(&*first));
         range.map(|(_, outline)| Arc::clone(outline)).collect()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, ByName> {
+    fn near(&self, own: &Outline) -> Vec<Arc<Outline>> {
+        let mut near = self.of(&own.namespace);
+        let all = self.read();
+        for other in own.claims().filter_map(|claim| all.by_claim.get(claim)).flatten() {
+            // Of those elsewhere there are few.
+            if other.namespace != own.namespace && !near.iter().rev().any(|known| Arc::ptr_eq(known, other)) {
+                near.push(Arc::clone(other));
+            }
+        }
+        near
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Known> {
         // Each entry is whole by itself.
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, ByName> {
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn insert(&mut self, cluster: &Cluster) {
+        let outline = Arc::new(Outline::of(cluster));
+        self.remove(&outline);
+        for claim in outline.claims() {
+            let claimed = self.by_claim.entry(claim.into());
+            claimed
+                .or_insert_with(|| Vec::with_capacity(1))
+                .push(Arc::clone(&outline));
+        }
+        self.by_name.insert(to_key(&outline.namespace, &outline.name), outline);
+    }
+
+    /// Removes the one of a name.
+    fn remove(&mut self, gone: &Outline) {
+        let Some(gone) = self.by_name.remove(&to_key(&gone.namespace, &gone.name)) else {
+            return;
+        };
+        for claim in gone.claims() {
+            let Some(claimed) = self.by_claim.get_mut(claim) else {
+                continue;
+            };
+            claimed.retain(|outline| !Arc::ptr_eq(outline, &gone));
+            if claimed.is_empty() {
+                self.by_claim.remove(claim);
+            }
+        }
     }
 }
 
@@ -121,14 +183,11 @@ impl Shelf<Cluster> for Kept {
         // Who is told of one by name finds it whole, and in outline.
         self.whole.note(event);
         match event {
-            Event::Init => self.listed.clear(),
-            Event::InitApply(cluster) => insert(&mut self.listed, cluster),
+            Event::Init => self.listed = Known::default(),
+            Event::InitApply(cluster) => self.listed.insert(cluster),
             Event::InitDone => *self.outlines.write() = std::mem::take(&mut self.listed),
-            Event::Apply(cluster) => insert(&mut self.outlines.write(), cluster),
-            Event::Delete(cluster) => {
-                let outline = Outline::of(cluster);
-                self.outlines.write().remove(&to_key(&outline.namespace, &outline.name));
-            }
+            Event::Apply(cluster) => self.outlines.write().insert(cluster),
+            Event::Delete(cluster) => self.outlines.write().remove(&Outline::of(cluster)),
         }
         let event = match event {
             Event::Init => Event::Init,
@@ -143,11 +202,6 @@ impl Shelf<Cluster> for Kept {
     fn find_gone(&mut self, key: ObjectRef<Cluster>) -> Option<Cluster> {
         self.whole.find_gone(key)
     }
-}
-
-fn insert(all: &mut ByName, cluster: &Cluster) {
-    let outline = Outline::of(cluster);
-    all.insert(to_key(&outline.namespace, &outline.name), Arc::new(outline));
 }
 
 fn to_key(namespace: &str, name: &str) -> Box<str> {
@@ -217,5 +271,48 @@ mod tests {
             kept.keep(&event);
         }
         assert!(names().is_empty() && clusters.named().state().is_empty());
+    }
+
+    #[test]
+    fn a_cluster_is_held_against_its_tenants_and_those_that_claim_the_same() {
+        let (clusters, mut kept) = Clusters::open();
+        let claiming = |namespace: &str, name: &str, id: &str, host: &str| {
+            let mut cluster = cluster(namespace, name);
+            cluster.spec.id = Some(id.into());
+            cluster.spec.endpoint.extra_sans = vec![host.into()];
+            cluster
+        };
+        let own = claiming("a", "x", "bcdfghjk24", "x.example");
+        for (namespace, name, id, host) in [
+            ("b", "x", "bcdfghjk25", "1.example"),
+            ("c", "y", "bcdfghjk24", "2.example"),
+            ("d", "y", "bcdfghjk26", "x.example"),
+            ("e", "y", "bcdfghjk27", "3.example"),
+            ("f", "x", "bcdfghjk24", "x.example"),
+            ("a", "y", "bcdfghjk28", "4.example"),
+        ] {
+            kept.keep(&Event::Apply(claiming(namespace, name, id, host)));
+        }
+        kept.keep(&Event::Apply(own.clone()));
+        let near = || {
+            let mut near: Vec<_> = clusters.outlines_near(&own).into_iter().collect();
+            near.sort_by(|one, other| one.rank().cmp(&other.rank()));
+            near.iter()
+                .map(|outline| format!("{}/{}", outline.namespace, outline.name))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(near(), ["a/x", "a/y", "b/x", "c/y", "d/y", "f/x"]);
+        kept.keep(&Event::Apply(claiming("c", "y", "bcdfghjk29", "2.example")));
+        kept.keep(&Event::Delete(claiming("d", "y", "bcdfghjk26", "x.example")));
+        assert_eq!(
+            near(),
+            ["a/x", "a/y", "b/x", "f/x"],
+            "what is claimed no more is given up"
+        );
+        assert!(clusters.is_claimed("bcdfghjk29") && !clusters.is_claimed("bcdfghjk26"));
+        kept.keep(&Event::Init);
+        kept.keep(&Event::InitApply(own.clone()));
+        kept.keep(&Event::InitDone);
+        assert_eq!(near(), ["a/x"]);
     }
 }

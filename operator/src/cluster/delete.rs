@@ -58,7 +58,7 @@ fn owns(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
     if observed.namespace.is_some() || observed.is_foreign {
         return !observed.is_foreign;
     }
-    validate::holds_identity(cluster, &context.caches.clusters.outlines())
+    validate::holds_identity(cluster, &context.caches.clusters.outlines_near(cluster))
 }
 
 async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identity>) -> Result<Action, ReconcileError> {

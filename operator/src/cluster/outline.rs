@@ -1,4 +1,4 @@
-//! A Cluster in outline: what of it others are held against. There may be thousands, and all are looked at for one. Pure.
+//! A Cluster in outline: what of it others are held against. There may be thousands. Pure.
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -52,6 +52,13 @@ impl Outline {
     /// The identity, if it has been set to a valid one.
     pub fn identity(&self) -> Option<ClusterId> {
         self.id.as_deref()?.parse().ok()
+    }
+
+    /// What it cannot share with another: its identity, its name, from which the public one is made, and the host names that it
+    /// asks for.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = &str> {
+        let extra = self.extra_sans.iter().map(String::as_str);
+        self.id.as_deref().into_iter().chain([&*self.name]).chain(extra)
     }
 
     /// Whether it comes before another one where both want the same: the older, then the one whose name sorts first.

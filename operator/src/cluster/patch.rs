@@ -198,10 +198,9 @@ fn is_identified(cluster: &Cluster) -> bool {
 }
 
 fn draw(context: &Context) -> ClusterId {
-    let clusters = context.caches.clusters.outlines();
     loop {
         let id = ClusterId::random();
-        if !clusters.iter().any(|cluster| cluster.identity().as_ref() == Some(&id)) {
+        if !context.caches.clusters.is_claimed(id.as_str()) {
             return id;
         }
     }

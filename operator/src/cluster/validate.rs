@@ -40,7 +40,7 @@ pub struct Surroundings<'c, 'o> {
     pub namespace_is_tenants: bool,
     /// All Tenants of the host.
     pub tenants: &'o [Arc<Tenant>],
-    /// All Clusters of the host, this one included.
+    /// Clusters of its namespace, itself included, and those elsewhere that may claim what it does.
     pub clusters: &'o [Arc<Outline>],
     /// What the stores of the Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
     pub reserved: HashMap<ClusterId, i64>,
@@ -157,7 +157,7 @@ pub(super) fn holds_identity(cluster: &Cluster, clusters: &[Arc<Outline>]) -> bo
 
 fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surroundings<'_, '_>) -> Result<(), Refusal> {
     let own = Outline::of(cluster);
-    // Each Cluster is held against all: of nearly all, these say that they have nothing in common with it.
+    // Of a Tenant's other Clusters these say that they have nothing in common with it.
     let near = around
         .clusters
         .iter()
