@@ -1,5 +1,6 @@
 //! Names derived from one identity. Each has a type, so that a stream is never used where a namespace is meant.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -116,6 +117,13 @@ impl ClusterId {
     /// The cluster's public name under `base_domain`: exactly one label, `<name>-<first 8 of id>`.
     pub fn public_name(&self, cluster: &str, base_domain: &str) -> PublicName {
         PublicName(format!("{cluster}-{}.{base_domain}", self.short()))
+    }
+}
+
+/// What is kept by identity is found by its text.
+impl Borrow<str> for ClusterId {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 

@@ -1,6 +1,6 @@
 //! The Clusters: who they are, and what makes them settled.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use yoke_api::labels;
 use yoke_api::sleep::{ActivityStatus, SleepReason};
 use yoke_api::tenant::{TenantQuota, TenantSpec};
 use yoke_api::{Cluster, ClusterId, Tenant};
+use yoke_operator::cache::ByIdentity;
 use yoke_operator::cluster::build::{Blueprint, Materials, secrets};
 use yoke_operator::cluster::identity::Identity;
 use yoke_operator::cluster::validate::{Surroundings, validate};
@@ -107,7 +108,7 @@ impl Fleet {
             namespace_is_tenants: true,
             tenants: &[],
             clusters: &[],
-            reserved: HashMap::new(),
+            reserved: ByIdentity::default(),
             running: None,
         };
         let accepted = validate(&cluster, &identity, &around).map_err(|refusal| anyhow!(refusal.message))?;

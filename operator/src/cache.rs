@@ -43,7 +43,7 @@ use yoke_runtime::{Drain, Supervisor};
 pub(crate) use self::clusters::Outlines;
 pub use self::clusters::{Clusters, Named};
 use self::reserved::Counted;
-pub use self::reserved::Reserved;
+pub use self::reserved::{ByIdentity, Reserved};
 use self::shelf::{Shelf, Whole};
 use self::trim::without_extras;
 use crate::ledger::{self, Ended, Extent, Ledger};

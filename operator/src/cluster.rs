@@ -52,7 +52,6 @@ pub use probe::Answer;
 pub use turns::Turns;
 pub use workers::{Workers, WorkersSeen};
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,11 +59,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::ingress::Asleep;
-use yoke_api::{Cluster, ClusterId, ConditionType, KubernetesVersion, Reason};
+use yoke_api::{Cluster, ConditionType, KubernetesVersion, Reason};
 use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::AuthorityRole;
 use yoke_runtime::Drain;
 
+use crate::cache::ByIdentity;
 use crate::conditions::{self, State};
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -202,7 +202,7 @@ fn look_around<'c, T>(
     context: &'c Context,
     cluster: &Cluster,
     identity: &Identity,
-    reserved: HashMap<ClusterId, i64>,
+    reserved: ByIdentity,
     look: impl FnOnce(&Surroundings<'c, '_>) -> T,
 ) -> T {
     let tenant = context.caches.tenants.get(&ObjectRef::new(&identity.tenant));
@@ -238,7 +238,7 @@ async fn withdraw(
         return Ok(None);
     };
     // Neither names nor sources hang on what is reserved.
-    let left = look_around(context, cluster, identity, HashMap::new(), |around| {
+    let left = look_around(context, cluster, identity, ByIdentity::default(), |around| {
         withdraw::plan(had, cluster, identity, around)
     });
     withdraw::apply(context, identity, &left).await?;

@@ -137,9 +137,9 @@ impl<K> Ledger<K> {
         self.book.read().get(&to_key(namespace, name)).is_some()
     }
 
-    /// Names of the objects in a namespace; without one, of those that are in none. In order.
-    pub(crate) fn names(&self, namespace: &str) -> Vec<String> {
-        self.book.names(namespace, "")
+    /// Names of the objects in a namespace that are picked; without one, of those that are in none. In order.
+    pub(crate) fn names(&self, namespace: &str, pick: impl FnMut(&str) -> bool) -> Vec<String> {
+        self.book.names(namespace, "", pick)
     }
 
     /// What an object bears of what was applied, and whether it is that.
@@ -159,7 +159,7 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Ledger<K> {
     /// they begin with it.
     pub(crate) fn find(&self, namespace: &str, id: &str) -> Vec<String> {
         let begin = if namespace == PKI_NAMESPACE { id } else { "" };
-        let mut names = self.book.names(namespace, begin);
+        let mut names = self.book.names(namespace, begin, |_| true);
         names.retain(|name| {
             let object = self.find_one(namespace, name);
             object.is_some_and(|object| object.labels().get(labels::ID).map(String::as_str) == Some(id))
@@ -278,13 +278,15 @@ impl Book {
         Some(object)
     }
 
-    /// Names in a namespace that begin so, in order.
-    fn names(&self, namespace: &str, begin: &str) -> Vec<String> {
+    /// Names in a namespace that begin so and are picked, in order.
+    fn names(&self, namespace: &str, begin: &str, mut pick: impl FnMut(&str) -> bool) -> Vec<String> {
         let (first, skip) = (to_key(namespace, begin), namespace.len() + 1);
         let lines = self.read();
         let keys = lines.from(&first).map(|line| line.key());
         keys.take_while(|key| key.starts_with(&first))
-            .map(|key| key[skip..].to_owned())
+            .map(|key| &key[skip..])
+            .filter(|name| pick(name))
+            .map(str::to_owned)
             .collect()
     }
 

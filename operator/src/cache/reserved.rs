@@ -20,7 +20,10 @@ use crate::nats::account::QUOTA;
 #[derive(Clone, Debug, Default)]
 pub struct Reserved(Arc<RwLock<ByTenant>>);
 
-type ByTenant = BTreeMap<String, HashMap<ClusterId, i64>>;
+/// Bytes by identity. Who looks at them does so beside whoever changes them.
+pub type ByIdentity = Arc<HashMap<ClusterId, i64>>;
+
+type ByTenant = BTreeMap<String, ByIdentity>;
 
 /// Keeps the Secrets, and counts those of stores.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ pub(super) struct Counted {
 
 impl Reserved {
     /// What the stores of a Tenant have reserved.
-    pub fn of(&self, tenant: &str) -> HashMap<ClusterId, i64> {
+    pub fn of(&self, tenant: &str) -> ByIdentity {
         self.read().get(tenant).cloned().unwrap_or_default()
     }
 
@@ -82,7 +85,7 @@ fn count(all: &mut ByTenant, secret: &Secret) {
     };
     let quota = secret.data.as_ref().and_then(|data| data.get(QUOTA));
     let quota = quota.and_then(|quota| std::str::from_utf8(&quota.0).ok()?.parse().ok());
-    let of_tenant = all.entry(tenant.to_owned()).or_default();
+    let of_tenant = Arc::make_mut(all.entry(tenant.to_owned()).or_default());
     match quota {
         Some(quota) => of_tenant.insert(id, quota),
         None => of_tenant.remove(&id),
@@ -94,7 +97,7 @@ fn forget(all: &mut ByTenant, secret: &Secret) {
         return;
     };
     let is_empty = all.get_mut(tenant).is_some_and(|of_tenant| {
-        of_tenant.remove(&id);
+        Arc::make_mut(of_tenant).remove(&id);
         of_tenant.is_empty()
     });
     if is_empty {
@@ -141,8 +144,8 @@ mod tests {
         let known = || {
             let mut known: Vec<_> = reserved
                 .of("t")
-                .into_iter()
-                .map(|(id, bytes)| (id.to_string(), bytes))
+                .iter()
+                .map(|(id, bytes)| (id.to_string(), *bytes))
                 .collect();
             known.sort();
             known

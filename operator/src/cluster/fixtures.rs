@@ -1,6 +1,5 @@
 //! Clusters and Tenants for tests.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -16,6 +15,7 @@ use super::outline::Outline;
 use super::rest::Rest;
 use super::status::Outcome;
 use super::validate::Surroundings;
+use crate::cache::ByIdentity;
 use crate::conditions::State;
 use crate::config::Config;
 
@@ -69,7 +69,7 @@ pub(super) fn around<'c, 'o>(
         namespace_is_tenants: true,
         tenants: &[],
         clusters,
-        reserved: HashMap::new(),
+        reserved: ByIdentity::default(),
         running: None,
     }
 }

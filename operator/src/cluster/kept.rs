@@ -300,9 +300,9 @@ pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
         .filter_map(|cluster| Some((cluster.id.as_deref()?, &*cluster.name)))
         .collect();
     let secrets = &context.caches.secrets;
-    let reserved = context.caches.reserved.of(tenant).into_keys();
-    let left = reserved.filter_map(|id| {
-        let secret = secrets.get(&ObjectRef::new(&store_secret(&id)).within(PKI_NAMESPACE))?;
+    let reserved = context.caches.reserved.of(tenant);
+    let left = reserved.keys().filter_map(|id| {
+        let secret = secrets.get(&ObjectRef::new(&store_secret(id)).within(PKI_NAMESPACE))?;
         let name = secret.labels().get(labels::CLUSTER).map(String::as_str);
         if name.is_some_and(|name| had.contains(&(id.as_str(), name))) {
             return None;
@@ -314,7 +314,7 @@ pub(crate) fn find_left(context: &Context, tenant: &str) -> Vec<Left> {
             account,
             secret: (*secret).clone(),
             copy: is_there.then_some(copy),
-            id,
+            id: id.clone(),
         })
     });
     left.collect()

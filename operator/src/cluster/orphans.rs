@@ -13,7 +13,7 @@ use kube::api::{ListParams, ObjectMeta};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use yoke_api::cluster::DeletionPolicy;
-use yoke_api::names::PKI_NAMESPACE;
+use yoke_api::names::{HOSTED_NAMESPACE_PREFIX, PKI_NAMESPACE};
 use yoke_api::{Cluster, ClusterId, Lenient, Reason, labels};
 use yoke_runtime::Drain;
 
@@ -121,21 +121,27 @@ fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
     let caches = &context.caches;
     let clusters = caches.clusters.outlines();
     let living: HashSet<_> = clusters.iter().filter_map(|cluster| cluster.identity()).collect();
-    let hosted: HashMap<_, _> = living
-        .iter()
-        .map(|id| (id.hosted_namespace().to_string(), id))
-        .collect();
     let (mut found, mut had) = (BTreeMap::new(), HashSet::new());
+    // Nearly all are of Clusters that live, and there are a dozen for each.
+    let mut is_left = |id: Option<&str>| match id.and_then(|id| living.get(id)) {
+        Some(id) => {
+            had.insert(id);
+            false
+        }
+        None => true,
+    };
+    let namespaces = caches
+        .namespaces
+        .names("", |name| is_left(name.strip_prefix(HOSTED_NAMESPACE_PREFIX)));
+    let secrets = caches
+        .secrets
+        .names(PKI_NAMESPACE, |name| is_left(name.split('-').next()));
     let mut see = |meta: &ObjectMeta| {
         if let Some(identity) = read_identity(meta, &context.config.base_domain) {
             found.entry(identity.id.clone()).or_insert(identity);
         }
     };
-    for name in caches.namespaces.names("") {
-        if let Some(id) = hosted.get(&name) {
-            had.insert((*id).clone());
-            continue;
-        }
+    for name in namespaces {
         let namespace = caches.namespaces.get(&ObjectRef::new(&name));
         let id = namespace.as_deref().and_then(|namespace| id_of(&namespace.metadata));
         if let (Some(namespace), Some(id)) = (namespace, id)
@@ -144,12 +150,7 @@ fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
             see(&namespace.metadata);
         }
     }
-    for name in caches.secrets.names(PKI_NAMESPACE) {
-        let id = name.split('-').next().and_then(|id| id.parse::<ClusterId>().ok());
-        if let Some(id) = id.filter(|id| living.contains(id)) {
-            had.insert(id);
-            continue;
-        }
+    for name in secrets {
         let secret = caches.secrets.get(&ObjectRef::new(&name).within(PKI_NAMESPACE));
         // What is left of a store whose data stays is no orphan.
         if let Some(secret) = secret.filter(|secret| !kept::is_retained(secret)) {

@@ -5,18 +5,19 @@ mod host_names;
 
 pub(super) use host_names::may_have;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use yoke_api::cluster::{Cluster, PkiSpec};
 use yoke_api::names::{self, CLUSTER_NAME_MAX};
 use yoke_api::version::KUBELET_MINORS_BEHIND;
-use yoke_api::{Cidr, ClusterId, KubernetesVersion, Reason, Tenant};
+use yoke_api::{Cidr, KubernetesVersion, Reason, Tenant};
 use yoke_pki::plan::{ClusterFacts, Generations, Leaf, LeafRole, Lifetimes, Plan, PlanError};
 
 use super::identity::Identity;
 use super::outline::Outline;
 use super::schedule;
+use crate::cache::ByIdentity;
 use crate::config::{ClassEntry, Config, VersionEntry};
 use crate::quantity;
 
@@ -43,7 +44,7 @@ pub struct Surroundings<'c, 'o> {
     /// Clusters of its namespace, itself included, and those elsewhere that may claim what it does.
     pub clusters: &'o [Arc<Outline>],
     /// What the stores of the Tenant have reserved at NATS, in bytes by identity; those of Clusters that are gone, too.
-    pub reserved: HashMap<ClusterId, i64>,
+    pub reserved: ByIdentity,
     /// The version that runs, if any.
     pub running: Option<KubernetesVersion>,
 }
@@ -317,8 +318,8 @@ fn check_quota(cluster: &Cluster, tenant: &Tenant, around: &Surroundings<'_, '_>
     let allowed = usize::try_from(quota.clusters).unwrap_or(0);
     let storage = quantity::to_bytes(&quota.storage).unwrap_or(0);
     let noted = |other: &Outline| {
-        let id = other.identity();
-        id.and_then(|id| around.reserved.get(&id).copied()).unwrap_or(0)
+        let bytes = other.id.as_deref().and_then(|id| around.reserved.get(id));
+        bytes.copied().unwrap_or(0)
     };
     let of_tenant = |other: &&Arc<Outline>| other.namespace == itself.namespace;
     let siblings: Vec<_> = around.clusters.iter().filter(of_tenant).collect();

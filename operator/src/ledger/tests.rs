@@ -123,7 +123,11 @@ fn a_list_replaces_all_when_it_is_complete() {
     assert!(!ledger.has("n", "a") && ledger.has("n", "b") && *ledger.is_listed.borrow());
     assert_eq!((ledger.find("n", ID), ledger.count()), (vec!["b".to_owned()], 1));
     assert!(ledger.find("m", ID).is_empty() && ledger.find("n", "other").is_empty());
-    assert_eq!((ledger.names("n"), ledger.names("")), (vec!["b".to_owned()], vec![]));
+    let names = |namespace: &str, picked: &str| ledger.names(namespace, |name| name == picked);
+    assert_eq!(
+        (names("n", "b"), names("n", "a"), names("", "b")),
+        (vec!["b".to_owned()], vec![], vec![])
+    );
     scribe.note(&Event::Delete(kept("b", |_| {})));
     assert!(!ledger.has("n", "b"));
 }

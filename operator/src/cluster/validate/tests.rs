@@ -357,7 +357,7 @@ fn data_that_was_retained_counts() {
     let (config, tenant) = (config(), tenant());
     for (mebibytes, expected) in [(768, None), (769, Some(Reason::QuotaExceeded))] {
         let mut around = around(&config, &tenant, &[]);
-        around.reserved = [("zzzzzzzzz2".parse().unwrap(), mebibytes << 20)].into();
+        around.reserved = Arc::new([("zzzzzzzzz2".parse().unwrap(), mebibytes << 20)].into());
         assert_eq!(reason(&cluster("a"), &around), expected, "{mebibytes} MiB");
     }
 }
@@ -395,9 +395,8 @@ fn what_stores_have_counts_whatever_their_specs_say() {
     ] {
         let mut around = around(&config, &tenant, &others);
         let sizes = [(ID, own), ("zzzzzzzzz2", theirs)];
-        around.reserved = sizes
-            .map(|(id, mebibytes)| (id.parse().unwrap(), mebibytes << 20))
-            .into();
+        let sizes = sizes.map(|(id, mebibytes)| (id.parse().unwrap(), mebibytes << 20));
+        around.reserved = Arc::new(sizes.into());
         assert_eq!(reason(&mine, &around), expected, "{rule}");
     }
 }
