@@ -324,7 +324,7 @@ impl Caller {
         match self.plan(call) {
             Decision::Wake(entry) => (self.wake(&entry), true),
             Decision::WakeForStranger(entry) => (self.wake(&entry), false),
-            Decision::Wait(seconds) => (Answer::Waking(seconds), true),
+            Decision::Wait => (Answer::Waking(0), true),
             Decision::Answer(answer) => {
                 let is_known = answer.is_to_known();
                 (answer, is_known)
@@ -336,8 +336,7 @@ impl Caller {
     fn answer_waited(&self, call: Call<'_>) -> Answer {
         match self.plan(call) {
             Decision::Answer(answer) => answer,
-            Decision::Wait(seconds) => Answer::Waking(seconds),
-            Decision::Wake(_) | Decision::WakeForStranger(_) => Answer::Waking(0),
+            Decision::Wait | Decision::Wake(_) | Decision::WakeForStranger(_) => Answer::Waking(0),
         }
     }
 

@@ -38,8 +38,8 @@ pub enum Decision {
     /// Wake it for a stranger, and answer him [`Answer::Waking`] of no seconds at once: who waits takes a place, and those are
     /// for whom the cluster knows.
     WakeForStranger(Arc<Entry>),
-    /// It is being woken; the same, of so many seconds.
-    Wait(i32),
+    /// It is being woken; the same.
+    Wait,
     /// Only answer.
     Answer(Answer),
 }
@@ -51,7 +51,7 @@ pub enum Answer {
     Elsewhere,
     /// It was being woken a moment ago, and is awake now.
     Awake,
-    /// It is being woken, for so many seconds by now.
+    /// It is being woken, for so many seconds by now. Of no seconds to who has been held: each of his tries lasts longer.
     Waking(i32),
     /// It is being woken, and that does not come to an end: to repeat the request does not help.
     Stuck(String),
@@ -171,11 +171,11 @@ pub fn plan_answer(snapshot: Option<&Snapshot>, call: Call<'_>, now: Timestamp) 
         Asleep::Waking { since, problem } => {
             // The operator's clock may be another one.
             let seconds =
-                i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30));
+                || i32::try_from(now.duration_since(since.0).as_secs()).map_or(0, |seconds| seconds.clamp(0, 30));
             match (problem, who()) {
                 (Some(problem), Ok(_)) => Decision::Answer(Answer::Stuck(build_advice(problem))),
-                (None, Ok(identity)) if identity.is_user() => Decision::Wait(seconds),
-                _ => Decision::Answer(Answer::Waking(seconds)),
+                (None, Ok(identity)) if identity.is_user() => Decision::Wait,
+                _ => Decision::Answer(Answer::Waking(seconds())),
             }
         }
         Asleep::Held { why } => Decision::Answer(match who() {
@@ -206,7 +206,7 @@ pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[Certifi
 }
 
 /// How long to wait before the next try of a cluster that has been woken for so long. client-go tries ten times: with these
-/// it is there for half a minute, and longer if it is held each time.
+/// it is there for half a minute, and who is held each time for 55 seconds.
 fn plan_retry(seconds: i32) -> i32 {
     match seconds {
         ..4 => SOON,
@@ -304,7 +304,7 @@ mod tests {
             let decided = match plan_answer(Some(&snapshot), call, now) {
                 Decision::Wake(_) => "wake",
                 Decision::WakeForStranger(_) => "wake for a stranger",
-                Decision::Wait(_) => "wait",
+                Decision::Wait => "wait",
                 Decision::Answer(answer) => answer.as_str(),
             };
             assert_eq!(decided, expected, "{rule}, {agent}");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rustls::ClientConfig;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -319,6 +319,18 @@ async fn who_may_wake_it_hears_when_it_is_awake() {
         let ((answer, _), ()) = tokio::join!(asking, waking);
         assert_eq!(answer.body["cluster"], "a", "{http:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_held_comes_again_in_a_second_however_long_it_takes() {
+    let since = Timestamp::now() - SignedDuration::from_secs(10);
+    let night = Night::new(waking(Time(since), None)).await;
+    let (admin, nobody) = (night.admin(), night.stage.root.client(None));
+    let (held, stranger) = tokio::join!(night.ask(&admin, Http::Two, None), night.ask(&nobody, Http::Two, None));
+    assert_eq!(told(&held), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+    let (status, later) = told(&stranger);
+    let later: i32 = later.unwrap().parse().unwrap();
+    assert!(status == StatusCode::SERVICE_UNAVAILABLE && later > 1, "{later}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
