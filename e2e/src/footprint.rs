@@ -75,6 +75,15 @@ impl Footprint {
             .collect()
     }
 
+    /// The same, with memory as it was later: what a server reads once and keeps is no leak, and what it leaks grows on.
+    pub fn with_memory_of(mut self, later: &Self) -> Self {
+        let is_memory = |name: &String| name.starts_with("memory ");
+        self.0.retain(|name, _| !is_memory(name));
+        let memory = later.0.iter().filter(|(name, _)| is_memory(name));
+        self.0.extend(memory.map(|(name, bytes)| (name.clone(), *bytes)));
+        self
+    }
+
     /// Both, side by side.
     pub fn beside(&self, later: &Self) -> String {
         let names: BTreeSet<_> = self.0.keys().chain(later.0.keys()).collect();
@@ -233,6 +242,24 @@ mod tests {
             ("of another name", footprint(&[("processes b", 1)]), 1),
         ];
         for (rule, after, leaks) in table {
+            assert_eq!(before.grown(&after).len(), leaks, "{rule}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_taken_until_halfway_is_no_leak() {
+        let before = footprint(&[("processes a", 2), ("memory of a", 40 << 20)]);
+        let halfway = footprint(&[("processes a", 3), ("memory of a", 100 << 20)]);
+        let before = before.with_memory_of(&halfway);
+        for (rule, after, leaks) in [
+            (
+                "it stays",
+                footprint(&[("processes a", 2), ("memory of a", 120 << 20)]),
+                0,
+            ),
+            ("it grows on", footprint(&[("memory of a", 160 << 20)]), 1),
+            ("all else counts from the beginning", halfway, 1),
+        ] {
             assert_eq!(before.grown(&after).len(), leaks, "{rule}");
         }
     }

@@ -217,6 +217,11 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
         if cycle == WARM_UP {
             before = cycled.rest().await?;
         }
+        if cycle == cycles / 2 && cycle > WARM_UP {
+            let halfway = cycled.rest().await?;
+            println!("{}", before.beside(&halfway));
+            before = before.with_memory_of(&halfway);
+        }
         let (sleep, wake) = cycled.turn(cycle).await.with_context(|| format!("cycle {cycle}"))?;
         println!("cycle {cycle}: no pod after {sleep:.1?}, an answer {wake:.1?} after it was asked for");
         slept.push(sleep);
