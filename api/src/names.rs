@@ -114,9 +114,14 @@ impl ClusterId {
         format!("_INBOX_{}", self.0)
     }
 
-    /// The cluster's public name under `base_domain`: exactly one label, `<name>-<first 8 of id>`.
+    /// The cluster's public name under `base_domain`: exactly one label, see [`Self::public_label`].
     pub fn public_name(&self, cluster: &str, base_domain: &str) -> PublicName {
-        PublicName(format!("{cluster}-{}.{base_domain}", self.short()))
+        PublicName(format!("{}.{base_domain}", self.public_label(cluster)))
+    }
+
+    /// The first label of the cluster's public name: `<name>-<first 8 of id>`.
+    pub fn public_label(&self, cluster: &str) -> String {
+        format!("{cluster}-{}", self.short())
     }
 }
 

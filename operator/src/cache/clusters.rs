@@ -88,7 +88,7 @@ impl Clusters {
         self.outlines.near(&Outline::of(cluster))
     }
 
-    /// Whether a Cluster has an identity, a name or a host name.
+    /// Whether a Cluster has an identity, a public name's label or a host name.
     pub fn is_claimed(&self, claim: &str) -> bool {
         self.outlines.read().by_claim.contains_key(claim)
     }
@@ -129,12 +129,16 @@ impl Outlines {
     fn near(&self, own: &Outline) -> Vec<Arc<Outline>> {
         let mut near = self.of(&own.namespace);
         let all = self.read();
-        for other in own.claims().filter_map(|claim| all.by_claim.get(claim)).flatten() {
-            // Of those elsewhere there are few.
-            if other.namespace != own.namespace && !near.iter().rev().any(|known| Arc::ptr_eq(known, other)) {
-                near.push(Arc::clone(other));
-            }
-        }
+        let same = own
+            .claims()
+            .filter_map(|claim| all.by_claim.get(&*claim))
+            .flatten()
+            .filter(|other| other.namespace != own.namespace);
+        let mut elsewhere: Vec<_> = same.cloned().collect();
+        elsewhere.sort_by(|one, other| one.rank().cmp(&other.rank()));
+        // One may claim several.
+        elsewhere.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        near.extend(elsewhere);
         near
     }
 
@@ -167,12 +171,12 @@ impl Known {
             return;
         };
         for claim in gone.claims() {
-            let Some(claimed) = self.by_claim.get_mut(claim) else {
+            let Some(claimed) = self.by_claim.get_mut(&*claim) else {
                 continue;
             };
             claimed.retain(|outline| !Arc::ptr_eq(outline, &gone));
             if claimed.is_empty() {
-                self.by_claim.remove(claim);
+                self.by_claim.remove(&*claim);
             }
         }
     }
@@ -290,6 +294,7 @@ mod tests {
             ("e", "y", "bcdfghjk27", "3.example"),
             ("f", "x", "bcdfghjk24", "x.example"),
             ("a", "y", "bcdfghjk28", "4.example"),
+            ("g", "x", "zzzzzzzzz2", "5.example"),
         ] {
             kept.keep(&Event::Apply(claiming(namespace, name, id, host)));
         }

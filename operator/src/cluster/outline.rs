@@ -1,5 +1,7 @@
 //! A Cluster in outline: what of it others are held against. There may be thousands. Pure.
 
+use std::borrow::Cow;
+
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
@@ -54,11 +56,13 @@ impl Outline {
         self.id.as_deref()?.parse().ok()
     }
 
-    /// What it cannot share with another: its identity, its name, from which the public one is made, and the host names that it
-    /// asks for.
-    pub(crate) fn claims(&self) -> impl Iterator<Item = &str> {
-        let extra = self.extra_sans.iter().map(String::as_str);
-        self.id.as_deref().into_iter().chain([&*self.name]).chain(extra)
+    /// What it cannot share with another: its identity, its public name's label, and the host names that it asks for. Not its
+    /// name, which one in each namespace may have.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        let label = self.identity().map(|id| Cow::Owned(id.public_label(&self.name)));
+        let extra = self.extra_sans.iter().map(|name| Cow::Borrowed(name.as_str()));
+        let id = self.id.as_deref().map(Cow::Borrowed);
+        id.into_iter().chain(label).chain(extra)
     }
 
     /// Whether it comes before another one where both want the same: the older, then the one whose name sorts first.
