@@ -59,11 +59,6 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
         })),
         Stored::applied(&hosted::build_api_server_files(blueprint)),
         Stored::applied(&hosted::build_ingress(identity, asked, &materials.trust())),
-        Stored::applied(&doors::build_network_policy(
-            identity,
-            blueprint.config,
-            blueprint.open(),
-        )),
         Stored::applied(&secrets::build_kubeconfig(identity, blueprint.config, materials)?),
     ];
     all.extend(
@@ -81,7 +76,11 @@ pub(crate) fn build(settled: &Settled<'_>) -> Result<Vec<Stored>> {
         all.push(build_issued(settled, certificate));
     }
     all.extend(build_service(settled));
-    all.extend((!settled.is_asleep).then(|| Stored::applied(&hosted::build_budget(identity))));
+    if !settled.is_asleep {
+        let policy = doors::build_network_policy(identity, blueprint.config, blueprint.open());
+        all.push(Stored::applied(&policy));
+        all.push(Stored::applied(&hosted::build_budget(identity)));
+    }
     let keys = [
         ("sa.key", settled.service_account.private_pem()),
         ("sa.pub", settled.service_account.public_pem()),

@@ -154,16 +154,34 @@ impl Applier {
             return Ok(());
         }
         write_digest(&mut wanted, &digest);
-        let result = api
-            .patch(&object.name_any(), &self.params, &Patch::Apply(&wanted))
-            .await;
-        let found = result.map_err(|source| failed("applying", object, source))?;
+        let found = self.write(&api, object, &wanted).await?;
         if known.sees(&found, &wanted) {
             self.lock().remove(&hash_of(&key_of(object)));
         } else {
             self.note(object, &digest, known.version(&found));
         }
         Ok(())
+    }
+
+    /// Applies an object that lives in a namespace, whatever is known of it.
+    pub async fn apply_unseen<K>(&self, object: &K) -> Result<(), ApplyError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let mut wanted = serde_json::to_value(object).expect("typed Kubernetes objects have string keys only");
+        seal(&mut wanted);
+        let api = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        self.write(&api, object, &wanted).await?;
+        Ok(())
+    }
+
+    async fn write<K>(&self, api: &Api<K>, object: &K, wanted: &Value) -> Result<K, ApplyError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let patch = Patch::Apply(wanted);
+        let result = api.patch(&object.name_any(), &self.params, &patch).await;
+        result.map_err(|source| failed("applying", object, source))
     }
 
     /// Whether an object is as it was applied, and that is what is wanted.

@@ -12,6 +12,7 @@ mod apply;
 pub mod build;
 mod copies;
 mod delete;
+mod doors;
 mod expiry;
 #[cfg(test)]
 mod fixtures;

@@ -94,6 +94,8 @@ pub struct Seen {
     pub first: i32,
     /// UIDs of pods that were told that nobody takes over from them.
     pub released: BTreeSet<String>,
+    /// Whether its NetworkPolicy was removed, and not applied since: the watch may tell that later.
+    pub is_unrestricted: bool,
 }
 
 /// What was last seen of a cluster that is awake, at its pods and its API. Of one that sleeps there is none.

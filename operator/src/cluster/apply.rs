@@ -11,7 +11,6 @@ use yoke_api::{Cluster, Reason};
 use yoke_pki::cert_manager::Certificate;
 use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 
-use super::build::doors::{self, Open};
 use super::build::hosted::{self, Asked};
 use super::build::{Blueprint, Gist, secrets, stateful_set};
 use super::copies::{self, Copied};
@@ -22,7 +21,7 @@ use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
 use super::turns::Wanted;
-use super::{addons, incarnation, kept, lost, probe, takeover, withdraw, workers};
+use super::{addons, doors, incarnation, kept, lost, probe, takeover, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -111,12 +110,13 @@ pub(super) async fn apply(
     if !is_begun(context, blueprint) && !context.turns.take(find_wanted(cluster, identity)) {
         return Ok(Applied::queued(observed));
     }
+    let is_asleep = Rest::of(cluster).is_asleep();
     let size = Size {
         quota: blueprint.accepted.quota,
         replicas: blueprint.accepted.class.store_replicas,
     };
     let (surroundings, certificates, service_account, store) = tokio::join!(
-        apply_surroundings(context, blueprint, observed),
+        apply_surroundings(context, blueprint, observed, is_asleep),
         apply_certificates(context, blueprint),
         kept::ensure_service_account(context, cluster, identity),
         store::ensure(context, cluster, identity, size),
@@ -126,7 +126,6 @@ pub(super) async fn apply(
     service_account?;
     let mut applied = Applied::new(store?, observed);
     let plan = &blueprint.accepted.plan;
-    let is_asleep = Rest::of(cluster).is_asleep();
     let mut asked = Asked {
         asleep: plan_told(
             context,
@@ -224,32 +223,13 @@ async fn apply_surroundings(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
+    is_asleep: bool,
 ) -> Result<(), ReconcileError> {
     ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
     let files = hosted::build_api_server_files(blueprint);
     tokio::try_join!(
-        apply_doors(context, blueprint.identity, observed, blueprint.open()),
-        context.clusters.apply(&context.caches.config_maps, &files),
-    )?;
-    Ok(())
-}
-
-/// The way to the control plane, who may go it, and where the control plane itself may go.
-pub(super) async fn apply_doors(
-    context: &Context,
-    identity: &Identity,
-    observed: &Observed,
-    open: Open,
-) -> Result<(), ApplyError> {
-    let caches = &context.caches;
-    let first = takeover::find_first(context, identity, observed.stateful_set.as_deref());
-    let (service, policy) = (
-        hosted::build_service(identity, open.konnectivity, first),
-        doors::build_network_policy(identity, &context.config, open),
-    );
-    tokio::try_join!(
-        context.clusters.apply(&caches.services, &service),
-        context.clusters.apply(&caches.network_policies, &policy),
+        doors::apply(context, blueprint.identity, observed, blueprint.open(), is_asleep),
+        async { Ok(context.clusters.apply(&context.caches.config_maps, &files).await?) },
     )?;
     Ok(())
 }

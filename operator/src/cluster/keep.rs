@@ -6,7 +6,7 @@ use kube::Api;
 use kube::api::Patch;
 use yoke_api::{Cluster, Reason};
 
-use super::apply::{Applied, apply_doors, ensure_namespace};
+use super::apply::{Applied, ensure_namespace};
 use super::build::doors::Open;
 use super::build::hosted::Asked;
 use super::build::{Gist, place, stateful_set};
@@ -14,7 +14,7 @@ use super::copies::{self, Copied};
 use super::identity::Identity;
 use super::observe::Observed;
 use super::store::{self, Store};
-use super::{gate, incarnation, kept, lost, probe, takeover, validate, workers};
+use super::{doors, gate, incarnation, kept, lost, probe, takeover, validate, workers};
 use crate::conditions::State;
 use crate::context::Context;
 use crate::error::ReconcileError;
@@ -32,7 +32,7 @@ pub(super) async fn keep(
         provider: observed.stateful_set.as_deref().is_some_and(stateful_set::has_dns),
         konnectivity: asked.konnectivity,
     };
-    apply_doors(context, identity, observed, open).await?;
+    doors::apply(context, identity, observed, open, observed.is_asleep()).await?;
     let ((), account) = tokio::try_join!(
         kept::ensure_service_account(context, cluster, identity),
         kept::ensure_account(context, cluster, identity, kept::size_of(context, cluster)),

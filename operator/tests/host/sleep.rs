@@ -1,9 +1,14 @@
 //! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
 
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::Resource;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
+use yoke_api::Cluster;
+use yoke_api::cluster::{ClusterSpec, DesiredState};
 use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
 use crate::answers::{ready, run_pod, run_ready};
@@ -20,7 +25,7 @@ async fn told(host: &Host) -> Option<Asleep> {
 }
 
 async fn replicas(host: &Host) -> Option<i32> {
-    let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+    let set = host.stateful_set(&host.hosted("a").await).await?;
     set.spec.unwrap().replicas
 }
 
@@ -120,6 +125,81 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
         activity.sleep_requested_time > activity.wake_requested_time,
         "{activity:?}"
     );
+}
+
+/// Version of the control plane's NetworkPolicy, if there is one.
+async fn restricted(host: &Host) -> Option<u64> {
+    let policies = host.api::<NetworkPolicy>(&host.hosted("a").await);
+    let policy = policies.get_opt("control-plane").await.unwrap();
+    policy.map(|policy| version_of(&policy))
+}
+
+fn version_of<K: Resource>(object: &K) -> u64 {
+    object.meta().resource_version.as_deref().unwrap().parse().unwrap()
+}
+
+/// As the controller of StatefulSets says that it knows how many pods there are to be.
+async fn see_set(host: &Host) {
+    let sets = host.api::<StatefulSet>(&host.hosted("a").await);
+    let seen = sets.get("control-plane").await.unwrap().metadata.generation;
+    let status = json!({"status": {"replicas": 0, "observedGeneration": seen}});
+    sets.patch_status("control-plane", &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_policy_is_there_as_long_as_there_may_be_a_pod() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let _server = run_ready(&host).await;
+    for _ in 0..3 {
+        let made = restricted(&host).await.expect("a pod is there");
+        annotate(&host, "now").await;
+        host.bring("a", "the pod is to end", async || replicas(&host).await == Some(0))
+            .await;
+        host.reconcile("a").await.unwrap();
+        assert_eq!(restricted(&host).await, Some(made), "the pod is still there");
+        end_pod(&host).await;
+        host.bring("a", "it is asleep", async || asleep(&host).await.starts_with("True"))
+            .await;
+        host.reconcile("a").await.unwrap();
+        assert_eq!(restricted(&host).await, Some(made), "a pod may still be made");
+        see_set(&host).await;
+        host.bring("a", "no pod can come", async || restricted(&host).await.is_none())
+            .await;
+
+        // Sooner than a watch may tell that it was removed.
+        connect(&host, Timestamp::now() + SignedDuration::from_secs(2)).await;
+        host.bring("a", "a control plane is asked for", async || {
+            replicas(&host).await == Some(1)
+        })
+        .await;
+        let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+        let made = restricted(&host).await.expect("a pod is to come");
+        assert!(made < version_of(&set), "the pod was asked for first");
+        run_pod(&host, "a").await;
+        host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_was_never_awake_has_no_network_policy() {
+    let host = Host::start().await;
+    let mut cluster = Cluster::new("a", ClusterSpec::default());
+    cluster.spec.state = DesiredState::Asleep;
+    host.clusters().create(&PostParams::default(), &cluster).await.unwrap();
+    host.bring("a", "its control plane is known", async || {
+        replicas(&host).await == Some(0)
+    })
+    .await;
+    assert_eq!(restricted(&host).await, None);
+    host.patch_cluster("a", json!({"spec": {"state": "Running"}})).await;
+    host.bring("a", "a pod is asked for", async || replicas(&host).await == Some(1))
+        .await;
+    let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
+    assert!(restricted(&host).await.expect("a pod is to come") < version_of(&set));
 }
 
 /// Sends it to sleep, and connects.

@@ -19,6 +19,8 @@ use crate::cluster::identity::Identity;
 use crate::config::{Config, OidcConfig};
 use crate::network::PRIVATE;
 
+/// Name of the NetworkPolicy.
+pub const NAME: &str = "control-plane";
 /// The one port on which a provider is asked.
 const PROVIDER_PORT: u16 = 443;
 const DNS_PORT: u16 = 53;
@@ -67,7 +69,7 @@ pub fn build_network_policy(identity: &Identity, config: &Config, open: Open) ->
         });
     }
     NetworkPolicy {
-        metadata: identity.hosted_meta("control-plane", component::CONTROL_PLANE),
+        metadata: identity.hosted_meta(NAME, component::CONTROL_PLANE),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(LabelSelector::default()),
             policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
