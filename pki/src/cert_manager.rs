@@ -12,6 +12,9 @@
 //! - `tls.crt` is the certificate with its chain but without a self-signed root; `ca.crt` is the highest certificate of the
 //!   chain, which for a leaf of an intermediate is the intermediate.
 //! - Deleting a Certificate leaves its Secret behind.
+//! - An `issuerRef` without `group` means cert-manager's own, for every part of it. With one, the controller of self-signed
+//!   issuers looks for each change of a Secret at all CertificateRequests of its namespace, and what it writes down for its log
+//!   grows with each: work and memory by the square of their number (`selfsigned/checks.go`). Without, it passes over them.
 
 mod request;
 
@@ -23,8 +26,6 @@ use serde::{Deserialize, Serialize};
 
 pub use request::{CertificateRequest, CertificateRequestSpec, CertificateRequestStatus};
 
-/// API group of [`Certificate`] and [`Issuer`].
-pub const GROUP: &str = "cert-manager.io";
 /// Type of the condition which says that a certificate has been issued, or that an issuer can issue.
 pub const READY: &str = "Ready";
 

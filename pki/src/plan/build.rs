@@ -11,7 +11,7 @@ use super::{
     SELF_SIGNED_ISSUER,
 };
 use crate::cert_manager::{
-    CaIssuer, Certificate, CertificateSpec, GROUP, Issuer, IssuerRef, IssuerSpec, KeyAlgorithm, NameConstraintItem,
+    CaIssuer, Certificate, CertificateSpec, Issuer, IssuerRef, IssuerSpec, KeyAlgorithm, NameConstraintItem,
     NameConstraints, PrivateKey, RotationPolicy, SecretTemplate, Subject, Usage,
 };
 
@@ -182,7 +182,8 @@ fn build_spec(facts: &ClusterFacts, name: &str, issuer: String) -> CertificateSp
         issuer_ref: IssuerRef {
             name: issuer,
             kind: Some("Issuer".into()),
-            group: Some(GROUP.into()),
+            // See the facts about cert-manager.
+            group: None,
         },
         revision_history_limit: Some(CERTIFICATE_REQUESTS_KEPT),
         ..CertificateSpec::default()
