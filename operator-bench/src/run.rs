@@ -79,7 +79,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         rest: Duration::from_secs(args.rest),
         clusters: 0,
     };
-    let (mut rests, mut starts) = (Vec::new(), Vec::new());
+    let (mut rests, mut starts, mut restarts) = (Vec::new(), Vec::new(), Vec::new());
     stage.begin().await?;
     rests.push(stage.measure().await?);
     for clusters in [count / 10, count] {
@@ -91,12 +91,12 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     }
     for _ in 0..args.kills {
         stage.operator.kill();
-        starts.push(stage.start(format!("after kill -9 with {count}")).await?);
+        restarts.push(stage.start(format!("after kill -9 with {count}")).await?);
         rests.push(stage.measure().await?);
     }
     print_rests(&rests);
-    print_starts(&starts);
-    print_targets(&rests, &starts);
+    print_starts(starts.iter().chain(&restarts));
+    print_targets(&rests, restarts.last());
     Ok(())
 }
 
@@ -175,7 +175,7 @@ impl Stage {
             reads,
             writes,
         };
-        print_starts(std::slice::from_ref(&start));
+        print_starts([&start].into_iter());
         Ok(start)
     }
 

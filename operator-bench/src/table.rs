@@ -55,8 +55,8 @@ pub(crate) fn print_rests(rests: &[Rest]) {
 }
 
 /// Prints what was aimed at beside what was measured last.
-pub(crate) fn print_targets(rests: &[Rest], starts: &[Start]) {
-    let (Some(first), Some(last), Some(start)) = (rests.first(), rests.last(), starts.last()) else {
+pub(crate) fn print_targets(rests: &[Rest], restart: Option<&Start>) {
+    let (Some(first), Some(last)) = (rests.first(), rests.last()) else {
         return;
     };
     let more = (last.used.1.memory - first.used.1.memory) * 1024.0 / last.clusters.max(1) as f64;
@@ -64,12 +64,15 @@ pub(crate) fn print_targets(rests: &[Rest], starts: &[Start]) {
     println!("\nEach Cluster adds {more:.1} KiB.\n\n| target | measured | |\n|---|---|---|");
     print_target("memory in MiB", MEMORY, last.used.1.memory);
     print_target("CPU in ms/s", CPU, cpu);
-    print_target(
-        "seconds until settled after kill -9",
-        SETTLED,
-        start.settled.as_secs_f64(),
-    );
-    print_target("writes until then", 0.0, start.writes.values().sum::<u64>() as f64);
+    if let Some(restart) = restart {
+        let writes = restart.writes.values().sum::<u64>();
+        print_target(
+            "seconds until settled after kill -9",
+            SETTLED,
+            restart.settled.as_secs_f64(),
+        );
+        print_target("writes until then", 0.0, writes as f64);
+    }
 }
 
 fn print_target(what: &str, limit: f64, measured: f64) {
@@ -91,7 +94,7 @@ fn describe_rates((reads, writes): &(Requests, Requests), seconds: f64) -> Strin
 }
 
 /// Prints what starts came to.
-pub(crate) fn print_starts(starts: &[Start]) {
+pub(crate) fn print_starts<'a>(starts: impl Iterator<Item = &'a Start>) {
     println!(
         "\n### Starts\n\n| | settled after | CPU until then | most memory | reads | writes |\n|---|---|---|---|---|---|"
     );

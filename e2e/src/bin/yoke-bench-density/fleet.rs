@@ -55,25 +55,29 @@ pub(crate) struct Made {
 }
 
 impl Fleet {
-    /// Removes what an earlier run left, and makes the Tenants.
-    pub(crate) async fn prepare(stack: &Stack, arguments: &Arguments) -> Result<Self> {
+    /// As many as are asked for, of which none is made yet.
+    pub(crate) fn new(stack: &Stack, arguments: &Arguments) -> Result<Self> {
         ensure!(
             arguments.awake <= arguments.clusters,
             "more Clusters awake than there are"
         );
         ensure!(arguments.tenants > 0, "no Tenant");
-        let fleet = Self {
+        Ok(Self {
             stack: stack.clone(),
             tenants: arguments.tenants,
             rate: arguments.rate,
             kinds: plan_kinds(arguments.clusters, arguments.awake),
             files: tempfile::tempdir().context("making a folder")?,
-        };
-        fleet.remove().await.context("removing what an earlier run left")?;
-        let tenants: Api<Tenant> = Api::all(stack.host.clone());
-        for number in 0..fleet.tenants {
+        })
+    }
+
+    /// Removes what an earlier run left, and makes the Tenants.
+    pub(crate) async fn prepare(&self) -> Result<()> {
+        self.remove().await.context("removing what an earlier run left")?;
+        let tenants: Api<Tenant> = Api::all(self.stack.host.clone());
+        for number in 0..self.tenants {
             let name = tenant_name(number);
-            let tenant = Tenant::new(&name, fleet.tenant_spec());
+            let tenant = Tenant::new(&name, self.tenant_spec());
             tenants.create(&PostParams::default(), &tenant).await?;
             let what = format!("Tenant {name} to be Ready");
             watch_for(&what, STEP_LIMIT, tenants.clone(), &name, |tenant: Option<Tenant>| {
@@ -83,7 +87,7 @@ impl Fleet {
             })
             .await?;
         }
-        Ok(fleet)
+        Ok(())
     }
 
     fn tenant_spec(&self) -> TenantSpec {

@@ -16,7 +16,7 @@ mod wake;
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser as _;
 use yoke_e2e::Stack;
 
@@ -48,6 +48,9 @@ struct Arguments {
     /// Leaves the Clusters, for a look at them; the next run removes them.
     #[arg(long)]
     keep: bool,
+    /// Measures the Clusters that an earlier run left, with the same numbers, in place of making others.
+    #[arg(long)]
+    kept: bool,
 }
 
 #[tokio::main]
@@ -55,17 +58,30 @@ async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let rest = Duration::from_secs(arguments.rest);
     let stack = Stack::connect().await?;
-    let fleet = Fleet::prepare(&stack, &arguments).await?;
-    say("what the machine costs without them");
-    let without = Span::measure(&stack, rest).await?;
-    say("making Clusters");
-    let made = fleet.make().await?;
-    made.print();
-    Span::wait_for_rest(&stack).await?;
-    say("what the machine costs with them");
-    let with = Span::measure(&stack, rest).await?;
-    let making = Span(without.1.clone(), with.0.clone());
-    costs::print(&without, &making, &with, fleet.count());
+    let fleet = Fleet::new(&stack, &arguments)?;
+    if arguments.kept {
+        let unsettled = fleet.count_unsettled().await?;
+        ensure!(
+            unsettled == 0,
+            "{unsettled} Clusters are not as an earlier run left them"
+        );
+        say("what the machine costs with them");
+        let with = Span::measure(&stack, rest).await?;
+        costs::print_with(&with, fleet.count());
+    } else {
+        fleet.prepare().await?;
+        say("what the machine costs without them");
+        let without = Span::measure(&stack, rest).await?;
+        say("making Clusters");
+        let made = fleet.make().await?;
+        made.print();
+        say("waiting until the machine is at rest");
+        Span::wait_for_rest(&stack).await?;
+        say("what the machine costs with them");
+        let with = Span::measure(&stack, rest).await?;
+        let making = Span(without.1.clone(), with.0.clone());
+        costs::print(&without, &making, &with, fleet.count());
+    }
     say("waking some");
     wake::measure(&fleet, arguments.wakes).await?;
     say("killing the operator");
