@@ -143,8 +143,10 @@ pub struct AddonsSeen {
     pub key: Option<(String, Option<i64>, KubernetesVersion)>,
     /// When it is due again.
     pub due: Option<Instant>,
-    /// What came of it.
+    /// What is told of it.
     pub state: Option<State>,
+    /// Whether it took too long.
+    pub is_late: bool,
 }
 
 /// The root certificate cannot be had.

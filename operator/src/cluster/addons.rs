@@ -60,19 +60,32 @@ pub(super) async fn ensure(
         config: &context.config,
     });
     let result = tokio::time::timeout(LIMIT, api.apply_addons(&plan, context.clusters.params())).await;
+    let is_late = result.is_err();
     let result = match result {
         Ok(applied) => applied.map_err(|error| crate::chain(&error)),
         Err(_) => Err(crate::chain(&TenantApiError::Limit)),
     };
     let (state, pause) = judge(result, blueprint, began.elapsed());
+    let is_same = seen.key.as_ref() == Some(&key);
+    let state = plan_told((seen.state.filter(|_| is_same), seen.is_late), state, is_late);
     context.note_awake(&identity.id, |awake| {
         awake.addons = AddonsSeen {
             key: Some(key),
             due: Some(Instant::now() + pause),
-            state: Some(state.clone()),
+            state: state.clone(),
+            is_late,
         };
     });
-    Some(state)
+    state
+}
+
+/// What is told of a round. One that took too long says nothing by itself, unless the one before did, too: when the operator
+/// starts, all are asked at once.
+fn plan_told((before, was_late): (Option<State>, bool), state: State, is_late: bool) -> Option<State> {
+    match is_late && !was_late {
+        true => before,
+        false => Some(state),
+    }
 }
 
 /// What the condition says, and when to look again.
@@ -108,5 +121,26 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
             State::no(Reason::AddonsPending, format!("Trying again: {error}.")),
             STEADY.max(took * 10),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_late_once_is_not_told_of() {
+        let fine = || State::yes(Reason::AsExpected, "fine");
+        let pending = || State::no(Reason::AddonsPending, "late");
+        for (rule, before, state, is_late, expected) in [
+            ("fine", (None, false), fine(), false, Some(fine())),
+            ("refused", (Some(fine()), false), pending(), false, Some(pending())),
+            ("late after a start", (None, false), pending(), true, None),
+            ("late once", (Some(fine()), false), pending(), true, Some(fine())),
+            ("late again", (Some(fine()), true), pending(), true, Some(pending())),
+            ("fine again", (Some(pending()), true), fine(), false, Some(fine())),
+        ] {
+            assert_eq!(plan_told(before, state, is_late), expected, "{rule}");
+        }
     }
 }
