@@ -94,6 +94,20 @@ where
     }
 }
 
+/// Nothing is known: a watch may not tell yet what became of an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Unseen;
+
+impl<K: Resource> Known<K> for Unseen {
+    fn compare(&self, _: &K, _: &Value, _: &str) -> Sight {
+        Sight::Other
+    }
+
+    fn sees(&self, _: &K, _: &Value) -> bool {
+        true
+    }
+}
+
 /// Hashes of the digest and of the version: each Cluster may have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reworded {
@@ -154,34 +168,16 @@ impl Applier {
             return Ok(());
         }
         write_digest(&mut wanted, &digest);
-        let found = self.write(&api, object, &wanted).await?;
+        let result = api
+            .patch(&object.name_any(), &self.params, &Patch::Apply(&wanted))
+            .await;
+        let found = result.map_err(|source| failed("applying", object, source))?;
         if known.sees(&found, &wanted) {
             self.lock().remove(&hash_of(&key_of(object)));
         } else {
             self.note(object, &digest, known.version(&found));
         }
         Ok(())
-    }
-
-    /// Applies an object that lives in a namespace, whatever is known of it.
-    pub async fn apply_unseen<K>(&self, object: &K) -> Result<(), ApplyError>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
-    {
-        let mut wanted = serde_json::to_value(object).expect("typed Kubernetes objects have string keys only");
-        seal(&mut wanted);
-        let api = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
-        self.write(&api, object, &wanted).await?;
-        Ok(())
-    }
-
-    async fn write<K>(&self, api: &Api<K>, object: &K, wanted: &Value) -> Result<K, ApplyError>
-    where
-        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
-    {
-        let patch = Patch::Apply(wanted);
-        let result = api.patch(&object.name_any(), &self.params, &patch).await;
-        result.map_err(|source| failed("applying", object, source))
     }
 
     /// Whether an object is as it was applied, and that is what is wanted.
@@ -290,6 +286,16 @@ impl Applier {
             accept_absence(result).map_err(|source| failed_at("deleting", named, source))?;
         }
         Ok(true)
+    }
+
+    /// The same, of whatever has a name in a namespace.
+    pub async fn delete_at<K>(&self, namespace: &str, name: &str) -> Result<bool, ApplyError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), namespace);
+        let key = ObjectRef::new(name).within(namespace);
+        self.delete_named(&api, &key, |_| true).await
     }
 
     /// Removes the operator's finalizer, whoever else owns it too: a server-side apply would leave it to them. Only of the

@@ -182,7 +182,7 @@ pub struct NameConstraintItem {
     pub ip_ranges: Vec<String>,
 }
 
-/// A reference to an issuer in the same namespace.
+/// A reference to an issuer in the same namespace: one of cert-manager's own, without a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerRef {
@@ -191,9 +191,6 @@ pub struct IssuerRef {
     /// Kind; `Issuer` if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// API group; cert-manager's own if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<String>,
 }
 
 /// What cert-manager reports of a Certificate.

@@ -320,17 +320,13 @@ async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, cop
     let caches = &context.caches;
     let leaf = role.object_name(&identity.id);
     if caches.certificates.has(PKI_NAMESPACE, &leaf) {
-        let key = ObjectRef::<Certificate>::new(&leaf).within(PKI_NAMESPACE);
-        let api = Api::namespaced(context.client.clone(), PKI_NAMESPACE);
-        context.clusters.delete_named(&api, &key, |_| true).await?;
+        context.clusters.delete_at::<Certificate>(PKI_NAMESPACE, &leaf).await?;
         return Ok(());
     }
     let hosted = identity.hosted();
     for (namespace, name) in [(PKI_NAMESPACE, leaf.as_str()), (hosted.as_str(), copy)] {
         if caches.secrets.has(namespace, name) {
-            let key = ObjectRef::<Secret>::new(name).within(namespace);
-            let api = Api::namespaced(context.client.clone(), namespace);
-            context.clusters.delete_named(&api, &key, |_| true).await?;
+            context.clusters.delete_at::<Secret>(namespace, name).await?;
         }
     }
     Ok(())

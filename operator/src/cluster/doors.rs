@@ -13,14 +13,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Api;
 use kube::api::ListParams;
-use kube::runtime::reflector::ObjectRef;
 use yoke_api::labels;
 
 use super::build::doors::{self, Open};
 use super::build::{hosted, stateful_set};
 use super::identity::Identity;
 use super::observe::Observed;
-use super::takeover;
+use super::{gate, takeover};
+use crate::apply::{ApplyError, Unseen};
 use crate::context::Context;
 use crate::error::ReconcileError;
 
@@ -32,59 +32,59 @@ pub(super) async fn apply(
     open: Open,
     is_asleep: bool,
 ) -> Result<(), ReconcileError> {
+    let is_restricted = !is_asleep || may_run(context, identity, observed).await?;
     let first = takeover::find_first(context, identity, observed.stateful_set.as_deref());
     let service = hosted::build_service(identity, open.konnectivity, first);
-    tokio::try_join!(
-        async { Ok(context.clusters.apply(&context.caches.services, &service).await?) },
-        restrict(context, identity, observed, open, is_asleep),
-    )?;
+    let policy = async {
+        match is_restricted {
+            true => restrict(context, identity, open).await,
+            false => lift(context, identity).await,
+        }
+    };
+    tokio::try_join!(context.clusters.apply(&context.caches.services, &service), policy)?;
     Ok(())
 }
 
-/// The NetworkPolicy, as long as there is whom it restricts.
-async fn restrict(
-    context: &Context,
-    identity: &Identity,
-    observed: &Observed,
-    open: Open,
-    is_asleep: bool,
-) -> Result<(), ReconcileError> {
-    let hosted = identity.hosted();
-    let is_there = context.caches.network_policies.has(hosted.as_str(), doors::NAME);
-    let is_needed = !is_asleep
-        || runs(observed)
-        // Before it goes, the host API itself is asked: a watch may lag behind.
-        || is_there && may_run(context, identity).await?;
-    if !is_needed {
-        if is_there {
-            context.note(&identity.id, |seen| seen.is_unrestricted = true);
-            let key = ObjectRef::<NetworkPolicy>::new(doors::NAME).within(hosted.as_str());
-            let api = Api::namespaced(context.client.clone(), hosted.as_str());
-            context.clusters.delete_named(&api, &key, |_| true).await?;
-        }
-        return Ok(());
-    }
+/// Applies the NetworkPolicy.
+async fn restrict(context: &Context, identity: &Identity, open: Open) -> Result<(), ApplyError> {
     let policy = doors::build_network_policy(identity, &context.config, open);
     // The watch may not tell yet that it was removed.
     if context.seen(&identity.id).is_unrestricted {
-        context.clusters.apply_unseen(&policy).await?;
+        context.clusters.apply(&Unseen, &policy).await?;
         context.note(&identity.id, |seen| seen.is_unrestricted = false);
         return Ok(());
     }
-    context
-        .clusters
-        .apply(&context.caches.network_policies, &policy)
-        .await?;
+    let known = &context.caches.network_policies;
+    context.clusters.apply(known, &policy).await
+}
+
+/// Removes it.
+async fn lift(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
+    if has_policy(context, identity) {
+        context.note(&identity.id, |seen| seen.is_unrestricted = true);
+        let hosted = identity.hosted();
+        let clusters = &context.clusters;
+        clusters
+            .delete_at::<NetworkPolicy>(hosted.as_str(), doors::NAME)
+            .await?;
+    }
     Ok(())
 }
 
-/// Whether a pod is seen, or was asked for.
-fn runs(observed: &Observed) -> bool {
-    observed.stateful_set.is_some() && !observed.is_asleep() || !observed.pods.is_empty()
+fn has_policy(context: &Context, identity: &Identity) -> bool {
+    let policies = &context.caches.network_policies;
+    policies.has(identity.hosted().as_str(), doors::NAME)
 }
 
-/// Whether the host API has a pod, or one may come of what was asked for before.
-async fn may_run(context: &Context, identity: &Identity) -> Result<bool, ReconcileError> {
+/// Whether there is a pod, or one may come of what was asked for before.
+async fn may_run(context: &Context, identity: &Identity, observed: &Observed) -> Result<bool, ReconcileError> {
+    if observed.stateful_set.is_some() && !observed.is_asleep() || !observed.pods.is_empty() {
+        return Ok(true);
+    }
+    // Before the NetworkPolicy goes, the host API itself is asked: a watch may lag behind.
+    if !has_policy(context, identity) {
+        return Ok(false);
+    }
     let hosted = identity.hosted();
     let sets = Api::<StatefulSet>::namespaced(context.client.clone(), hosted.as_str());
     let set = sets.get_opt(stateful_set::NAME).await;
@@ -93,21 +93,16 @@ async fn may_run(context: &Context, identity: &Identity) -> Result<bool, Reconci
         return Ok(true);
     }
     let pods = Api::<Pod>::namespaced(context.client.clone(), hosted.as_str());
-    let ours = ListParams::default()
-        .labels(&format!("{}={}", labels::ID, identity.id))
-        .limit(1);
-    let pods = pods.list_metadata(&ours).await;
-    Ok(!pods
-        .map_err(ReconcileError::host("the control plane's pods"))?
-        .items
-        .is_empty())
+    let ours = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
+    let found = pods.list_metadata(&ours.limit(1)).await;
+    let found = found.map_err(ReconcileError::host("the control plane's pods"))?;
+    Ok(!found.items.is_empty())
 }
 
 /// Whether a StatefulSet makes no pods any more: its controller knows that there is to be none.
 fn has_stopped(set: &StatefulSet) -> bool {
     let replicas = set.spec.as_ref().and_then(|spec| spec.replicas);
-    let seen = set.status.as_ref().and_then(|status| status.observed_generation);
-    replicas == Some(0) && seen == set.metadata.generation
+    replicas == Some(0) && gate::is_observed(set)
 }
 
 #[cfg(test)]

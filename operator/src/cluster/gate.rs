@@ -133,6 +133,12 @@ pub fn plan_incarnation(running: Option<u64>, kept: Option<&LastStart>, template
     }
 }
 
+/// Whether the controller of StatefulSets knows what is asked for now.
+pub fn is_observed(set: &StatefulSet) -> bool {
+    let seen = set.status.as_ref().and_then(|status| status.observed_generation);
+    seen == set.metadata.generation
+}
+
 /// The number in a StatefulSet.
 pub fn running_incarnation(set: Option<&StatefulSet>) -> Option<u64> {
     let template = set?.spec.as_ref()?.template.metadata.as_ref()?;

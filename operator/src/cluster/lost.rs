@@ -64,6 +64,5 @@ fn is_seen(set: Option<&StatefulSet>, incarnation: u64) -> bool {
     let Some(set) = set else {
         return false;
     };
-    let seen = set.status.as_ref().and_then(|status| status.observed_generation);
-    gate::running_incarnation(Some(set)) == Some(incarnation) && seen == set.metadata.generation
+    gate::running_incarnation(Some(set)) == Some(incarnation) && gate::is_observed(set)
 }

@@ -13,7 +13,7 @@ use yoke_pki::ParsedCertificate;
 use yoke_pki::plan::{AuthorityRole, Generation};
 
 use super::build::stateful_set;
-use super::gate::takeover;
+use super::gate::{self, takeover};
 use super::identity::Identity;
 use super::kept::{self, data_of};
 use super::outline::Outline;
@@ -103,12 +103,11 @@ impl Observed {
     pub(super) fn staying_pod(&self) -> Option<&Pod> {
         let set = self.stateful_set.as_deref()?;
         let replicas = set.spec.as_ref().and_then(|spec| spec.replicas);
-        let seen = set.status.as_ref().and_then(|status| status.observed_generation);
         let mut serving = takeover::serving(Some(set), &self.pods);
         let (Some(pod), None) = (serving.next(), serving.next()) else {
             return None;
         };
-        let stays = replicas != Some(0) && seen == set.metadata.generation && pod.metadata.deletion_timestamp.is_none();
+        let stays = replicas != Some(0) && gate::is_observed(set) && pod.metadata.deletion_timestamp.is_none();
         stays.then_some(pod)
     }
 

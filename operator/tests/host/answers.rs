@@ -34,10 +34,15 @@ pub(crate) async fn run_pod(host: &Host, name: &str) {
     pods.patch_status("control-plane-0", &params, &Patch::Merge(status))
         .await
         .unwrap();
-    let sets = host.api::<StatefulSet>(&hosted);
+    see_set(host, name, 1).await;
+}
+
+/// As the controller of StatefulSets says that it knows how many pods there are to be, and how many there are.
+pub(crate) async fn see_set(host: &Host, name: &str, pods: i32) {
+    let sets = host.api::<StatefulSet>(&host.hosted(name).await);
     let seen = sets.get("control-plane").await.unwrap().metadata.generation;
-    let status = serde_json::json!({"status": {"replicas": 1, "observedGeneration": seen}});
-    sets.patch_status("control-plane", &params, &Patch::Merge(status))
+    let status = serde_json::json!({"status": {"replicas": pods, "observedGeneration": seen}});
+    sets.patch_status("control-plane", &PatchParams::default(), &Patch::Merge(status))
         .await
         .unwrap();
 }

@@ -1,6 +1,5 @@
 //! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
 
-use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -11,7 +10,7 @@ use yoke_api::Cluster;
 use yoke_api::cluster::{ClusterSpec, DesiredState};
 use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
-use crate::answers::{ready, run_pod, run_ready};
+use crate::answers::{ready, run_pod, run_ready, see_set};
 use crate::harness::{Host, condition};
 use crate::tenant_api::TenantServer;
 
@@ -138,16 +137,6 @@ fn version_of<K: Resource>(object: &K) -> u64 {
     object.meta().resource_version.as_deref().unwrap().parse().unwrap()
 }
 
-/// As the controller of StatefulSets says that it knows how many pods there are to be.
-async fn see_set(host: &Host) {
-    let sets = host.api::<StatefulSet>(&host.hosted("a").await);
-    let seen = sets.get("control-plane").await.unwrap().metadata.generation;
-    let status = json!({"status": {"replicas": 0, "observedGeneration": seen}});
-    sets.patch_status("control-plane", &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_network_policy_is_there_as_long_as_there_may_be_a_pod() {
     let host = Host::start().await;
@@ -165,7 +154,7 @@ async fn a_network_policy_is_there_as_long_as_there_may_be_a_pod() {
             .await;
         host.reconcile("a").await.unwrap();
         assert_eq!(restricted(&host).await, Some(made), "a pod may still be made");
-        see_set(&host).await;
+        see_set(&host, "a", 0).await;
         host.bring("a", "no pod can come", async || restricted(&host).await.is_none())
             .await;
 

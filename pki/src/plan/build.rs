@@ -182,8 +182,6 @@ fn build_spec(facts: &ClusterFacts, name: &str, issuer: String) -> CertificateSp
         issuer_ref: IssuerRef {
             name: issuer,
             kind: Some("Issuer".into()),
-            // See the facts about cert-manager.
-            group: None,
         },
         revision_history_limit: Some(CERTIFICATE_REQUESTS_KEPT),
         ..CertificateSpec::default()
