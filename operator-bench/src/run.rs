@@ -79,7 +79,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         rest: Duration::from_secs(args.rest),
         clusters: 0,
     };
-    let (mut rests, mut starts, mut restarts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rests, mut starts) = (Vec::new(), Vec::new());
     stage.begin().await?;
     rests.push(stage.measure().await?);
     for clusters in [count / 10, count] {
@@ -91,12 +91,13 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     }
     for _ in 0..args.kills {
         stage.operator.kill();
-        restarts.push(stage.start(format!("after kill -9 with {count}")).await?);
+        starts.push(stage.start(format!("after kill -9 with {count}")).await?);
         rests.push(stage.measure().await?);
     }
     print_rests(&rests);
-    print_starts(starts.iter().chain(&restarts));
-    print_targets(&rests, restarts.last());
+    print_starts(&starts);
+    // Without a kill the last start is the first with so many Clusters.
+    print_targets(&rests, starts.last().filter(|_| args.kills > 0));
     Ok(())
 }
 
@@ -175,7 +176,7 @@ impl Stage {
             reads,
             writes,
         };
-        print_starts([&start].into_iter());
+        print_starts(std::slice::from_ref(&start));
         Ok(start)
     }
 

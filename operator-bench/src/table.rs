@@ -94,7 +94,7 @@ fn describe_rates((reads, writes): &(Requests, Requests), seconds: f64) -> Strin
 }
 
 /// Prints what starts came to.
-pub(crate) fn print_starts<'a>(starts: impl Iterator<Item = &'a Start>) {
+pub(crate) fn print_starts(starts: &[Start]) {
     println!(
         "\n### Starts\n\n| | settled after | CPU until then | most memory | reads | writes |\n|---|---|---|---|---|---|"
     );

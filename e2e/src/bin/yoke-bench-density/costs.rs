@@ -72,7 +72,7 @@ pub(crate) struct Costs {
 }
 
 /// The costs between two moments.
-pub(crate) struct Span(pub(crate) Costs, pub(crate) Costs);
+pub(crate) struct Span(Costs, Costs);
 
 impl Costs {
     /// What was used up to now.
@@ -185,7 +185,8 @@ pub(crate) fn print_with(with: &Span, clusters: usize) {
 }
 
 /// Prints what was used at rest without Clusters and with them, and while they were made.
-pub(crate) fn print(without: &Span, making: &Span, with: &Span, clusters: usize) {
+pub(crate) fn print(without: &Span, with: &Span, clusters: usize) {
+    let making = Span(without.1.clone(), with.0.clone());
     let each = clusters.max(1) as u64;
     println!(
         "\n### What {clusters} Clusters cost\n\n| process | CPU at rest without them | with them | CPU to make each | memory without them | with them | each adds |\n|---|---|---|---|---|---|---|"

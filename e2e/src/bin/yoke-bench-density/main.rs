@@ -59,28 +59,23 @@ async fn main() -> Result<()> {
     let rest = Duration::from_secs(arguments.rest);
     let stack = Stack::connect().await?;
     let fleet = Fleet::new(&stack, &arguments)?;
-    if arguments.kept {
+    let without = if arguments.kept {
         let unsettled = fleet.count_unsettled().await?;
         ensure!(
             unsettled == 0,
             "{unsettled} Clusters are not as an earlier run left them"
         );
-        say("what the machine costs with them");
-        let with = Span::measure(&stack, rest).await?;
-        costs::print_with(&with, fleet.count());
+        None
     } else {
-        fleet.prepare().await?;
-        say("what the machine costs without them");
-        let without = Span::measure(&stack, rest).await?;
-        say("making Clusters");
-        let made = fleet.make().await?;
-        made.print();
-        say("waiting until the machine is at rest");
-        Span::wait_for_rest(&stack).await?;
-        say("what the machine costs with them");
-        let with = Span::measure(&stack, rest).await?;
-        let making = Span(without.1.clone(), with.0.clone());
-        costs::print(&without, &making, &with, fleet.count());
+        Some(make(&fleet, rest).await?)
+    };
+    say("waiting until the machine is at rest");
+    Span::wait_for_rest(&stack).await?;
+    say("what the machine costs with them");
+    let with = Span::measure(&stack, rest).await?;
+    match without {
+        Some(without) => costs::print(&without, &with, fleet.count()),
+        None => costs::print_with(&with, fleet.count()),
     }
     say("waking some");
     wake::measure(&fleet, arguments.wakes).await?;
@@ -94,6 +89,16 @@ async fn main() -> Result<()> {
     fleet.remove().await?;
     println!("\nAll were gone after {:.0} s.", begun.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// Makes the Clusters. What the machine cost before.
+async fn make(fleet: &Fleet, rest: Duration) -> Result<Span> {
+    fleet.prepare().await?;
+    say("what the machine costs without them");
+    let without = Span::measure(&fleet.stack, rest).await?;
+    say("making Clusters");
+    fleet.make().await?.print();
+    Ok(without)
 }
 
 fn parse_rate(text: &str) -> Result<f64, String> {
