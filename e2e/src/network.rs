@@ -80,11 +80,7 @@ pub fn pod_ip(pod: &Pod) -> Result<String> {
 /// The process on this machine that is the given container of a pod.
 pub async fn container_pid(stack: &Stack, pod: &Pod, container: &str) -> Result<u32> {
     let status = pod.status.as_ref().context("the pod has no status")?;
-    let all = status
-        .container_statuses
-        .iter()
-        .chain(&status.init_container_statuses)
-        .flatten();
+    let all = status.container_statuses.iter().flatten();
     let id = all
         .filter(|status| status.name == container)
         .find_map(|status| {

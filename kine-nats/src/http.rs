@@ -1,8 +1,9 @@
 //! What is asked over plain HTTP, of the listener for metrics and of those of the etcd API: metrics and probes. `/health`,
-//! `/version`, `/livez` and `/readyz` are etcd's; `/writer` is for what may run beside one process of a store only, and `/release`
-//! and `/released` are for what ends with it.
+//! `/version`, `/livez` and `/readyz` are etcd's; `/writer` is for what may run beside one process of a store only, `/release` and
+//! `/released` are for what ends with it, and `/unused` for itself, which ends last.
 
 use crate::backup::STORAGE_VERSION;
+use crate::clients::Clients;
 use crate::grpc::{VERSION, is_full};
 use crate::metrics::Metrics;
 use crate::role::Role;
@@ -31,7 +32,7 @@ use yoke_runtime::AcceptBackoff;
 /// Prometheus does not read what says nothing of its form.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
-/// Seconds that somebody may wait for a release.
+/// Seconds that somebody may wait who is told to end.
 const LONGEST_WAIT: u64 = 60;
 
 #[derive(Debug, Clone)]
@@ -39,10 +40,11 @@ struct Shared {
     store: watch::Receiver<Option<Arc<Store>>>,
     metrics: Metrics,
     released: Arc<watch::Sender<bool>>,
+    clients: Clients,
 }
 
 /// All that is answered.
-pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics) -> Router {
+pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metrics, clients: Clients) -> Router {
     Router::new()
         .route("/metrics", get(answer_metrics))
         .route("/livez", get(async || "ok\n"))
@@ -52,10 +54,12 @@ pub(crate) fn routes(store: watch::Receiver<Option<Arc<Store>>>, metrics: Metric
         .route("/writer", get(answer_writer))
         .route("/release", post(answer_release))
         .route("/released", get(answer_released))
+        .route("/unused", get(answer_unused))
         .with_state(Shared {
             store,
             metrics,
             released: Arc::new(watch::Sender::new(false)),
+            clients,
         })
 }
 
@@ -97,7 +101,7 @@ async fn answer_ready(State(shared): State<Shared>) -> Response {
 }
 
 /// As etcd's: `serializable=true` asks for this process alone, `exclude=NOSPACE` for no word on its space.
-async fn answer_health(State(shared): State<Shared>, Query(wishes): Query<Vec<(String, String)>>) -> Response {
+async fn answer_health(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
     let wished = |name: &str, value: &str| wishes.iter().any(|(n, v)| n == name && v == value);
     let reason = match shared.store.borrow().as_deref() {
         Some(store) if is_full(store) && !wished("exclude", "NOSPACE") => "ALARM NOSPACE",
@@ -147,18 +151,35 @@ async fn answer_release(State(shared): State<Shared>) -> &'static str {
 }
 
 /// Answers when this process is released, or after `seconds`: what runs beside it, and is told to end, serves on so long.
-async fn answer_released(State(shared): State<Shared>, Query(wishes): Query<Vec<(String, String)>>) -> Response {
+async fn answer_released(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
+    let mut released = shared.released.subscribe();
+    let wait = async {
+        let _ = released.wait_for(|released| *released).await;
+    };
+    answer_after(wait, &wishes, ("released\n", "nobody has released it in time\n")).await
+}
+
+/// Answers when no client of the etcd API is connected, or after `seconds`: so long this process has to serve that is told to
+/// end together with them.
+async fn answer_unused(State(shared): State<Shared>, Query(wishes): Query<Wishes>) -> Response {
+    let (gone, stay) = ("unused\n", "clients have stayed connected\n");
+    answer_after(shared.clients.gone(), &wishes, (gone, stay)).await
+}
+
+/// What is asked for behind a path.
+type Wishes = Vec<(String, String)>;
+
+/// Waits as long as `seconds` allow: what is said when it was long enough, and when it was not.
+async fn answer_after(wait: impl Future<Output = ()>, wishes: &Wishes, says: (&'static str, &'static str)) -> Response {
     let wished = wishes.iter().find(|(name, _)| name == "seconds");
     let seconds = wished.and_then(|(_, value)| value.parse().ok());
     let Some(seconds) = seconds.filter(|seconds| *seconds <= LONGEST_WAIT) else {
-        let how = format!("give /released?seconds=N, of {LONGEST_WAIT} at most\n");
+        let how = format!("give seconds=N, of {LONGEST_WAIT} at most\n");
         return (StatusCode::BAD_REQUEST, how).into_response();
     };
-    let mut released = shared.released.subscribe();
-    let waited = timeout(Duration::from_secs(seconds), released.wait_for(|released| *released)).await;
-    match waited {
-        Ok(_) => "released\n".into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "nobody has released it in time\n").into_response(),
+    match timeout(Duration::from_secs(seconds), wait).await {
+        Ok(()) => says.0.into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, says.1).into_response(),
     }
 }
 

@@ -15,6 +15,7 @@ pub mod args;
 mod audit;
 mod backup;
 mod boot;
+mod clients;
 mod clock;
 pub mod codec;
 mod follow;

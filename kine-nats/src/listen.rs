@@ -1,6 +1,7 @@
 //! The listeners of the etcd API.
 
 use crate::args::Listen;
+use crate::clients::{Clients, Counted};
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
 use std::io;
@@ -101,6 +102,7 @@ async fn make_room(path: &Path) -> io::Result<()> {
 pub(crate) async fn serve(
     bound: Bound,
     routes: Routes,
+    clients: Clients,
     stop: watch::Receiver<bool>,
 ) -> Result<(), tonic::transport::Error> {
     // Who reaches this by a network may go without a word; a process at the other end of a unix socket cannot.
@@ -121,31 +123,39 @@ pub(crate) async fn serve(
     match bound {
         Bound::Tcp(listener) => {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            let incoming = patient(incoming);
+            let incoming = patient(incoming, clients);
             router.serve_with_incoming_shutdown(incoming, stopped(stop)).await
         }
         Bound::Tls(listener, configs) => {
             let (connections, accepting) = tls::accept(listener, configs, (), stopped(stop.clone()));
-            let serving = router.serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop));
+            let incoming = ReceiverStream::new(connections)
+                .map(move |connection| connection.map(|connection| clients.count(connection)));
+            let serving = router.serve_with_incoming_shutdown(incoming, stopped(stop));
             let (served, ()) = tokio::join!(serving, accepting);
             served
         }
         Bound::Unix(listener, _socket) => {
-            let incoming = patient(UnixListenerStream::new(listener));
+            let incoming = patient(UnixListenerStream::new(listener), clients);
             router.serve_with_incoming_shutdown(incoming, stopped(stop)).await
         }
     }
 }
 
-/// Passes connections on, and waits for those that cannot be accepted.
-fn patient<C>(incoming: impl Stream<Item = io::Result<C>> + Unpin) -> impl Stream<Item = io::Result<C>> {
+/// Counts connections and passes them on, and waits for those that cannot be accepted.
+fn patient<C>(
+    incoming: impl Stream<Item = io::Result<C>> + Unpin,
+    clients: Clients,
+) -> impl Stream<Item = io::Result<Counted<C>>> {
     unfold(
-        (incoming, AcceptBackoff::default()),
-        |(mut incoming, mut backoff)| async move {
+        (incoming, clients, AcceptBackoff::default()),
+        |(mut incoming, clients, mut backoff)| async move {
             loop {
                 match incoming.next().await? {
                     Err(error) => backoff.wait(&error).await,
-                    connection => return Some((connection, (incoming, backoff))),
+                    Ok(connection) => {
+                        let counted = clients.count(connection);
+                        return Some((Ok(counted), (incoming, clients, backoff)));
+                    }
                 }
             }
         },

@@ -2,6 +2,7 @@
 
 use crate::args::{Args, LogFormat, NatsArgs};
 use crate::audit::{self, Activity};
+use crate::clients::Clients;
 use crate::grpc::{self, Node};
 use crate::http;
 use crate::keep::{Ended, Plan, StoreSender, live, retry};
@@ -44,14 +45,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (stores, store) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let probes = http::routes(store.clone(), metrics.clone());
+    let clients = Clients::default();
+    let probes = http::routes(store.clone(), metrics.clone(), clients.clone());
     let node = Node::new(store.clone(), args.progress_interval, args.client_urls());
     let routes = Routes::from(
         grpc::routes(&node, &metrics.calls)
             .into_axum_router()
             .merge(probes.clone()),
     );
-    listen(&args, &routes, &stopped, &mut tasks).await?;
+    listen(&args, &routes, &clients, &stopped, &mut tasks).await?;
     serve_http(&args, probes).await?;
 
     let mut terminate = signal(SignalKind::terminate())?;
@@ -102,6 +104,7 @@ async fn serve_http(args: &Args, mut probes: Router) -> anyhow::Result<()> {
 async fn listen(
     args: &Args,
     routes: &Routes,
+    clients: &Clients,
     stop: &watch::Receiver<bool>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
@@ -121,8 +124,8 @@ async fn listen(
         let bound = listen::bind(address, tls.as_ref())
             .await
             .with_context(|| format!("listen on {}", address.url()))?;
-        let (routes, stop) = (routes.clone(), stop.clone());
-        tasks.spawn(async move { listen::serve(bound, routes, stop).await.context("serve the etcd API") });
+        let serving = listen::serve(bound, routes.clone(), clients.clone(), stop.clone());
+        tasks.spawn(async move { serving.await.context("serve the etcd API") });
     }
     Ok(())
 }

@@ -44,8 +44,10 @@ fn what_it_does_not_understand_is_refused() {
         &["50ms", "cat"],
         &["50"],
         &["install"],
-        &["--writer", "nowhere", "50", "cat"],
-        &["--writer", "127.0.0.1:1", "50"],
+        &["--writer", "nowhere", "--after", "127.0.0.1:1", "50", "cat"],
+        &["--writer", "127.0.0.1:1", "--after", "nowhere", "50", "cat"],
+        &["--writer", "127.0.0.1:1", "50", "cat"],
+        &["--writer", "127.0.0.1:1", "--after", "127.0.0.1:1", "50"],
         &[],
     ] {
         let output = run(LAUNCH, arguments);

@@ -227,7 +227,6 @@ fn build_pod(set: StatefulSet) -> Stored {
     let status = json!({
         "phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "hostIP": "127.0.0.1", "qosClass": "Burstable",
         "startTime": now, "conditions": conditions, "containerStatuses": to_status(&spec.containers),
-        "initContainerStatuses": to_status(spec.init_containers.as_deref().unwrap_or_default()),
     });
     let pod = Pod {
         metadata: ObjectMeta {

@@ -197,12 +197,8 @@ async fn no_ca_key_near_a_control_plane_and_no_root_among_client_cas() -> Result
     // In the pod: what each container sees, its environment and its command line.
     let pod = network::pod(&stack, &hosted, "yoke.drzzl.io/cluster=a").await?;
     let spec = pod.spec.clone().context("a pod without a spec")?;
-    let containers = spec
-        .containers
-        .into_iter()
-        .chain(spec.init_containers.into_iter().flatten());
     let mut found_leaf = false;
-    for container in containers.map(|container| container.name) {
+    for container in spec.containers.into_iter().map(|container| container.name) {
         let pid = network::container_pid(&stack, &pod, &container).await?;
         let process = PathBuf::from(format!("/proc/{pid}"));
         let file_root = process.join("root");

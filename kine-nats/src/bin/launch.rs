@@ -1,5 +1,5 @@
 //! `yoke-launch`: starts the components of a control plane such that they wake rarely, and those that may run once beside the
-//! process that writes the store only.
+//! process that writes the store only, and not before the API server serves, to which they leave the processor until then.
 //!
 //! A component of Kubernetes has hundreds of timers that come twice a second or so, most of which only keep a metric up to
 //! date, and wakes for each of them by itself: half of what an idle control plane costs. Linux lets those come together that
@@ -10,8 +10,9 @@
 //! ```text
 //! yoke-launch install FILE                                    copies itself, for containers of other images
 //! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…                becomes PROGRAM
-//! yoke-launch --writer ADDRESS MILLISECONDS PROGRAM [ARGUMENT]…
-//!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does
+//! yoke-launch --writer ADDRESS --after SERVER MILLISECONDS PROGRAM [ARGUMENT]…
+//!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does;
+//!                                                             begins when somebody listens at SERVER
 //! ```
 
 #[path = "launch/writer.rs"]
@@ -20,6 +21,7 @@ mod writer;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -28,16 +30,18 @@ use std::process::Command;
 
 use rustix::thread::set_current_timer_slack;
 
-const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch [--writer ADDRESS] MILLISECONDS PROGRAM [ARGUMENT]…";
+const USAGE: &str =
+    "usage: yoke-launch install FILE | yoke-launch [--writer ADDRESS --after SERVER] MILLISECONDS PROGRAM [ARGUMENT]…";
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [word, file] if word == "install" => install(Path::new(file)),
-        [word, address, milliseconds, program, rest @ ..] if word == "--writer" => {
-            let address = address.to_str().and_then(|address| address.parse().ok());
+        [first, store, second, server, milliseconds, program, rest @ ..]
+            if first == "--writer" && second == "--after" =>
+        {
             let command = prepare(milliseconds, program, rest)?;
-            writer::run_beside(address.ok_or_else(refuse)?, command)
+            writer::run_beside(to_address(store)?, to_address(server)?, command)
         }
         [milliseconds, program, rest @ ..] => Err(prepare(milliseconds, program, rest)?.exec()),
         _ => Err(refuse()),
@@ -58,6 +62,11 @@ fn prepare(milliseconds: &OsStr, program: &OsStr, rest: &[OsString]) -> Result<C
     let mut command = Command::new(program);
     command.args(rest);
     Ok(command)
+}
+
+fn to_address(text: &OsStr) -> Result<SocketAddr> {
+    let address = text.to_str().and_then(|text| text.parse().ok());
+    address.ok_or_else(refuse)
 }
 
 /// The time in nanoseconds.

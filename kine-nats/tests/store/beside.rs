@@ -1,4 +1,4 @@
-//! What may run once runs beside the process that writes, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
+//! What may run once runs beside the process that writes, and not before the API server serves, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
 //! plane of which another pod stands by.
 
 use crate::harness::{Kine, Nats, etcdctl, eventually};
@@ -6,6 +6,8 @@ use futures::StreamExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::time::sleep;
 
 const STAND_BY: [&str; 2] = ["--follow", "--end-when-replaced"];
 
@@ -17,11 +19,12 @@ struct Beside {
 }
 
 impl Beside {
-    fn start(kine: &Kine, folder: &Path, name: &str, program: &str) -> Self {
+    fn start(kine: &Kine, server: &str, folder: &Path, name: &str, program: &str) -> Self {
         let pids = folder.join(name);
         let program = format!("echo $$ >> {}; {program}", pids.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_yoke-launch"));
-        command.args(["--writer", &kine.metrics_address(), "50", "sh", "-c", &program]);
+        command.args(["--writer", &kine.metrics_address(), "--after", server]);
+        command.args(["50", "sh", "-c", &program]);
         Self {
             launch: command.spawn().unwrap(),
             pids,
@@ -64,8 +67,15 @@ async fn what_may_run_once_runs_beside_the_writer() {
     let (nats, folder) = (Nats::start().await, tempfile::tempdir().unwrap());
     let mut first = Kine::start(&nats, "beside", &STAND_BY).await;
     let mut second = Kine::start(&nats, "beside", &STAND_BY).await;
-    let start = |kine: &Kine, name: &str| Beside::start(kine, folder.path(), name, "exec sleep 1000");
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = free.local_addr().unwrap().to_string();
+    drop(free);
+    let start = |kine: &Kine, name: &str| Beside::start(kine, &server, folder.path(), name, "exec sleep 1000");
     let (mut one, other) = (start(&first, "one"), start(&second, "other"));
+    // Neither the API server nor who waits for it is there yet.
+    sleep(Duration::from_secs(1)).await;
+    assert!(one.begun().is_empty());
+    let _server = TcpListener::bind(&server).await.unwrap();
     one.until(true, 1).await;
     assert!(!other.runs());
 
@@ -95,7 +105,7 @@ async fn what_may_run_once_runs_beside_the_writer() {
     assert!(Command::new("kill").arg(id).status().unwrap().success());
     assert_eq!(other.ended().await, Some(128 + 15));
 
-    let mut short = Beside::start(&first, folder.path(), "short", "exit 7");
+    let mut short = Beside::start(&first, &server, folder.path(), "short", "exit 7");
     assert_eq!(short.ended().await, Some(7));
     assert_eq!(short.begun().len(), 1, "the kubelet starts it again");
 }

@@ -112,3 +112,26 @@ async fn who_is_told_to_end_waits_until_it_is_released() {
     kine.client().await.put("/a", b"b").await.unwrap();
     assert_eq!(ask(&address, "/readyz").await.0, "200");
 }
+
+#[tokio::test]
+async fn a_store_that_is_told_to_end_waits_until_nobody_uses_it() {
+    let nats = Nats::start().await;
+    let kine = Kine::start(&nats, "unused", &[]).await;
+    let address = kine.metrics_address();
+    assert_eq!(ask(&address, "/unused").await.0, "400");
+    let mut clients = [kine.client().await, kine.client().await];
+    for client in &mut clients {
+        client.put("/a", b"b").await.unwrap();
+    }
+    let asked = address.clone();
+    let waiting = tokio::spawn(async move { ask(&asked, "/unused?seconds=60").await.0 });
+    // Long enough to hear that one, too.
+    assert_eq!(ask(&address, "/unused?seconds=1").await.0, "503");
+    let [first, second] = clients;
+    drop(first);
+    assert_eq!(ask(&address, "/unused?seconds=1").await.0, "503");
+    assert!(!waiting.is_finished());
+    drop(second);
+    let waited = timeout(Duration::from_secs(10), waiting).await;
+    assert_eq!(waited.unwrap().unwrap(), "200");
+}

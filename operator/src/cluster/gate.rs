@@ -151,9 +151,8 @@ fn incarnation_of(annotations: Option<&BTreeMap<String, String>>) -> Option<u64>
 
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.as_ref();
-    let first = status.and_then(|status| status.init_container_statuses.as_deref());
-    let second = status.and_then(|status| status.container_statuses.as_deref());
-    first.into_iter().chain(second).flatten()
+    let statuses = status.and_then(|status| status.container_statuses.as_deref());
+    statuses.into_iter().flatten()
 }
 
 fn is_backing_off(status: &ContainerStatus) -> bool {

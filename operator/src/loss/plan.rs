@@ -111,10 +111,10 @@ fn to_member(pod: &Pod) -> Option<Member> {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_deref());
     let mut containers = containers.into_iter().flatten();
-    let sidecars = status.and_then(|status| status.init_container_statuses.as_deref());
-    let mut all = containers.clone().chain(sidecars.into_iter().flatten());
     // What has ended a kubelet has seen that lives, and starts again.
-    let runs = all.all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
+    let runs = containers
+        .clone()
+        .all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
     let is_taken = status.is_some_and(|status| status.start_time.is_some());
     Some(Member {
         id: label(labels::ID)?.parse().ok()?,

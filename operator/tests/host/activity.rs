@@ -81,7 +81,7 @@ async fn replicas(host: &Host) -> Option<i32> {
 /// Whether the store of the present template is told of requests.
 async fn listens(host: &Host) -> bool {
     let set = host.stateful_set(&host.hosted("a").await).await.unwrap();
-    let mut containers = set.spec.unwrap().template.spec.unwrap().init_containers.unwrap();
+    let mut containers = set.spec.unwrap().template.spec.unwrap().containers;
     let store = containers.remove(0);
     store.args.unwrap().contains(&"--audit=127.0.0.1:2382".to_owned())
 }

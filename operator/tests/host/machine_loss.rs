@@ -135,7 +135,7 @@ fn signal(process: &Process, signal: &str) {
 /// Starts the store of a Cluster as its template says.
 async fn start_store(host: &Host, hosted: &str) -> Process {
     let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
-    let arguments = template.spec.unwrap().init_containers.unwrap().remove(0).args.unwrap();
+    let arguments = template.spec.unwrap().containers.remove(0).args.unwrap();
     let number = template.metadata.unwrap().annotations.unwrap()["yoke.drzzl.io/incarnation"].clone();
     let dir = host.make_dir(&format!("store-{number}"));
     for (key, file) in [("user.creds", "user.creds"), ("ca.crt", "ca.crt")] {

@@ -100,7 +100,7 @@ async fn start(host: &Host, hosted: &str) -> (u64, String) {
     let template = host.stateful_set(hosted).await.unwrap().spec.unwrap().template;
     let annotations = template.metadata.unwrap().annotations.unwrap();
     let number = annotations["yoke.drzzl.io/incarnation"].clone();
-    let arguments = template.spec.unwrap().init_containers.unwrap().remove(0).args.unwrap();
+    let arguments = template.spec.unwrap().containers.remove(0).args.unwrap();
     assert!(arguments.contains(&format!("--incarnation={number}")));
     (
         number.parse().unwrap(),

@@ -34,7 +34,7 @@ async fn number(host: &Host, hosted: &str) -> Option<u64> {
     let template = host.stateful_set(hosted).await?.spec?.template;
     let annotations = template.metadata?.annotations?;
     let argument = format!("--incarnation={}", annotations["yoke.drzzl.io/incarnation"]);
-    let store = &template.spec?.init_containers?[0];
+    let store = &template.spec?.containers[0];
     assert!(
         store.args.as_ref()?.contains(&argument),
         "the store is told what the annotation says"

@@ -44,12 +44,8 @@ impl Template {
         let set: StatefulSet = serde_saphyr::from_str(set)?;
         let files: ConfigMap = serde_saphyr::from_str(files)?;
         let pod = set.spec.and_then(|spec| spec.template.spec).context("no pod")?;
-        let containers = pod
-            .containers
-            .into_iter()
-            .chain(pod.init_containers.into_iter().flatten());
         Ok(Self {
-            containers: containers.collect(),
+            containers: pod.containers,
             files: files.data.unwrap_or_default().into_iter().collect(),
         })
     }

@@ -2,8 +2,8 @@
 //! when it does not any more, or has ended itself: who waits for either only reads.
 //!
 //! ```text
-//! main     ask ─▶ answered ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
-//! threads                     wait for PROGRAM: it ended by itself ─▶ end as it did
+//! main     ask ─▶ answered ─▶ the API server listens ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
+//! threads                                               wait for PROGRAM: it ended by itself ─▶ end as it did
 //!          SIGTERM, SIGINT ─▶ PROGRAM, or end
 //! ```
 
@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How soon a store that does not answer is asked again.
+/// How soon a store that does not answer is asked again, and an API server.
 const AGAIN: Duration = Duration::from_millis(50);
 /// More than the head of an answer has.
 const HEAD: usize = 4096;
@@ -35,11 +35,13 @@ type Running = Arc<Mutex<State>>;
 
 /// Runs a program while the store writes. This process ends as the program does, if that ends by itself.
 #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
-pub(super) fn run_beside(store: SocketAddr, mut command: Command) -> Result<()> {
+pub(super) fn run_beside(store: SocketAddr, server: SocketAddr, mut command: Command) -> Result<()> {
     let running = Running::default();
     pass_on_signals(&running)?;
     loop {
-        let mut answer = wait_for_writer(store);
+        let mut answer = wait_for(|| ask(store));
+        // Of a store that stops writing meanwhile the answer has ended when it is read.
+        wait_for(|| TcpStream::connect(server));
         let (mut child, pid) = {
             let mut running = lock(&running);
             let child = command.spawn()?;
@@ -88,12 +90,11 @@ fn pass_on_signals(running: &Running) -> Result<()> {
     Ok(())
 }
 
-/// The rest of the answer.
 #[allow(clippy::disallowed_methods, reason = "there is no runtime here")]
-fn wait_for_writer(store: SocketAddr) -> TcpStream {
+fn wait_for(attempt: impl Fn() -> Result<TcpStream>) -> TcpStream {
     loop {
-        match ask(store) {
-            Ok(answer) => return answer,
+        match attempt() {
+            Ok(stream) => return stream,
             Err(_) => sleep(AGAIN),
         }
     }

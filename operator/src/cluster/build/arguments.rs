@@ -50,11 +50,13 @@ fn launch(slack: u32, program: &str) -> Vec<String> {
     vec![format!("{LAUNCH_DIR}/{LAUNCH}"), slack.to_string(), program.to_owned()]
 }
 
-/// The program of a component that may run once, beside the store that writes.
+/// The program of a component that may run once, beside the store that writes. It can do nothing before the API server serves,
+/// and would take from it half a second of a processor that it starts with.
 fn launch_once(program: &str) -> Vec<String> {
     let mut arguments = launch(CLIENT_SLACK, program);
-    let writer = ["--writer".to_owned(), format!("127.0.0.1:{STORE_PORT}")];
-    arguments.splice(1..1, writer);
+    let local = |option: &str, port: u16| [option.to_owned(), format!("127.0.0.1:{port}")];
+    let conditions = [local("--writer", STORE_PORT), local("--after", API_PORT)];
+    arguments.splice(1..1, conditions.concat());
     arguments
 }
 

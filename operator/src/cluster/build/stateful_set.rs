@@ -32,8 +32,10 @@ const CONTROLLER_MANAGER_PORT: u16 = 10257;
 const SCHEDULER_PORT: u16 = 10259;
 /// How long a pod that is to end serves on, unless it is released before: as long as it takes another one to stand by.
 pub(crate) const LINGER_SECONDS: i64 = 20;
-/// The API server ends and the store writes a resign record after that, well within this.
-const GRACE_SECONDS: i64 = LINGER_SECONDS + 15;
+/// How long a store that is to end serves on, unless nobody uses it before: the API server ends after its own wait.
+const SERVE_SECONDS: i64 = LINGER_SECONDS + 5;
+/// The store leaves a snapshot and writes a resign record after that, well within this.
+const GRACE_SECONDS: i64 = SERVE_SECONDS + 10;
 /// The same of a component that a probe found not to answer: its hook waits for nobody then.
 const SILENT_SECONDS: i64 = 5;
 /// Files that a group may read: the pod's own.
@@ -42,6 +44,9 @@ pub(super) const SECRET_MODE: i32 = 0o440;
 /// start, of which the condition `Ready` tells, and an API server answers rightly before it has looked at each of them. Measured:
 /// 1.1 s of 2.3 s from its start.
 const NOT_AWAITED: [&str; 2] = ["rbac/bootstrap-roles", "scheduling/bootstrap-system-priority-classes"];
+/// Of which container `kubectl logs` shows what is said, if none is named:
+/// <https://kubernetes.io/docs/reference/labels-annotations-taints/#kubectl-kubernetes-io-default-container>.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 const SOCKET: &str = "socket";
 const LAUNCH: &str = "launch";
 /// Where there is no way to a DNS server, so that a name that is asked for fails at once.
@@ -110,7 +115,7 @@ pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str, lost: Op
     let mut annotations = annotations.map(|(key, value)| (key.to_owned(), value)).into();
     place::annotate(&mut annotations, lost);
     let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let containers = pod.iter().flat_map(|pod| &pod.init_containers).flatten();
+    let containers = pod.into_iter().flat_map(|pod| &pod.containers);
     let renumbered = containers.filter_map(|container| {
         let mut arguments = container.args.clone()?;
         arguments::renumber_store(&mut arguments, incarnation);
@@ -133,7 +138,7 @@ pub fn build_restart(set: &StatefulSet, incarnation: u64, digest: &str, lost: Op
                 }),
                 spec: Some(PodSpec {
                     affinity: place::build_affinity(lost),
-                    init_containers: Some(renumbered.collect()),
+                    containers: renumbered.collect(),
                     ..PodSpec::default()
                 }),
             },
@@ -157,15 +162,12 @@ pub fn read_digest(set: &StatefulSet) -> Option<&String> {
 /// Whether its store uses the stream for every other snapshot.
 pub fn uses_spare(set: &StatefulSet) -> bool {
     let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    // It is a sidecar.
-    let mut containers = pod.into_iter().flat_map(|pod| pod.init_containers.iter().flatten());
-    containers.any(|container| {
-        container
-            .args
-            .iter()
-            .flatten()
-            .any(|argument| argument == arguments::SPARE)
-    })
+    let mut containers = pod.into_iter().flat_map(|pod| &pod.containers);
+    containers.any(has_spare)
+}
+
+fn has_spare(container: &Container) -> bool {
+    container.args.iter().flatten().any(|given| given == arguments::SPARE)
 }
 
 /// Whether there is a konnectivity-server.
@@ -180,25 +182,18 @@ pub fn keep_facts(set: &mut StatefulSet) {
     let Some(pod) = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) else {
         return;
     };
-    let named = |container: &Container, args: Option<Vec<String>>| Container {
-        name: container.name.clone(),
-        args,
-        ..Container::default()
-    };
-    let has_spare = |container: &&Container| container.args.iter().flatten().any(|given| given == arguments::SPARE);
-    let stores = pod.init_containers.iter().flatten().filter(has_spare);
-    let stores: Vec<_> = stores
-        .map(|container| named(container, Some(vec![arguments::SPARE.to_owned()])))
-        .collect();
-    let servers = pod
-        .containers
-        .iter()
-        .filter(|container| container.name == konnectivity::NAME);
+    let kept = pod.containers.drain(..).filter_map(|container| {
+        let spare = has_spare(&container).then(|| vec![arguments::SPARE.to_owned()]);
+        (spare.is_some() || container.name == konnectivity::NAME).then_some(Container {
+            name: container.name,
+            args: spare,
+            ..Container::default()
+        })
+    });
     *pod = PodSpec {
+        containers: kept.collect(),
         affinity: pod.affinity.take(),
         dns_config: pod.dns_config.take(),
-        containers: servers.map(|container| named(container, None)).collect(),
-        init_containers: Some(stores).filter(|stores| !stores.is_empty()),
         ..PodSpec::default()
     };
 }
@@ -218,6 +213,7 @@ fn build_template(blueprint: &Blueprint<'_>, start: &Start) -> PodTemplateSpec {
         (labels::INCARNATION, start.incarnation.to_string()),
         (labels::CONFIG_DIGEST, start.digest.clone()),
         (labels::VERSION, blueprint.accepted.version.to_string()),
+        (DEFAULT_CONTAINER, "kube-apiserver".to_owned()),
     ];
     let mut annotations = annotations.map(|(key, value)| (key.to_owned(), value)).into();
     place::annotate(&mut annotations, start.lost.as_ref());
@@ -238,7 +234,9 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
         hostnames: Some(vec![name.clone()]),
     };
     let (dns_policy, dns_config) = build_dns(blueprint);
+    // The kubelet starts them in this order.
     let mut containers = vec![
+        build_store(blueprint, start),
         build_api_server(blueprint, start),
         build_controller_manager(blueprint),
         build_scheduler(blueprint),
@@ -271,7 +269,6 @@ fn build_pod(blueprint: &Blueprint<'_>, start: &Start) -> PodSpec {
             }),
             ..PodSecurityContext::default()
         }),
-        init_containers: Some(vec![build_store(blueprint, start)]),
         containers,
         volumes: Some(volumes),
         ..PodSpec::default()
@@ -310,17 +307,19 @@ pub fn has_dns(set: &StatefulSet) -> bool {
     pod.is_some() && servers.is_none_or(|servers| *servers != [NO_DNS])
 }
 
-/// kine-nats as a native sidecar: it starts before the API server and goes down after it has ended. The API server need not
-/// wait until it is ready: it listens at once and lets clients wait in their requests, which the API server bears for 30 s. It
-/// waits for what the other components are started by, though: the kubelet starts none of them before the hook has ended. Before
-/// it ends none waits for it: the kubelet tells it last.
+/// kine-nats starts before the API server and goes down after it has ended. The API server need not wait until it is ready: it
+/// listens at once and lets clients wait in their requests, which the API server bears for 30 s. It waits for what the other
+/// components are started by, though: the kubelet starts the next container when the hook of the one before has ended. Were that
+/// not so, they would fail and be started again. When all are told to end its other hook waits until the API server has ended.
+///
+/// A native sidecar would have the same order and take longer: the kubelet sees by its next look, up to a second later, that it
+/// has started.
 fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
     Container {
         name: "kine-nats".into(),
         image: Some(blueprint.config.kine_nats_image.clone()),
         args: Some(arguments::store(blueprint, start)),
         env: None,
-        restart_policy: Some("Always".into()),
         ports: Some(vec![ContainerPort {
             name: Some(STORE_PORT_NAME.into()),
             container_port: STORE_PORT.into(),
@@ -334,7 +333,7 @@ fn build_store(blueprint: &Blueprint<'_>, start: &Start) -> Container {
                 }),
                 ..LifecycleHandler::default()
             }),
-            ..Lifecycle::default()
+            ..build_hold(format!("/unused?seconds={SERVE_SECONDS}"))
         }),
         liveness_probe: Some(build_liveness("/livez", STORE_PORT, "HTTP")),
         volume_mounts: Some(vec![
@@ -457,12 +456,17 @@ pub(super) fn build_container(blueprint: &Blueprint<'_>, resources: Option<Resou
 
 /// Has a component that is told to end serve on until the store beside it says that it is released: another control plane may
 /// come to take over. Where no store answers it ends at once. All of them wait: a pod of which one has ended is not ready.
+fn build_linger() -> Lifecycle {
+    build_hold(format!("/released?seconds={LINGER_SECONDS}"))
+}
+
+/// Has a container that is told to end go on until the pod's store answers.
 ///
 /// The kubelet waits for the answer as long as the grace period:
 /// <https://kubernetes.io/docs/concepts/containers/container-lifecycle-hooks/#hook-handler-execution>.
-fn build_linger() -> Lifecycle {
+fn build_hold(path: String) -> Lifecycle {
     let asked = HTTPGetAction {
-        path: Some(format!("/released?seconds={LINGER_SECONDS}")),
+        path: Some(path),
         port: IntOrString::Int(STORE_PORT.into()),
         scheme: Some("HTTP".into()),
         ..HTTPGetAction::default()

@@ -57,9 +57,10 @@ fn control_planes_are_counted_where_they_are() {
 fn what_a_kubelet_says_has_ended_is_not_heard() {
     let mut pod = running(A, "a", "one");
     assert!(to_member(&pod).unwrap().is_ready);
-    let ended = json!([{"name": "kine-nats", "image": "", "imageID": "", "restartCount": 1, "ready": false,
-        "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]);
-    pod.status.as_mut().unwrap().init_container_statuses = serde_json::from_value(ended).unwrap();
+    let ended = json!({"name": "kine-nats", "image": "", "imageID": "", "restartCount": 1, "ready": false,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}}});
+    let statuses = &mut pod.status.as_mut().unwrap().container_statuses;
+    statuses.as_mut().unwrap().push(serde_json::from_value(ended).unwrap());
     assert!(!to_member(&pod).unwrap().is_ready);
 }
 

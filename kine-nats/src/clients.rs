@@ -1,0 +1,83 @@
+//! Who is connected to the etcd API: a store that is to end after its clients waits for them.
+
+use std::io::{IoSlice, Result};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tonic::transport::server::Connected;
+
+/// Counts connections of all listeners.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Clients(Arc<watch::Sender<usize>>);
+
+impl Clients {
+    /// Counts a connection until it is dropped.
+    pub(crate) fn count<C>(&self, connection: C) -> Counted<C> {
+        self.0.send_modify(|count| *count += 1);
+        Counted {
+            connection,
+            clients: self.clone(),
+        }
+    }
+
+    /// Waits until nobody is connected.
+    pub(crate) async fn gone(&self) {
+        // The sender lives as long as this does.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+/// A connection that counts.
+#[derive(Debug)]
+pub(crate) struct Counted<C> {
+    connection: C,
+    clients: Clients,
+}
+
+impl<C> Drop for Counted<C> {
+    fn drop(&mut self) {
+        self.clients.0.send_modify(|count| *count -= 1);
+    }
+}
+
+impl<C: Connected> Connected for Counted<C> {
+    type ConnectInfo = C::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.connection.connect_info()
+    }
+}
+
+impl<C: AsyncRead + Unpin> AsyncRead for Counted<C> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.connection).poll_read(context, buffer)
+    }
+}
+
+impl<C: AsyncWrite + Unpin> AsyncWrite for Counted<C> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        Pin::new(&mut self.connection).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.connection).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.connection).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        Pin::new(&mut self.connection).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.connection.is_write_vectored()
+    }
+}
