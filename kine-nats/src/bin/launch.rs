@@ -12,7 +12,7 @@
 //! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…                becomes PROGRAM
 //! yoke-launch --writer ADDRESS --after SERVER MILLISECONDS PROGRAM [ARGUMENT]…
 //!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does;
-//!                                                             begins when somebody listens at SERVER
+//!                                                             begins when the server of HTTPS at SERVER answers
 //! ```
 
 #[path = "launch/writer.rs"]

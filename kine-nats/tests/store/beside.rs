@@ -6,6 +6,7 @@ use futures::StreamExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
@@ -72,10 +73,17 @@ async fn what_may_run_once_runs_beside_the_writer() {
     drop(free);
     let start = |kine: &Kine, name: &str| Beside::start(kine, &server, folder.path(), name, "exec sleep 1000");
     let (mut one, other) = (start(&first, "one"), start(&second, "other"));
-    // Neither the API server nor who waits for it is there yet.
+    // An API server is not there at first, then it listens, and then it serves.
     sleep(Duration::from_secs(1)).await;
     assert!(one.begun().is_empty());
-    let _server = TcpListener::bind(&server).await.unwrap();
+    let listener = TcpListener::bind(&server).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert!(one.begun().is_empty());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await;
+        }
+    });
     one.until(true, 1).await;
     assert!(!other.runs());
 

@@ -2,7 +2,7 @@
 //! when it does not any more, or has ended itself: who waits for either only reads.
 //!
 //! ```text
-//! main     ask ─▶ answered ─▶ the API server listens ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
+//! main     ask ─▶ answered ─▶ the API server answers ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
 //! threads                                               wait for PROGRAM: it ended by itself ─▶ end as it did
 //!          SIGTERM, SIGINT ─▶ PROGRAM, or end
 //! ```
@@ -41,7 +41,7 @@ pub(super) fn run_beside(store: SocketAddr, server: SocketAddr, mut command: Com
     loop {
         let mut answer = wait_for(|| ask(store));
         // Of a store that stops writing meanwhile the answer has ended when it is read.
-        wait_for(|| TcpStream::connect(server));
+        wait_for(|| knock(server));
         let (mut child, pid) = {
             let mut running = lock(&running);
             let child = command.spawn()?;
@@ -98,6 +98,15 @@ fn wait_for(attempt: impl Fn() -> Result<TcpStream>) -> TcpStream {
             Err(_) => sleep(AGAIN),
         }
     }
+}
+
+/// A connection on which a server of HTTPS has said something. A kube-apiserver listens long before it serves; when it does, it
+/// tells who speaks plain HTTP to it that it is one of HTTPS, or by an alert of TLS that it does not understand.
+fn knock(server: SocketAddr) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(server)?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    stream.read_exact(&mut [0])?;
+    Ok(stream)
 }
 
 /// A connection on which the store has answered. By HTTP/1.0, with which an answer ends as the connection does.
