@@ -445,7 +445,7 @@ pub struct StorageStatus {
     pub account: String,
     /// JetStream stream of the log.
     pub stream: String,
-    /// Bytes that the log and the snapshots take in JetStream.
+    /// Bytes that the log and the snapshots take in JetStream, to within a MiB or a tenth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<i64>,
 }

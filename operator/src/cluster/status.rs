@@ -21,6 +21,9 @@ use crate::notice;
 use phase::{plan_history, plan_phase};
 use states::plan_states;
 
+/// By how much a store may differ from what its status tells, or by a tenth.
+const NEAR_BYTES: u64 = 1 << 20;
+
 pub use states::plan_accepted;
 
 /// The types of conditions whose changes are told by events; of the first the beginning is not.
@@ -156,7 +159,7 @@ pub fn plan_status(
             .map(|account| StorageStatus {
                 account,
                 stream: identity.id.stream(),
-                bytes: outcome.bytes,
+                bytes: plan_bytes(before.storage.as_ref().and_then(|storage| storage.bytes), outcome.bytes),
             })
             .or(before.storage),
         pki: outcome
@@ -180,6 +183,13 @@ pub fn plan_status(
         conditions: conditions::build_conditions(&states, &before.conditions, generation, now),
     };
     (status, states)
+}
+
+/// The size of a store to tell: what was told before, until it is far from that. One that is awake differs with each look.
+fn plan_bytes(told: Option<i64>, found: Option<i64>) -> Option<i64> {
+    let found = found?;
+    let is_near = |told: &i64| found.abs_diff(*told) <= NEAR_BYTES.max(told.unsigned_abs() / 10);
+    Some(told.filter(is_near).unwrap_or(found))
 }
 
 fn build_endpoint(identity: &Identity, config: &Config) -> EndpointStatus {

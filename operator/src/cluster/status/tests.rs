@@ -352,3 +352,19 @@ fn workers_are_told_of_as_they_were_last_seen() {
     let unknown = (Some("Unknown/WorkersPending".to_owned()), Some(2));
     assert_eq!(said(&plan(Some(later), &outcome(), 3)), unknown, "of another spec");
 }
+
+#[test]
+fn a_store_is_told_of_when_it_has_changed() {
+    const MIB: i64 = 1 << 20;
+    for (told, found, expected) in [
+        (None, Some(7), Some(7)),
+        (Some(7), None, None),
+        (Some(0), Some(MIB), Some(0)),
+        (Some(0), Some(MIB + 1), Some(MIB + 1)),
+        (Some(100 * MIB), Some(110 * MIB), Some(100 * MIB)),
+        (Some(100 * MIB), Some(90 * MIB - 1), Some(90 * MIB - 1)),
+        (Some(i64::MIN), Some(i64::MAX), Some(i64::MAX)),
+    ] {
+        assert_eq!(plan_bytes(told, found), expected, "{told:?}, {found:?}");
+    }
+}
