@@ -135,7 +135,7 @@ async fn what_others_apply_stays_and_what_is_built_is_owned() {
     host.bring("a", "another version is asked for", async || {
         let set = read::<StatefulSet>(&host, &hosted, "control-plane").await;
         let containers = &set["spec"]["template"]["spec"]["containers"];
-        containers[0]["image"] == "registry.k8s.io/kube-apiserver:v1.35.5"
+        containers[1]["image"] == "registry.k8s.io/kube-apiserver:v1.35.5"
     })
     .await;
     for _ in 0..3 {
