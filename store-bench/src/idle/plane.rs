@@ -142,6 +142,7 @@ impl Plane {
                 (PKI.to_owned(), path.display().to_string()),
                 (CONFIG.to_owned(), config.display().to_string()),
                 (AUDIT.to_owned(), format!("127.0.0.1:{}", free_port())),
+                (format!("127.0.0.1:{API_PORT}"), format!("127.0.0.1:{port}")),
                 // From PATH, as the programs that it starts.
                 (LAUNCH.to_owned(), "yoke-launch".to_owned()),
             ],

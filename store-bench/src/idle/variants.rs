@@ -35,8 +35,10 @@ const SETTINGS: &[&str] = &[
 ];
 /// The program that starts the components with a longer timer slack, which is the argument behind it.
 pub(super) const LAUNCH: &str = "/run/launch/yoke-launch";
-/// Its flag of components that run beside the store that writes only.
+/// Its flag of components that run beside the store that writes only, and how many arguments there are with it: that the API
+/// server serves before them is seen to here.
 const WRITER: &str = "--writer";
+const CONDITIONS: usize = 4;
 
 /// What a cluster without workers could do without, until it has some.
 const FEW: &str = "--controllers=*,-persistentvolume-attach-detach-controller,-persistentvolume-binder-controller,\
@@ -180,7 +182,7 @@ impl Variant {
         // Another store does not tell whether it writes.
         let is_asked = matches!(self.store(), Kind::KineNats(_)) && !self.0.without.contains(&LAUNCH);
         if !is_asked && command.arguments.get(1).is_some_and(|argument| argument == WRITER) {
-            command.arguments.drain(1..3);
+            command.arguments.drain(1..=CONDITIONS);
         }
         if self.0.without.contains(&LAUNCH) && command.arguments.first().is_some_and(|program| program == LAUNCH) {
             command.arguments.drain(..2);
@@ -225,6 +227,19 @@ mod tests {
                     names.chain(&command.arguments).any(|text| text.starts_with(without))
                 };
                 assert!(containers.iter().any(has), "{without}");
+            }
+        }
+    }
+    #[test]
+    fn what_starts_a_component_is_taken_back_as_a_whole() {
+        for variant in Variant::all() {
+            let template = Template::read(variant.case()).unwrap();
+            for name in ["kube-controller-manager", "kube-scheduler"] {
+                let arguments = variant.change(name, template.command(name).unwrap()).arguments;
+                let launches = !variant.0.without.contains(&LAUNCH);
+                let waits = launches && matches!(variant.store(), Kind::KineNats(_));
+                let own = if waits { CONDITIONS + 2 } else { 2 };
+                assert_eq!(arguments[if launches { own } else { 0 }], name, "{arguments:?}");
             }
         }
     }
