@@ -93,8 +93,7 @@ impl Journal {
         for pod in pods.list(select).await.context("listing pods")?.items {
             let name = pod.metadata.name.unwrap_or_default();
             let status = pod.status.unwrap_or_default();
-            let statuses = status.container_statuses.iter().chain(&status.init_container_statuses);
-            for ran in statuses.flatten() {
+            for ran in status.container_statuses.iter().flatten() {
                 if container.is_some_and(|wanted| wanted != ran.name) {
                     continue;
                 }

@@ -1,5 +1,6 @@
 //! Who is connected to the etcd API: a store that is to end after its clients waits for them.
 
+use futures::{Stream, StreamExt as _};
 use std::io::{IoSlice, Result};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,13 +14,16 @@ use tonic::transport::server::Connected;
 pub(crate) struct Clients(Arc<watch::Sender<usize>>);
 
 impl Clients {
-    /// Counts a connection until it is dropped.
-    pub(crate) fn count<C>(&self, connection: C) -> Counted<C> {
-        self.0.send_modify(|count| *count += 1);
-        Counted {
-            connection,
-            clients: self.clone(),
-        }
+    /// Counts connections until they are dropped.
+    pub(crate) fn count<C>(self, incoming: impl Stream<Item = Result<C>>) -> impl Stream<Item = Result<Counted<C>>> {
+        incoming.map(move |connection| {
+            let connection = connection?;
+            self.0.send_modify(|count| *count += 1);
+            Ok(Counted {
+                connection,
+                clients: self.clone(),
+            })
+        })
     }
 
     /// Waits until nobody is connected.

@@ -35,6 +35,9 @@ const JSON: &str = "application/json";
 /// Seconds that somebody may wait who is told to end.
 const LONGEST_WAIT: u64 = 60;
 
+/// What is asked for behind a path.
+type Wishes = Vec<(String, String)>;
+
 #[derive(Debug, Clone)]
 struct Shared {
     store: watch::Receiver<Option<Arc<Store>>>,
@@ -165,9 +168,6 @@ async fn answer_unused(State(shared): State<Shared>, Query(wishes): Query<Wishes
     let (gone, stay) = ("unused\n", "clients have stayed connected\n");
     answer_after(shared.clients.gone(), &wishes, (gone, stay)).await
 }
-
-/// What is asked for behind a path.
-type Wishes = Vec<(String, String)>;
 
 /// Waits as long as `seconds` allow: what is said when it was long enough, and when it was not.
 async fn answer_after(wait: impl Future<Output = ()>, wishes: &Wishes, says: (&'static str, &'static str)) -> Response {

@@ -1,7 +1,7 @@
 //! The listeners of the etcd API.
 
 use crate::args::Listen;
-use crate::clients::{Clients, Counted};
+use crate::clients::Clients;
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
 use std::io;
@@ -123,39 +123,32 @@ pub(crate) async fn serve(
     match bound {
         Bound::Tcp(listener) => {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            let incoming = patient(incoming, clients);
+            let incoming = clients.count(patient(incoming));
             router.serve_with_incoming_shutdown(incoming, stopped(stop)).await
         }
         Bound::Tls(listener, configs) => {
             let (connections, accepting) = tls::accept(listener, configs, (), stopped(stop.clone()));
-            let incoming = ReceiverStream::new(connections)
-                .map(move |connection| connection.map(|connection| clients.count(connection)));
+            let incoming = clients.count(ReceiverStream::new(connections));
             let serving = router.serve_with_incoming_shutdown(incoming, stopped(stop));
             let (served, ()) = tokio::join!(serving, accepting);
             served
         }
         Bound::Unix(listener, _socket) => {
-            let incoming = patient(UnixListenerStream::new(listener), clients);
+            let incoming = clients.count(patient(UnixListenerStream::new(listener)));
             router.serve_with_incoming_shutdown(incoming, stopped(stop)).await
         }
     }
 }
 
-/// Counts connections and passes them on, and waits for those that cannot be accepted.
-fn patient<C>(
-    incoming: impl Stream<Item = io::Result<C>> + Unpin,
-    clients: Clients,
-) -> impl Stream<Item = io::Result<Counted<C>>> {
+/// Passes connections on, and waits for those that cannot be accepted.
+fn patient<C>(incoming: impl Stream<Item = io::Result<C>> + Unpin) -> impl Stream<Item = io::Result<C>> {
     unfold(
-        (incoming, clients, AcceptBackoff::default()),
-        |(mut incoming, clients, mut backoff)| async move {
+        (incoming, AcceptBackoff::default()),
+        |(mut incoming, mut backoff)| async move {
             loop {
                 match incoming.next().await? {
                     Err(error) => backoff.wait(&error).await,
-                    Ok(connection) => {
-                        let counted = clients.count(connection);
-                        return Some((Ok(counted), (incoming, clients, backoff)));
-                    }
+                    connection => return Some((connection, (incoming, backoff))),
                 }
             }
         },

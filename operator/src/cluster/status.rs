@@ -21,10 +21,10 @@ use crate::notice;
 use phase::{plan_history, plan_phase};
 use states::plan_states;
 
+pub use states::plan_accepted;
+
 /// By how much a store may differ from what its status tells, or by a tenth.
 const NEAR_BYTES: u64 = 1 << 20;
-
-pub use states::plan_accepted;
 
 /// The types of conditions whose changes are told by events; of the first the beginning is not.
 pub const TOLD: [ConditionType; 5] = [
