@@ -42,8 +42,10 @@ const STAYS_FIRST: Duration = Duration::from_secs(15);
 const STAYS: Duration = Duration::from_secs(2);
 /// An operator that starts again meanwhile begins to count anew.
 const SLEEP_LIMIT: Duration = Duration::from_secs(300);
-/// Who asks for a watch a second time was answered the first time.
+/// Who asks for a watch a second time was answered the first time. It asks every ten seconds, as it is told to: that time is waited
+/// for when it went to sleep by itself, in the first cycles, and in every so many of the others.
 const ASKS: usize = 2;
+const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
 /// What ended is gone by then, and so are connections that nobody uses.
 const SETTLE_LIMIT: Duration = Duration::from_secs(180);
@@ -87,8 +89,11 @@ impl Cycled<'_> {
         self.tenant.patch_cluster("a", annotation).await?;
         self.wait_asleep().await?;
         let slept = begun.elapsed();
-        self.stay_asleep(if cycle < WARM_UP { STAYS_FIRST } else { STAYS })
-            .await?;
+        match cycle {
+            0..WARM_UP => self.stay_asleep(STAYS_FIRST, ASKS).await?,
+            _ if cycle.is_multiple_of(LOOKED_AT) => self.stay_asleep(STAYS, ASKS).await?,
+            _ => self.stay_asleep(STAYS, 0).await?,
+        }
         Ok((slept, self.wake().await?))
     }
 
@@ -105,7 +110,7 @@ impl Cycled<'_> {
             conditions.iter().any(|condition| condition.reason == reason),
             "it sleeps for another reason: {conditions:?}"
         );
-        self.stay_asleep(STAYS_BY_ITSELF).await?;
+        self.stay_asleep(STAYS_BY_ITSELF, ASKS).await?;
         self.wake().await?;
         self.tenant.patch_cluster("a", after(NEVER)).await?;
         self.wait_condition(ConditionType::Ready, READY_LIMIT).await?;
@@ -122,10 +127,10 @@ impl Cycled<'_> {
         self.tenant.wait_condition("a", of, "True", limit).await
     }
 
-    /// Looks for so long whether it sleeps on, though the client that holds the watch asks for it again and again.
-    async fn stay_asleep(&self, time: Duration) -> Result<()> {
+    /// Looks whether it sleeps on for so long, and until the client that holds the watch has asked for it so often.
+    async fn stay_asleep(&self, time: Duration, asks: usize) -> Result<()> {
         let (begun, asked) = (Instant::now(), self.watch.asks());
-        while begun.elapsed() < time || self.watch.asks() < asked + ASKS {
+        while begun.elapsed() < time || self.watch.asks() < asked + asks {
             ensure!(begun.elapsed() < time + READY_LIMIT, "the watch is not asked for again");
             let status = self.tenant.clusters().get("a").await?.status;
             let activity = status.and_then(|status| status.activity).unwrap_or_default();
