@@ -47,8 +47,9 @@ const SLEEP_LIMIT: Duration = Duration::from_secs(300);
 const ASKS: usize = 2;
 const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
-/// What ended is gone by then, and so are connections that nobody uses.
-const SETTLE_LIMIT: Duration = Duration::from_secs(180);
+/// What ended is gone by then, and so are connections that nobody uses, and memory of one piece of work: Go gives it back after
+/// some minutes.
+const SETTLE_LIMIT: Duration = Duration::from_secs(600);
 
 fn name_of(cycle: usize) -> String {
     format!("cycle-{cycle:04}")

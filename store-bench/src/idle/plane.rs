@@ -119,8 +119,34 @@ impl Site<'_> {
         arguments.push("--bind-address=127.0.0.1".to_owned());
         let log = self.path.join(format!("{name}.log"));
         let process = Process::start(self.cores, &arguments, &log)?;
-        probe(&mut self.probes, &self.template, name, usual, port)?;
+        self.probe(name, usual, port)?;
         Ok(process)
+    }
+
+    /// Asks as the kubelet does: on a new connection each time, without asking for the certificate.
+    fn probe(&mut self, name: &str, usual: u16, port: u16) -> Result<()> {
+        let container = self.template.container(name)?;
+        let liveness = (&container.liveness_probe, self.variant.liveness());
+        for (probe, period) in [liveness, (&container.readiness_probe, None)] {
+            let Some(probe) = probe else { continue };
+            let ask = probe.http_get.as_ref().context("a probe that is no request")?;
+            ensure!(ask.port == IntOrString::Int(usual.into()), "{name} is probed elsewhere");
+            let path = ask.path.clone().unwrap_or_default();
+            let own = u64::try_from(probe.period_seconds.context("no period")?)?;
+            let url = format!("https://127.0.0.1:{port}");
+            self.probes.spawn(async move {
+                let mut tick = interval(Duration::from_secs(period.unwrap_or(own)));
+                tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                loop {
+                    tick.tick().await;
+                    // What it says is not looked at: whether the process goes on is seen elsewhere.
+                    if let Ok(client) = connect(&url, None) {
+                        let _ = get(&client, &path).await;
+                    }
+                }
+            });
+        }
+        Ok(())
     }
 }
 
@@ -233,33 +259,6 @@ impl Drop for Plane {
         // A client whose server has gone would only write its log full.
         self.clients.clear();
     }
-}
-
-/// Asks as the kubelet does: on a new connection each time, without asking for the certificate.
-fn probe(probes: &mut JoinSet<()>, template: &Template, name: &str, usual: u16, port: u16) -> Result<()> {
-    let container = template.container(name)?;
-    for probe in [&container.liveness_probe, &container.readiness_probe]
-        .into_iter()
-        .flatten()
-    {
-        let ask = probe.http_get.as_ref().context("a probe that is no request")?;
-        ensure!(ask.port == IntOrString::Int(usual.into()), "{name} is probed elsewhere");
-        let path = ask.path.clone().unwrap_or_default();
-        let period = u64::try_from(probe.period_seconds.context("no period")?)?;
-        let url = format!("https://127.0.0.1:{port}");
-        probes.spawn(async move {
-            let mut tick = interval(Duration::from_secs(period));
-            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            loop {
-                tick.tick().await;
-                // What it says is not looked at: whether the process goes on is seen elsewhere.
-                if let Ok(client) = connect(&url, None) {
-                    let _ = get(&client, &path).await;
-                }
-            }
-        });
-    }
-    Ok(())
 }
 
 fn connect(url: &str, owner: Option<&(String, String)>) -> Result<kube::Client> {

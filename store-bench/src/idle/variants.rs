@@ -20,6 +20,10 @@ struct Row {
     without: &'static [&'static str],
     /// What is set besides: an argument of a component.
     with: Option<(&'static str, &'static str)>,
+    /// Timer slack of kube-apiserver in ms, in place of the operator's.
+    slack: Option<&'static str>,
+    /// Period of liveness probes in s, in place of the operator's.
+    liveness: Option<u64>,
     /// Whether it is also measured while it is used.
     used: bool,
 }
@@ -52,6 +56,8 @@ const PLAIN: Row = Row {
     store: Kind::KineNats(1),
     without: &[],
     with: None,
+    slack: None,
+    liveness: None,
     used: false,
 };
 
@@ -86,6 +92,18 @@ const ROWS: &[Row] = &[
         name: "sharp",
         label: "the same without `yoke-launch`",
         without: &[LAUNCH],
+        ..PLAIN
+    },
+    Row {
+        name: "prompt",
+        label: "… kube-apiserver with a timer slack of 10 ms",
+        slack: Some("10"),
+        ..PLAIN
+    },
+    Row {
+        name: "watched",
+        label: "… liveness probes every 10 s",
+        liveness: Some(10),
         ..PLAIN
     },
     Row {
@@ -171,6 +189,11 @@ impl Variant {
         self.0.store
     }
 
+    /// Period of its liveness probes in s, if it is not the operator's.
+    pub(super) fn liveness(self) -> Option<u64> {
+        self.0.liveness
+    }
+
     /// Whether it is also measured while it is used.
     pub(super) fn is_used_too(self) -> bool {
         self.0.used
@@ -186,6 +209,9 @@ impl Variant {
         }
         if self.0.without.contains(&LAUNCH) && command.arguments.first().is_some_and(|program| program == LAUNCH) {
             command.arguments.drain(..2);
+        }
+        if let Some(slack) = self.0.slack.filter(|_| component == "kube-apiserver") {
+            command.arguments[1] = slack.to_owned();
         }
         command.environment.retain(|(name, _)| stays(name));
         command.arguments.retain(|argument| stays(argument));

@@ -378,11 +378,7 @@ fn build_api_server(blueprint: &Blueprint<'_>, start: &Start) -> Container {
             failure_threshold: Some(180),
             ..alive()
         }),
-        liveness_probe: Some(Probe {
-            timeout_seconds: Some(15),
-            failure_threshold: Some(8),
-            ..alive()
-        }),
+        liveness_probe: Some(build_patient(alive())),
         readiness_probe: Some(Probe {
             period_seconds: Some(5),
             timeout_seconds: Some(5),
@@ -515,9 +511,18 @@ pub(super) fn build_liveness(path: &str, port: u16, scheme: &str) -> Probe {
 fn build_client_probe(port: u16) -> Probe {
     Probe {
         initial_delay_seconds: Some(180),
+        ..build_patient(build_liveness("/healthz", port, "HTTPS"))
+    }
+}
+
+/// Of a component that may be slow for as long as kubeadm lets it, 80 s: asked less often, for each time is a new connection of
+/// TLS.
+fn build_patient(probe: Probe) -> Probe {
+    Probe {
+        period_seconds: Some(20),
         timeout_seconds: Some(15),
-        failure_threshold: Some(8),
-        ..build_liveness("/healthz", port, "HTTPS")
+        failure_threshold: Some(4),
+        ..probe
     }
 }
 
