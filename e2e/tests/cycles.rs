@@ -42,9 +42,9 @@ const STAYS_FIRST: Duration = Duration::from_secs(15);
 const STAYS: Duration = Duration::from_secs(2);
 /// An operator that starts again meanwhile begins to count anew.
 const SLEEP_LIMIT: Duration = Duration::from_secs(300);
-/// Who asks for a watch a second time was answered the first time. It asks every ten seconds, as it is told to: that time is waited
-/// for when it went to sleep by itself, in the first cycles, and in every so many of the others.
+/// Who asks for a watch a second time was answered the first time, ten seconds before, as it is told to wait.
 const ASKS: usize = 2;
+/// In which of the cycles after the first that time is waited for, as it is when it went to sleep by itself.
 const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
 /// What ended is gone by then, and so are connections that nobody uses, and memory of one piece of work: Go gives it back after
@@ -85,16 +85,18 @@ impl Cycled<'_> {
     async fn turn(&self, cycle: usize) -> Result<(Duration, Duration)> {
         self.make(cycle).await?;
         self.watch.wait_for(&name_of(cycle), READY_LIMIT).await?;
-        let begun = Instant::now();
+        let (begun, asked) = (Instant::now(), self.watch.asks());
         let annotation = json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
         self.tenant.patch_cluster("a", annotation).await?;
         self.wait_asleep().await?;
         let slept = begun.elapsed();
-        match cycle {
-            0..WARM_UP => self.stay_asleep(STAYS_FIRST, ASKS).await?,
-            _ if cycle.is_multiple_of(LOOKED_AT) => self.stay_asleep(STAYS, ASKS).await?,
-            _ => self.stay_asleep(STAYS, 0).await?,
-        }
+        let (time, asks) = match cycle {
+            0..WARM_UP => (STAYS_FIRST, self.watch.asks() + ASKS),
+            _ if cycle.is_multiple_of(LOOKED_AT) => (STAYS, self.watch.asks() + ASKS),
+            // Once, when its watch was ended.
+            _ => (STAYS, asked + 1),
+        };
+        self.stay_asleep(time, asks).await?;
         Ok((slept, self.wake().await?))
     }
 
@@ -111,7 +113,7 @@ impl Cycled<'_> {
             conditions.iter().any(|condition| condition.reason == reason),
             "it sleeps for another reason: {conditions:?}"
         );
-        self.stay_asleep(STAYS_BY_ITSELF, ASKS).await?;
+        self.stay_asleep(STAYS_BY_ITSELF, self.watch.asks() + ASKS).await?;
         self.wake().await?;
         self.tenant.patch_cluster("a", after(NEVER)).await?;
         self.wait_condition(ConditionType::Ready, READY_LIMIT).await?;
@@ -128,10 +130,10 @@ impl Cycled<'_> {
         self.tenant.wait_condition("a", of, "True", limit).await
     }
 
-    /// Looks whether it sleeps on for so long, and until the client that holds the watch has asked for it so often.
+    /// Looks whether it sleeps on for so long, and until the client that holds the watch has asked for it so often in all.
     async fn stay_asleep(&self, time: Duration, asks: usize) -> Result<()> {
-        let (begun, asked) = (Instant::now(), self.watch.asks());
-        while begun.elapsed() < time || self.watch.asks() < asked + asks {
+        let begun = Instant::now();
+        while begun.elapsed() < time || self.watch.asks() < asks {
             ensure!(begun.elapsed() < time + READY_LIMIT, "the watch is not asked for again");
             let status = self.tenant.clusters().get("a").await?.status;
             let activity = status.and_then(|status| status.activity).unwrap_or_default();

@@ -95,18 +95,6 @@ const ROWS: &[Row] = &[
         ..PLAIN
     },
     Row {
-        name: "prompt",
-        label: "… kube-apiserver with a timer slack of 10 ms",
-        slack: Some("10"),
-        ..PLAIN
-    },
-    Row {
-        name: "watched",
-        label: "… liveness probes every 10 s",
-        liveness: Some(10),
-        ..PLAIN
-    },
-    Row {
         name: "elected",
         label: "… `--leader-elect=false`",
         without: &["--leader-elect="],
@@ -152,6 +140,18 @@ const ROWS: &[Row] = &[
         name: "few",
         label: "… `--controllers` without volumes, autoscaling, taints and expiry",
         with: Some(("kube-controller-manager", FEW)),
+        ..PLAIN
+    },
+    Row {
+        name: "prompt",
+        label: "the same with a timer slack of 5 ms for kube-apiserver",
+        slack: Some("5"),
+        ..PLAIN
+    },
+    Row {
+        name: "watched",
+        label: "the same with liveness probes every 10 s",
+        liveness: Some(10),
         ..PLAIN
     },
     Row {
@@ -256,6 +256,7 @@ mod tests {
             }
         }
     }
+
     #[test]
     fn what_starts_a_component_is_taken_back_as_a_whole() {
         for variant in Variant::all() {
