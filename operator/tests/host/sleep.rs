@@ -64,6 +64,14 @@ async fn connect(host: &Host, time: Timestamp) {
         .unwrap();
 }
 
+/// Somebody connects, by a clock that is behind: later than the sleep that the ingress was told of.
+async fn ask(host: &Host) {
+    let Some(Asleep::OnConnect { since, .. }) = told(host).await else {
+        panic!("{:?}", told(host).await);
+    };
+    connect(host, since.0 + SignedDuration::from_secs(1)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     let host = Host::start().await;
@@ -78,7 +86,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
     .await;
     let cluster = host.cluster("a").await;
     assert!(!cluster.metadata.annotations.unwrap_or_default().contains_key(SLEEP));
-    let Some(Asleep::OnConnect { callers, since, .. }) = told(&host).await else {
+    let Some(Asleep::OnConnect { callers, .. }) = told(&host).await else {
         panic!("{:?}", told(&host).await);
     };
     assert_eq!(callers, Callers::Authenticated);
@@ -97,8 +105,7 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
         (Some(0), "True/AsleepOnRequest".into())
     );
 
-    // Somebody connects, by a clock that is behind: later than the sleep that he was told of.
-    connect(&host, since.0 + SignedDuration::from_secs(1)).await;
+    ask(&host).await;
     host.bring("a", "a control plane is asked for", async || {
         replicas(&host).await == Some(1)
     })
@@ -159,7 +166,7 @@ async fn a_network_policy_is_there_as_long_as_there_may_be_a_pod() {
             .await;
 
         // Sooner than a watch may tell that it was removed.
-        connect(&host, Timestamp::now() + SignedDuration::from_secs(2)).await;
+        ask(&host).await;
         host.bring("a", "a control plane is asked for", async || {
             replicas(&host).await == Some(1)
         })
@@ -207,7 +214,7 @@ async fn wake(host: &Host) {
     {
         end_pod(host).await;
     }
-    connect(host, Timestamp::now() + SignedDuration::from_secs(2)).await;
+    ask(host).await;
     host.bring("a", "a control plane is asked for", async || {
         replicas(host).await == Some(1)
     })
@@ -264,7 +271,7 @@ async fn a_wake_that_takes_too_long_says_why() {
     host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
         .await;
     end_pod(&host).await;
-    connect(&host, Timestamp::now() + SignedDuration::from_secs(2)).await;
+    ask(&host).await;
     host.bring("a", "it is woken", async || {
         matches!(told(&host).await, Some(Asleep::Waking { problem: None, .. }))
     })
