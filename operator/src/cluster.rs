@@ -50,7 +50,7 @@ pub(crate) use kept::{find_left, is_of_tenant};
 pub(crate) use observe::find_authority as find_authority_of;
 pub use outline::Outline;
 pub use probe::Answer;
-pub use turns::Turns;
+pub use turns::{Rule, Turns};
 pub use workers::{Workers, WorkersSeen};
 
 use std::sync::Arc;
@@ -128,6 +128,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let refusal = verdict.as_ref().err();
     // Nothing takes over from a control plane that is left as it is.
     if refusal.is_some() || cluster.spec.paused {
+        context.restarts.finish(&identity.id);
         takeover::release_ending(context, &identity, &observed).await;
         if let Err(error) = takeover::ensure_budget(context, &identity, false).await {
             return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;

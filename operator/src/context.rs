@@ -59,6 +59,8 @@ pub struct Context {
     pub reaper: Reaper,
     /// Clusters that are made now, and those that come after them.
     pub turns: Turns,
+    /// Those that are started anew though their owners asked for nothing.
+    pub restarts: Turns,
     /// Pods that were lost with their machines.
     pub losses: Losses,
     /// Control planes whose machines are about to go.
@@ -217,6 +219,7 @@ impl Context {
         lock(&self.awake).remove(id);
         self.apis.forget(id);
         self.turns.finish(id);
+        self.restarts.finish(id);
     }
 
     /// Forgets what was found of a cluster that goes to sleep: its next pod is another one.

@@ -76,7 +76,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let counters = OperatorMetrics::new(&metrics);
     let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
     let (guard, keeper) = cluster::Guard::new();
-    let (turns, due) = cluster::Turns::new();
+    let (turns, made) = cluster::Turns::new(cluster::Rule::MADE);
+    let (restarts, restarted) = cluster::Turns::new(cluster::Rule::RESTARTED);
     let (signer, signing) = signer::Signer::new();
     let (reaper, reaping) = reaper::Reaper::new(reaper::Pace::default());
     let context = Arc::new(Context {
@@ -87,6 +88,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         signer,
         reaper,
         turns,
+        restarts,
         losses: loss::Losses::default(),
         notices: notice::Notices::default(),
         slots: Slots::default(),
@@ -123,7 +125,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     });
     supervisor.spawn(
         "controllers",
-        run_controllers(context, keeper, triggered, due.boxed(), synced, drain),
+        run_controllers(
+            context,
+            keeper,
+            triggered,
+            stream::select(made, restarted).boxed(),
+            synced,
+            drain,
+        ),
     );
     supervisor.run().await?;
     Ok(())

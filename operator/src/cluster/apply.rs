@@ -14,7 +14,7 @@ use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 use super::build::hosted::{self, Asked};
 use super::build::{Blueprint, Gist, secrets, stateful_set};
 use super::copies::{self, Copied};
-use super::gate::{self, ControlPlane};
+use super::gate::{self, ControlPlane, Incarnation};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
 use super::rest::{self, Rest};
@@ -152,7 +152,16 @@ pub(super) async fn apply(
             None
         }
     };
-    apply_control_plane(context, blueprint, observed, gist.as_ref(), is_asleep, &mut applied).await?;
+    apply_control_plane(
+        context,
+        cluster,
+        blueprint,
+        observed,
+        gist.as_ref(),
+        is_asleep,
+        &mut applied,
+    )
+    .await?;
     if is_asleep {
         context.forget_awake(&identity.id);
     }
@@ -332,10 +341,43 @@ async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, cop
     Ok(())
 }
 
+/// Whether a control plane that runs is not started anew yet, because others are. What its owner asked for is done at once,
+/// and so is what would end it anyway.
+fn waits_for_turn(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    template: &str,
+) -> bool {
+    let control_plane = gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods);
+    let ControlPlane::Running { current, .. } = control_plane else {
+        if matches!(control_plane, ControlPlane::Asleep) {
+            context.restarts.finish(&identity.id);
+        }
+        return false;
+    };
+    if let Incarnation::Same(number) = incarnation::plan(context, identity, observed, template) {
+        let is_asked_for = gate::running_incarnation(observed.stateful_set.as_deref()) == Some(number);
+        if is_asked_for && current && observed.answers().is_ok() {
+            context.restarts.finish(&identity.id);
+        }
+        return false;
+    }
+    let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
+    seen == cluster.metadata.generation
+        && !Rest::of(cluster).is_asleep()
+        && context.losses.of(&identity.id).is_none()
+        && takeover::find_state(context, observed).is_none()
+        && !takeover::is_ending(observed)
+        && !context.restarts.take(find_wanted(cluster, identity))
+}
+
 /// Brings the control plane to what its spec asks for. Without a gist, while a certificate is issued again, one that is
 /// there goes on with what it was given.
 async fn apply_control_plane(
     context: &Context,
+    cluster: &Cluster,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
     gist: Option<&Gist>,
@@ -373,6 +415,10 @@ async fn apply_control_plane(
         lost,
     };
     let template = stateful_set::template_digest(blueprint, &start);
+    if waits_for_turn(context, cluster, blueprint.identity, observed, &template) {
+        applied.control_plane = gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods);
+        return Ok(());
+    }
     start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
     let mut pods = match is_asleep {
         true => takeover::Pods::none(start.first),

@@ -29,29 +29,31 @@ use crate::error::ReconcileError;
 const NUMBER: &str = "incarnation";
 const TEMPLATE: &str = "template";
 
-/// The number that a control plane of this template is to run with.
+/// The number that a control plane of this template is to run with, as far as the watches know.
+pub(super) fn plan(context: &Context, identity: &Identity, observed: &Observed, template: &str) -> Incarnation {
+    let kept = find_kept(context, identity);
+    let running = gate::running_incarnation(observed.stateful_set.as_deref());
+    gate::plan_incarnation(running, kept.as_ref(), template, first())
+}
+
+/// The same, kept before it is used.
 pub(super) async fn ensure(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
     template: &str,
 ) -> Result<u64, ReconcileError> {
-    let first = first();
-    let name = identity.store_secret();
-    let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
-    let known = context.caches.secrets.get(&key);
-    let kept = known.as_deref().and_then(read);
-    let running = gate::running_incarnation(observed.stateful_set.as_deref());
-    if let Incarnation::Same(number) = gate::plan_incarnation(running, kept.as_ref(), template, first) {
+    if let Incarnation::Same(number) = plan(context, identity, observed, template) {
         return Ok(number);
     }
+    let name = identity.store_secret();
     // The watches may lag behind, and a number that is raised twice starts the control plane twice.
     let secrets = Api::<Secret>::namespaced(context.client.clone(), PKI_NAMESPACE);
     let sets = Api::<StatefulSet>::namespaced(context.client.clone(), identity.hosted().as_str());
     let (secret, set) = tokio::try_join!(secrets.get(&name), sets.get_opt(stateful_set::NAME))
         .map_err(ReconcileError::host("the number of the last start"))?;
     let running = gate::running_incarnation(set.as_ref());
-    match gate::plan_incarnation(running, read(&secret).as_ref(), template, first) {
+    match gate::plan_incarnation(running, read(&secret).as_ref(), template, first()) {
         Incarnation::Same(number) => Ok(number),
         Incarnation::New(number) => {
             let patch = KeptPatch {
@@ -79,6 +81,11 @@ pub(super) fn is_noted(store: &Secret) -> bool {
 /// template it counts for no start that is known.
 pub(super) fn note_unknown(texts: &mut Texts) {
     texts.insert(NUMBER.to_owned(), first().to_string());
+}
+
+fn find_kept(context: &Context, identity: &Identity) -> Option<LastStart> {
+    let key = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
+    context.caches.secrets.get(&key).as_deref().and_then(read)
 }
 
 fn first() -> u64 {

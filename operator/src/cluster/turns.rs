@@ -1,9 +1,12 @@
-//! Whose control plane is made now. What makes it, certificates above all, works on so many at once; asked for a thousand at a
-//! time it would do a little of each, and none were ready before all are.
+//! Whose control plane is made now, and whose is started anew though its owner asked for nothing.
+//!
+//! What makes one, certificates above all, works on so many at once; asked for a thousand at a time it would do a little of
+//! each, and none were ready before all are. An operator that has other images or arguments would start all again at once:
+//! machines would be full, and what does not start with them would be down everywhere before anybody saw it.
 //!
 //! ```text
-//!  take ─▶ a turn is free ─▶ the Cluster is carried out ─▶ its certificates are issued ─▶ finish ─┐
-//!     └──▶ waits ◀── called for: awake before asleep, then Tenants in turn, then the older ◀─────────┘
+//!  take ─▶ a turn is free ─▶ the Cluster is carried out ─▶ its certificates are issued, or it runs ─▶ finish ─┐
+//!     └──▶ waits ◀── called for: awake before asleep, then Tenants in turn, then the older ◀────────────────────┘
 //! ```
 //!
 //! In memory alone: what has been begun goes on without a turn, so an operator that starts has nothing to know.
@@ -17,20 +20,39 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, ClusterId};
 
-/// Turns at once. Measured with cert-manager on two cores: a Cluster alone has its certificates after 3 s, and 40 at once take
-/// 1.2 s each.
-const AT_ONCE: usize = 16;
-/// Who has not finished by then holds nobody up any more.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How many have a turn, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Turns at once.
+    pub at_once: usize,
+    /// Who has not finished by then holds nobody up any more.
+    pub limit: Duration,
+}
 
-/// Who is made now, and who waits.
+impl Rule {
+    /// Of those that are made. Measured with cert-manager on two cores: a Cluster alone has its certificates after 3 s, and 40
+    /// at once take 1.2 s each.
+    pub const MADE: Self = Self {
+        at_once: 16,
+        limit: Duration::from_secs(60),
+    };
+    /// Of those that are started anew, in some 5 s each. Where none comes back, it is four in ten minutes that are lost until
+    /// somebody sees it.
+    pub const RESTARTED: Self = Self {
+        at_once: 4,
+        limit: Duration::from_mins(10),
+    };
+}
+
+/// Who has a turn, and who waits.
 #[derive(Debug)]
 pub struct Turns {
+    rule: Rule,
     state: Mutex<State>,
     calls: mpsc::UnboundedSender<ObjectRef<Cluster>>,
 }
 
-/// A Cluster that is to be made.
+/// A Cluster that is to be made, or started anew.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) id: ClusterId,
@@ -49,10 +71,10 @@ struct State {
 
 impl Turns {
     /// Nobody's, and the Clusters whose turn comes later.
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
+    pub fn new(rule: Rule) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
         let (calls, called) = mpsc::unbounded();
         let state = Mutex::default();
-        (Self { state, calls }, called)
+        (Self { rule, state, calls }, called)
     }
 
     /// Whether it is a Cluster's turn. If not, it waits, and is called for.
@@ -62,7 +84,7 @@ impl Turns {
         if !state.taken.contains_key(&id) {
             state.waiting.insert(id.clone(), wanted);
         }
-        self.call(state.fill(Instant::now()), Some(&id));
+        self.call(state.fill(self.rule, Instant::now()), Some(&id));
         state.taken.contains_key(&id)
     }
 
@@ -71,7 +93,7 @@ impl Turns {
         let mut state = self.lock();
         state.waiting.remove(id);
         state.taken.remove(id);
-        self.call(state.fill(Instant::now()), None);
+        self.call(state.fill(self.rule, Instant::now()), None);
     }
 
     /// Has those reconciled whose turn has come, but for the one that asks.
@@ -90,11 +112,11 @@ impl Turns {
 
 impl State {
     /// Gives the turns that are free; those who have one now.
-    fn fill(&mut self, now: Instant) -> Vec<Wanted> {
+    fn fill(&mut self, rule: Rule, now: Instant) -> Vec<Wanted> {
         self.taken
-            .retain(|_, (_, since)| now.saturating_duration_since(*since) < LIMIT);
+            .retain(|_, (_, since)| now.saturating_duration_since(*since) < rule.limit);
         let mut due = Vec::new();
-        while self.taken.len() < AT_ONCE
+        while self.taken.len() < rule.at_once
             && let Some(next) = self.find_next()
         {
             let tenant = next.cluster.namespace.clone();
@@ -132,8 +154,10 @@ mod tests {
 
     /// Turns that are all taken, by Clusters of a Tenant that sleep.
     fn full() -> (Turns, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<Wanted>) {
-        let (turns, called) = Turns::new();
-        let first: Vec<_> = (0..AT_ONCE).map(|number| wanted("a", number, true)).collect();
+        let (turns, called) = Turns::new(Rule::MADE);
+        let first: Vec<_> = (0..Rule::MADE.at_once)
+            .map(|number| wanted("a", number, true))
+            .collect();
         assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
         (turns, called, first)
     }
@@ -183,7 +207,7 @@ mod tests {
         assert!(!turns.take(waits.clone()));
         turns.finish(&gone.id);
         assert_eq!(next(&mut called), None);
-        let due = turns.lock().fill(Instant::now() + LIMIT);
+        let due = turns.lock().fill(Rule::MADE, Instant::now() + Rule::MADE.limit);
         assert_eq!(due.len(), 1, "all the others took too long");
         assert_eq!(due[0].id, waits.id);
         turns.finish(&first[0].id);

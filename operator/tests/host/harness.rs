@@ -15,6 +15,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::apply::Applier;
+use yoke_operator::cluster::Rule;
 use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::context::Context;
 use yoke_operator::events::Events;
@@ -91,7 +92,7 @@ impl Host {
         let (url, (api, client)) = (options.url(), options.start(dir.path()).await);
         prepare(&client).await;
         let issuer = CertManager::start(&client).await;
-        let (context, called, supervisor) = connect(&client, nats.config()).await;
+        let (context, called, supervisor) = connect(&client, build_config(nats.config())).await;
         let host = Self {
             client,
             context,
@@ -199,7 +200,20 @@ impl Host {
 
     /// An operator that has just started on the same host: what is kept in memory only is gone.
     pub(crate) async fn restart_operator(&mut self) {
-        (self.context, self.called, self._supervisor) = connect(&self.client, self.nats.config()).await;
+        self.restart_operator_with(build_config(self.nats.config())).await;
+    }
+
+    /// The same, of another release: what each control plane has as its store is another image.
+    pub(crate) async fn upgrade_operator(&mut self, store: &str) {
+        let config = Config {
+            kine_nats_image: store.into(),
+            ..build_config(self.nats.config())
+        };
+        self.restart_operator_with(config).await;
+    }
+
+    async fn restart_operator_with(&mut self, config: Config) {
+        (self.context, self.called, self._supervisor) = connect(&self.client, config).await;
     }
 
     /// The same, where nobody listens at the address of NATS.
@@ -208,7 +222,7 @@ impl Host {
             urls: vec!["tls://127.0.0.1:9".into()],
             ..self.nats.config()
         };
-        (self.context, self.called, self._supervisor) = connect(&self.client, config).await;
+        self.restart_operator_with(build_config(config)).await;
     }
 
     pub(crate) fn api<K>(&self, namespace: &str) -> Api<K>
@@ -563,10 +577,14 @@ async fn prepare(client: &Client) {
     }
 }
 
-async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Receiver<ObjectRef<Cluster>>, Supervisor) {
+fn build_config(nats: NatsConfig) -> Config {
     let mut config = Config::parse(include_str!("../../testdata/config.yaml")).unwrap();
     config.nats = nats;
     config.ingress.probe = false;
+    config
+}
+
+async fn connect(client: &Client, config: Config) -> (Arc<Context>, mpsc::Receiver<ObjectRef<Cluster>>, Supervisor) {
     let nats = Nats::connect(&config.nats).await.unwrap();
     let nats_ca = std::fs::read_to_string(config.nats.secret_dir.join("ca.crt")).unwrap();
     let metrics = OperatorMetrics::new(&Metrics::new("operator"));
@@ -596,7 +614,12 @@ async fn connect(client: &Client, nats: NatsConfig) -> (Arc<Context>, mpsc::Rece
         signer,
         reaper,
         // Nobody heeds these calls either.
-        turns: cluster::Turns::new().0,
+        turns: cluster::Turns::new(Rule::MADE).0,
+        restarts: cluster::Turns::new(Rule {
+            at_once: 1,
+            ..Rule::RESTARTED
+        })
+        .0,
         losses: Losses::default(),
         notices: Notices::default(),
         slots: Slots::default(),

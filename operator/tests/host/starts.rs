@@ -2,9 +2,10 @@
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::PostParams;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::{DeleteParams, PostParams};
 
+use crate::answers::run_pod;
 use crate::harness::{Host, PKI, condition};
 
 /// Objects of other people with the operator's label are as many as they are: the first lists come all the same.
@@ -121,4 +122,42 @@ async fn control_plane_is_mended_while_certificates_are_pending() {
     })
     .await;
     assert_eq!(number(&host, &hosted).await, first.map(|first| first + 1));
+}
+
+/// What a new release of the operator changes comes to one control plane after the other, and to none before the last one
+/// runs. (It is four at a time; here it is one.)
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
+    let mut host = Host::start().await;
+    let mut firsts = Vec::new();
+    for name in ["a", "b", "c"] {
+        host.bring_up(name).await;
+        run_pod(&host, name).await;
+        firsts.push(number(&host, &host.hosted(name).await).await.unwrap());
+    }
+    let is_next = async |host: &Host, index: usize, name: &str| {
+        number(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
+    };
+    host.upgrade_operator("registry.example/kine-nats:next").await;
+    host.bring("a", "it is the first one's turn", async || is_next(&host, 0, "a").await)
+        .await;
+    for _ in 0..4 {
+        host.reconcile("a").await.unwrap();
+        host.reconcile("b").await.unwrap();
+        assert!(!is_next(&host, 1, "b").await, "the first one does not run yet");
+    }
+    host.patch_cluster("c", serde_json::json!({"spec": {"version": "v1.35.5"}}))
+        .await;
+    host.bring("c", "its owner does not wait", async || is_next(&host, 2, "c").await)
+        .await;
+
+    let pods = host.api::<Pod>(&host.hosted("a").await);
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("control-plane-0", &now).await.unwrap();
+    run_pod(&host, "a").await;
+    host.bring("b", "it is the next one's turn", async || {
+        host.reconcile("a").await.unwrap();
+        is_next(&host, 1, "b").await
+    })
+    .await;
 }
