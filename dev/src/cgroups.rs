@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -22,6 +23,8 @@ pub const PODS: &str = "pods";
 /// What is killed, or emptied, takes a moment to be gone.
 const ROUNDS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
+/// Shares of a processor, as a group has them by default (version 1).
+const SHARES: usize = 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
@@ -75,6 +78,7 @@ impl Cgroups {
                     delegate(&hierarchy.mount, &path, group);
                 } else {
                     inherit_cpuset(&path).with_context(|| format!("preparing the control group {}", path.display()))?;
+                    weigh(&path, group).with_context(|| format!("weighing the control group {}", path.display()))?;
                 }
             }
         }
@@ -195,6 +199,16 @@ fn inherit_cpuset(group: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Pods have beside the machine's own services what the kubelet gives them of version 1: shares for each processor. The
+/// kubelet gives them to a group below the one that is its root here.
+fn weigh(group: &Path, name: &str) -> io::Result<()> {
+    let shares = group.join("cpu.shares");
+    if name != PODS || !shares.exists() {
+        return Ok(());
+    }
+    fs::write(shares, (SHARES * thread::available_parallelism()?.get()).to_string())
 }
 
 /// Hands the controllers of version 2 down to the pods' group. One that cannot be handed down (another owner holds it)

@@ -147,6 +147,9 @@ impl Services<'_> {
             format!("--service-account-private-key-file={}", file("sa.key")),
             format!("--cluster-signing-cert-file={}", file("ca.crt")),
             format!("--cluster-signing-key-file={}", file("ca.key")),
+            // To end a namespace takes a hundred requests and more; 20 a second are what it may make by default.
+            "--kube-api-qps=200".to_owned(),
+            "--kube-api-burst=400".to_owned(),
         ]);
         let kubeconfig = self.layout.kubeconfig("kube-controller-manager");
         let reads = [kubeconfig.as_path(), &pki.join("ca.crt"), &pki.join("sa.key")];
