@@ -26,6 +26,10 @@ const DOORS_OPEN: Duration = Duration::from_secs(10);
 const NODES_EVERY: Duration = Duration::from_secs(30);
 /// How long one look may take in all.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// How often an API is asked that somebody waits for.
+const EVERY: Duration = Duration::from_millis(25);
+/// How long it is asked, before the Cluster is looked at anew.
+const WAIT: Duration = Duration::from_millis(500);
 /// An API that takes longer to fail is left alone for a while.
 const SLOW: Duration = Duration::from_secs(1);
 
@@ -110,7 +114,7 @@ pub(super) fn miss(applied: &mut Applied) {
     (applied.inside, applied.outside) = (Err(missing()), Err(missing().into()));
 }
 
-/// Whether the API answers now, inside the host, as those who use the cluster are to find it.
+/// Whether the API answers within a moment, inside the host, as those who use the cluster are to find it.
 pub(super) async fn answers(
     context: &Context,
     cluster: &Cluster,
@@ -125,7 +129,13 @@ pub(super) async fn answers(
     };
     let asked = async {
         let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
-        api.check(&to_serving("/readyz")).await?;
+        let began = Instant::now();
+        while let Err(error) = api.check(&to_serving("/readyz")).await {
+            if began.elapsed() >= WAIT {
+                return Err(error);
+            }
+            tokio::time::sleep(EVERY).await;
+        }
         if !kept::had_api(cluster) {
             // Nobody may do anything before.
             api.begin(&context.base, context.clusters.params()).await?;
