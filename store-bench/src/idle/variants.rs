@@ -22,6 +22,8 @@ struct Row {
     with: Option<(&'static str, &'static str)>,
     /// Timer slack of kube-apiserver in ms, in place of the operator's.
     slack: Option<&'static str>,
+    /// `GOGC` of kube-apiserver, in place of the operator's.
+    collector: Option<&'static str>,
     /// Period of liveness probes in s, in place of the operator's.
     liveness: Option<u64>,
     /// Whether it is also measured while it is used.
@@ -34,6 +36,7 @@ const SETTINGS: &[&str] = &[
     LAUNCH,
     "--leader-elect=",
     "--endpoint-reconciler-type=",
+    "--watch-cache-sizes=",
     "GOGC",
     "GOMAXPROCS",
 ];
@@ -57,6 +60,7 @@ const PLAIN: Row = Row {
     without: &[],
     with: None,
     slack: None,
+    collector: None,
     liveness: None,
     used: false,
 };
@@ -149,6 +153,24 @@ const ROWS: &[Row] = &[
         ..PLAIN
     },
     Row {
+        name: "late",
+        label: "the same with a timer slack of 20 ms for kube-apiserver",
+        slack: Some("20"),
+        ..PLAIN
+    },
+    Row {
+        name: "cached",
+        label: "… a copy of each kind beside the store",
+        without: &["--watch-cache-sizes="],
+        ..PLAIN
+    },
+    Row {
+        name: "tight",
+        label: "the same with `GOGC=30` for kube-apiserver",
+        collector: Some("30"),
+        ..PLAIN
+    },
+    Row {
         name: "watched",
         label: "the same with liveness probes every 10 s",
         liveness: Some(10),
@@ -214,6 +236,12 @@ impl Variant {
             command.arguments[1] = slack.to_owned();
         }
         command.environment.retain(|(name, _)| stays(name));
+        if let Some(collector) = self.0.collector.filter(|_| component == "kube-apiserver") {
+            let mut variables = command.environment.iter_mut();
+            variables
+                .filter(|(name, _)| name == "GOGC")
+                .for_each(|(_, value)| collector.clone_into(value));
+        }
         command.arguments.retain(|argument| stays(argument));
         let with = self.0.with.filter(|(of, _)| *of == component);
         command.arguments.extend(with.map(|(_, argument)| argument.to_owned()));
