@@ -237,7 +237,7 @@ impl Variant {
         }
         command.environment.retain(|(name, _)| stays(name));
         if let Some(collector) = self.0.collector.filter(|_| component == "kube-apiserver") {
-            let mut variables = command.environment.iter_mut();
+            let variables = command.environment.iter_mut();
             variables
                 .filter(|(name, _)| name == "GOGC")
                 .for_each(|(_, value)| collector.clone_into(value));
