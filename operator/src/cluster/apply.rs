@@ -348,29 +348,31 @@ fn waits_for_turn(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    template: &str,
+    (control_plane, planned): (&ControlPlane, Incarnation),
 ) -> bool {
-    let control_plane = gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods);
-    let ControlPlane::Running { current, .. } = control_plane else {
-        if matches!(control_plane, ControlPlane::Asleep) {
-            context.restarts.finish(&identity.id);
+    let asked_for = gate::running_incarnation(observed.stateful_set.as_deref());
+    match (control_plane, planned) {
+        (ControlPlane::Running { .. }, Incarnation::New(_)) => {
+            let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
+            seen == cluster.metadata.generation
+                && !Rest::of(cluster).is_asleep()
+                && context.losses.of(&identity.id).is_none()
+                && takeover::find_state(context, observed).is_none()
+                && !takeover::is_ending(observed)
+                && !context.restarts.take(find_wanted(cluster, identity))
         }
-        return false;
-    };
-    if let Incarnation::Same(number) = incarnation::plan(context, identity, observed, template) {
-        let is_asked_for = gate::running_incarnation(observed.stateful_set.as_deref()) == Some(number);
-        if is_asked_for && current && observed.answers().is_ok() {
+        (ControlPlane::Running { current: true, .. }, Incarnation::Same(number))
+            if asked_for == Some(number) && observed.answers().is_ok() =>
+        {
             context.restarts.finish(&identity.id);
+            false
         }
-        return false;
+        (ControlPlane::Asleep, _) => {
+            context.restarts.finish(&identity.id);
+            false
+        }
+        _ => false,
     }
-    let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
-    seen == cluster.metadata.generation
-        && !Rest::of(cluster).is_asleep()
-        && context.losses.of(&identity.id).is_none()
-        && takeover::find_state(context, observed).is_none()
-        && !takeover::is_ending(observed)
-        && !context.restarts.take(find_wanted(cluster, identity))
 }
 
 /// Brings the control plane to what its spec asks for. Without a gist, while a certificate is issued again, one that is
@@ -415,11 +417,12 @@ async fn apply_control_plane(
         lost,
     };
     let template = stateful_set::template_digest(blueprint, &start);
-    if waits_for_turn(context, cluster, blueprint.identity, observed, &template) {
-        applied.control_plane = gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods);
+    let planned = incarnation::plan(context, blueprint.identity, observed, &template);
+    let state = (&applied.control_plane, planned);
+    if waits_for_turn(context, cluster, blueprint.identity, observed, state) {
         return Ok(());
     }
-    start.incarnation = incarnation::ensure(context, blueprint.identity, observed, &template).await?;
+    start.incarnation = incarnation::ensure(context, blueprint.identity, planned, &template).await?;
     let mut pods = match is_asleep {
         true => takeover::Pods::none(start.first),
         false => takeover::plan_pods(context, blueprint.identity, observed, start.incarnation),

@@ -40,10 +40,10 @@ pub(super) fn plan(context: &Context, identity: &Identity, observed: &Observed, 
 pub(super) async fn ensure(
     context: &Context,
     identity: &Identity,
-    observed: &Observed,
+    planned: Incarnation,
     template: &str,
 ) -> Result<u64, ReconcileError> {
-    if let Incarnation::Same(number) = plan(context, identity, observed, template) {
+    if let Incarnation::Same(number) = planned {
         return Ok(number);
     }
     let name = identity.store_secret();

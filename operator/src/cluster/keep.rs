@@ -126,7 +126,9 @@ async fn restart(
         return lost::remove(context, identity, observed, number).await;
     }
     let after = lost.as_ref().map_or("", |lost| &lost.pod);
-    let number = incarnation::ensure(context, identity, observed, &format!("kept-{digest}-{after}")).await?;
+    let template = format!("kept-{digest}-{after}");
+    let planned = incarnation::plan(context, identity, observed, &template);
+    let number = incarnation::ensure(context, identity, planned, &template).await?;
     takeover::release_all(context, identity, observed).await;
     let api = api_of(context, identity);
     let found = api.get_opt(stateful_set::NAME).await;

@@ -129,13 +129,7 @@ pub(super) async fn answers(
     };
     let asked = async {
         let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
-        let began = Instant::now();
-        while let Err(error) = api.check(&to_serving("/readyz")).await {
-            if began.elapsed() >= WAIT {
-                return Err(error);
-            }
-            tokio::time::sleep(EVERY).await;
-        }
+        wait(&api, &to_serving("/readyz"), WAIT).await?;
         if !kept::had_api(cluster) {
             // Nobody may do anything before.
             api.begin(&context.base, context.clusters.params()).await?;
@@ -145,6 +139,18 @@ pub(super) async fn answers(
     };
     let asked = tokio::time::timeout(LOOK_LIMIT, asked).await;
     asked.is_ok_and(|answered| answered.is_ok())
+}
+
+/// Asks an API until a path answers 200, and for as long as this; what it said last if it does not.
+pub(super) async fn wait(api: &TenantApi, path: &str, longest: Duration) -> Result<(), TenantApiError> {
+    let began = Instant::now();
+    while let Err(error) = api.check(path).await {
+        if began.elapsed() >= longest {
+            return Err(error);
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+    Ok(())
 }
 
 /// How to reach the API inside the host; `None` while the Service has no address.

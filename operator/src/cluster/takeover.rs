@@ -23,8 +23,6 @@ use crate::context::Context;
 use crate::notice::{self, State};
 use crate::tenant_api::{Access, TenantApi, Way};
 
-/// How often one that takes over is asked whether it lets others in.
-const EVERY: Duration = Duration::from_millis(25);
 /// What a server answers once it has read who may do what: until then it lets nobody do anything.
 const INFORMED: &str = "/readyz/informer-sync";
 /// How long that is waited for.
@@ -236,9 +234,8 @@ async fn wait_informed(access: Access) {
     let Ok(api) = TenantApi::new(&access) else {
         return;
     };
-    while api.check(INFORMED).await.is_err() {
-        tokio::time::sleep(EVERY).await;
-    }
+    // Whoever waits for this says how long.
+    let _ = probe::wait(&api, INFORMED, Duration::MAX).await;
 }
 
 /// Whether an eviction is to wait until another pod takes over: not where none will.

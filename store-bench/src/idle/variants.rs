@@ -112,7 +112,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "collected",
-        label: "… `GOGC=30`",
+        label: "… `GOGC=30`, and 40 for kube-apiserver",
         without: &["GOGC"],
         ..PLAIN
     },

@@ -35,7 +35,7 @@ const API_SERVER_SLACK: u32 = 15;
 /// The same of its clients, for which nobody waits.
 const CLIENT_SLACK: u32 = 50;
 /// Kinds of which kube-apiserver keeps no copy beside the store (a size of 0; others set nothing but that there is one): it has
-/// a timer of a second for each, and some 300 KiB. Lists and watches of them are the store's own. They are those that change
+/// a timer of a second for each, and 200 to 300 KiB. Lists and watches of them are the store's own. They are those that change
 /// seldom and that few watch: Kubernetes' own controllers, and nothing that each worker has.
 const UNCACHED: &[&str] = &[
     "apiservices.apiregistration.k8s.io",
