@@ -23,9 +23,9 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; standard error says why, and what may help
   2  the command line is wrong
-  3  the wait ran out; what was asked for goes on
+  3  the wait ran out; what was asked for goes on (not of run and join: 1, and nothing is left)
   126, 127  run: the command cannot be run, or is not there
-  130, 143  join was ended by Ctrl-C or SIGTERM; its JoinToken is deleted";
+  129, 130, 143  join or run was ended by SIGHUP, Ctrl-C or SIGTERM; its JoinToken or Cluster is deleted";
 
 const COMPLETION: &str =
     "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \

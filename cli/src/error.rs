@@ -187,6 +187,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// Its Cluster could not be used.
+    #[error("the command was not run")]
+    NotRun(#[source] Box<Error>),
     /// How a command ended cannot be told.
     #[error("cannot wait for the command")]
     CommandLost(#[source] std::io::Error),
@@ -268,6 +271,13 @@ impl Error {
                     "see `{see}`, and join again once it is ready, or wait longer with --timeout"
                 )),
                 Self::SpecRefused { .. } => Some("join again when that is no longer so".into()),
+                other => other.hint(),
+            },
+            Self::NotRun(source) => match source.as_ref() {
+                Self::WaitTimeout { .. } => Some(
+                    "wait longer with --timeout, or make a Cluster with `kubectl yoke create cluster` and see its conditions".into(),
+                ),
+                Self::SpecRefused { .. } => Some("run it again with other options, or when that is no longer so".into()),
                 other => other.hint(),
             },
             Self::NoClusterKubeconfig { name, namespace } => Some(format!(

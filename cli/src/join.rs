@@ -1,13 +1,11 @@
 //! `join`: makes a JoinToken and prints the line by which a worker joins.
 
 use std::pin::pin;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use tokio::signal::unix::SignalKind;
-use tokio::time::Instant;
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
 use yoke_api::{Cluster, JoinToken};
@@ -17,11 +15,6 @@ use crate::arguments::JoinOptions;
 use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, output, wait};
-
-/// How long it may take until a right that was given is known everywhere.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks.
-const PAUSE: Duration = Duration::from_millis(250);
 
 /// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
 /// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
@@ -133,16 +126,8 @@ async fn find_line(session: &Session, name: &str, options: &JoinOptions) -> Resu
     wait::wait_until_joinable(session, name, &options.name, options.timeout).await?;
     let secret = secret_name(name);
     let doing = format!("getting Secret {secret}");
-    let begun = Instant::now();
-    let found = loop {
-        match session.ask(&doing, session.api::<Secret>().get(&secret)).await {
-            // The host's API server may not have heard of the right to read it.
-            Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
-                tokio::time::sleep(PAUSE).await;
-            }
-            answer => break answer?,
-        }
-    };
+    let api = session.api::<Secret>();
+    let found = session.ask_until_allowed(&doing, || api.get(&secret)).await?;
     let line = JoinLine::from_secret(&found).and_then(|line| line.command().ok());
     line.ok_or(Error::JoinSecretWrong(secret))
 }

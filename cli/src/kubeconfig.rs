@@ -14,7 +14,7 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
     if options.waiting.wait {
         wait::wait_until_ready(session, name, options.waiting.timeout).await?;
     }
-    let text = fetch(session, name).await?;
+    let text = fetch(session, name, options.waiting.wait).await?;
     if !options.merge {
         return output::put(&text);
     }
@@ -34,8 +34,8 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
     Ok(())
 }
 
-/// The kubeconfig that the Cluster's status points to.
-pub(crate) async fn fetch(session: &Session, name: &str) -> Result<String, Error> {
+/// The kubeconfig that the Cluster's status points to. `is_new`: the right to read it may be, too.
+pub(crate) async fn fetch(session: &Session, name: &str, is_new: bool) -> Result<String, Error> {
     let cluster = session
         .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
         .await?;
@@ -48,8 +48,13 @@ pub(crate) async fn fetch(session: &Session, name: &str) -> Result<String, Error
         namespace: session.namespace.clone(),
     })?;
     let doing = format!("getting Secret {secret}");
-    let value = session.ask(&doing, session.api::<Secret>().get(&secret)).await?.data;
-    let value = value
+    let api = session.api::<Secret>();
+    let found = match is_new {
+        true => session.ask_until_allowed(&doing, || api.get(&secret)).await?,
+        false => session.ask(&doing, api.get(&secret)).await?,
+    };
+    let value = found
+        .data
         .and_then(|mut data| data.remove(KUBECONFIG_KEY))
         .and_then(|value| String::from_utf8(value.0).ok());
     value.ok_or(Error::SecretWrong(secret))

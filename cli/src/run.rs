@@ -1,7 +1,7 @@
 //! `run`: makes a Cluster for as long as a command runs.
 
 use std::ffi::OsStr;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use std::process::ExitStatus;
 
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use rustix::termios::tcgetpgrp;
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
@@ -95,10 +96,10 @@ async fn run_in(
 ) -> Result<(), Error> {
     let ready = async {
         wait::wait_until_ready(session, name, options.timeout).await?;
-        kubeconfig::fetch(session, name).await
+        kubeconfig::fetch(session, name, true).await
     };
     let text = tokio::select! {
-        text = ready => text?,
+        text = ready => text.map_err(|source| Error::NotRun(Box::new(source)))?,
         signal = signals.next() => return Err(Error::Interrupted(signal)),
     };
     // Nobody else may read it, and it goes with this value.
@@ -129,25 +130,33 @@ fn write_private(text: &str) -> Result<NamedTempFile, Error> {
     Ok(file)
 }
 
-/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both.
+/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both. What came before the end is
+/// heard before it: it is no wish to leave the Cluster behind.
 async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Error> {
     let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     loop {
         let signal = tokio::select! {
-            status = child.wait() => return status.map_err(Error::CommandLost),
+            biased;
             signal = signals.next() => signal,
+            status = child.wait() => return status.map_err(Error::CommandLost),
         };
-        let has_heard = signal == SignalKind::interrupt() && std::io::stdin().is_terminal();
-        let signal = if signal == SignalKind::interrupt() {
-            Signal::INT
-        } else {
-            Signal::TERM
+        let has_heard = signal == SignalKind::interrupt() && is_in_foreground();
+        let signal = match signal {
+            signal if signal == SignalKind::interrupt() => Signal::INT,
+            signal if signal == SignalKind::hangup() => Signal::HUP,
+            _ => Signal::TERM,
         };
         if let Some(pid) = pid.filter(|_| !has_heard) {
             // It may have ended by itself.
             let _ = kill_process(pid, signal);
         }
     }
+}
+
+/// Whether Ctrl-C of the terminal reaches this process, and with it the command.
+fn is_in_foreground() -> bool {
+    let terminal = std::fs::File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()))
 }
 
 /// As a shell says it.

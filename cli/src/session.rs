@@ -7,10 +7,16 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
+use tokio::time::Instant;
 use yoke_view::input::limit;
 
 use crate::arguments::HostOptions;
 use crate::{Error, overrides, trace};
+
+/// How long it may take until a right that was given is known everywhere.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// A client for the host, with the namespace to work in.
 pub(crate) struct Session {
@@ -63,6 +69,23 @@ impl Session {
         self.within(doing, answer)
             .await?
             .map_err(|error| self.explain(doing, error))
+    }
+
+    /// The same, asked again for a while if it is forbidden: the host's API server may not have heard yet of a right that was given
+    /// a moment ago.
+    pub(crate) async fn ask_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = kube::Result<T>>,
+    {
+        let begun = Instant::now();
+        loop {
+            match self.ask(doing, answer()).await {
+                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// Waits for something at most as long as one request may take.

@@ -173,8 +173,10 @@ impl Host {
     }
 
     fn begin_with(&self, line: &str, kubeconfig: &Path) -> Running {
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-yoke"));
+        // Whoever runs the tests by `nohup` would have the plugin hear no SIGHUP.
+        let mut command = tokio::process::Command::new("/usr/bin/env");
         command
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_kubectl-yoke")])
             .args(line.split(' ').filter(|word| !word.is_empty()))
             .env_clear()
             .env("KUBECONFIG", kubeconfig)

@@ -1,11 +1,11 @@
 //! `run`: the command, its Cluster, and who ends what.
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::fixtures::{KUBECONFIG, cluster, ready, secret};
 use crate::host::Host;
-use crate::running::Running;
+use crate::running::{PAUSE, Running};
 
 const CLUSTER: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-x";
 const SECRET: &str = "/api/v1/namespaces/t/secrets/run-x-kubeconfig";
@@ -66,7 +66,7 @@ async fn a_failure_can_be_looked_into() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cluster_goes_with_who_is_interrupted() {
     // While the API is waited for.
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::HUP, 129), (Signal::INT, 130), (Signal::TERM, 143)] {
         let host = Host::start().await;
         let running = host.begin("run -- /bin/true");
         host.until_watched().await;
@@ -76,7 +76,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         assert_eq!(host.object(CLUSTER), None, "{said:?}");
     }
     // While the command runs: it hears of it, and ends as it likes.
-    for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM")] {
+    for (signal, name) in [(Signal::HUP, "HUP"), (Signal::INT, "INT"), (Signal::TERM, "TERM")] {
         let host = Host::start().await;
         let script = format!("trap 'echo heard; exit 9' {name}; echo begun; while true; do sleep 0.05; done");
         let (running, _) = begin(&host, "", &script).await;
@@ -86,6 +86,49 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         assert_eq!((said.code, said.out.as_str()), (9, "begun\nheard\n"), "{said:?}");
         assert_eq!(host.object(CLUSTER), None, "{said:?}");
     }
+}
+
+/// As Ctrl-C ends both at once, on a machine that is busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_goes_though_the_command_ended_first() {
+    for _ in 0..5 {
+        let host = Host::start().await;
+        let (running, _) = begin(&host, "", "echo $$ begun; exec sleep 60").await;
+        running.until_out("begun\n").await;
+        let said = running.said();
+        let command = said
+            .split(' ')
+            .next()
+            .and_then(|pid| Pid::from_raw(pid.parse().ok()?))
+            .unwrap();
+        running.signal(Signal::STOP);
+        running.signal(Signal::INT);
+        kill_process(command, Signal::INT).unwrap();
+        let stat = format!("/proc/{}/stat", command.as_raw_nonzero());
+        while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+            tokio::time::sleep(PAUSE).await;
+        }
+        running.signal(Signal::CONT);
+        let said = running.end().await;
+        assert_eq!(said.code, 130, "{said:?}");
+        assert_eq!(host.object(CLUSTER), None, "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_does_not_come_is_not_left_behind() {
+    let host = Host::start().await;
+    let said = host.run("run --timeout 1s -- /bin/true").await;
+    assert_eq!(said.code, 1, "{said:?}");
+    for part in [
+        "error: the command was not run: ",
+        "hint: wait longer with --timeout",
+        "is being deleted",
+    ] {
+        assert!(said.err.contains(part), "{part}: {said:?}");
+    }
+    assert!(!said.err.contains("goes on"), "{said:?}");
+    assert_eq!(host.object(CLUSTER), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
