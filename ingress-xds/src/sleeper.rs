@@ -124,6 +124,16 @@ enum Stage {
     Answered,
 }
 
+/// Says at its end that a caller has had an answer.
+#[derive(Debug)]
+struct Answered<'a>(&'a Caller);
+
+impl Drop for Answered<'_> {
+    fn drop(&mut self) {
+        self.0.reach(Stage::Answered);
+    }
+}
+
 impl Sleeper {
     /// Listens on `address`; port 0 takes a free one.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
@@ -282,7 +292,13 @@ impl Caller {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        // Who asks on, on a connection that ends, is not looked at.
+        if *self.stage.borrow() == Stage::Answered {
+            return self.tell(&Answer::Elsewhere);
+        }
         self.reach(Stage::Asked);
+        // Who takes his request back has his answer, too: this ends there, and would else keep the connection's place.
+        let _answered = Answered(self);
         let (parts, body) = request.into_parts();
         let header = |name| {
             parts
@@ -314,8 +330,11 @@ impl Caller {
                 _ => drop(reading.await),
             }
         }
+        self.tell(&answer)
+    }
+
+    fn tell(&self, answer: &Answer) -> Response<Full<Bytes>> {
         self.context.metrics.count_sleeper(answer.as_str());
-        self.reach(Stage::Answered);
         to_response(&answer.to_status())
     }
 

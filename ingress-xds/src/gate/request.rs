@@ -118,13 +118,17 @@ impl Refusal {
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
         };
         let seconds = match self {
-            Self::Unneeded | Self::Ignored | Self::Stuck => LATER,
-            _ => SOON,
+            // To repeat the request does not help.
+            Self::Stuck => None,
+            Self::Unneeded | Self::Ignored => Some(LATER),
+            _ => Some(SOON),
         };
-        let details = matches!(code, 429 | 503).then(|| StatusDetails {
-            retry_after_seconds: Some(seconds),
-            ..StatusDetails::default()
-        });
+        let details = seconds
+            .filter(|_| matches!(code, 429 | 503))
+            .map(|seconds| StatusDetails {
+                retry_after_seconds: Some(seconds),
+                ..StatusDetails::default()
+            });
         Status {
             code: Some(code),
             details,

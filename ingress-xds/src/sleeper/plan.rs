@@ -130,7 +130,7 @@ impl Answer {
                 "ServiceUnavailable",
                 "such a token cannot be checked while the cluster sleeps; somebody with a client certificate or a service account's \
                  token must wake it",
-                Some(LATER),
+                None,
             ),
             Self::Stranger(_) => (401, "Unauthorized", "Unauthorized", None),
             Self::Misdirected => (

@@ -83,6 +83,14 @@ impl Client {
         Ok(Self { sender, certificate })
     }
 
+    /// Whether the connection has ended, or is to.
+    pub fn is_closed(&self) -> bool {
+        match &self.sender {
+            Sender::One(sender) => sender.is_closed(),
+            Sender::Two(sender) => sender.is_closed(),
+        }
+    }
+
     /// Another handle on the same connection of HTTP/2.
     pub fn fork(&self) -> Self {
         let Sender::Two(sender) = &self.sender else {

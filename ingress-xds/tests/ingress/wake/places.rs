@@ -1,5 +1,7 @@
 //! Strangers keep out nobody whom the cluster knows.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use tokio::net::TcpStream;
 use yoke_api::ingress::Callers;
@@ -77,6 +79,21 @@ async fn who_has_a_certificate_keeps_the_place_from_the_start() {
         let _open = futures::future::join_all(strangers).await;
         let answer = first.ask(get(None)).await.ok()?;
         (told(&answer) == (StatusCode::SERVICE_UNAVAILABLE, Some("1"))).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_takes_a_request_back_gives_up_the_place() {
+    let night = Night::new(on_connect(Callers::Authenticated)).await;
+    let (name, sleeper) = (night.a.public_name(), night.stage.xds().sleeper);
+    let mut client = Client::connect(sleeper, &name, &night.admin(), Http::Two)
+        .await
+        .unwrap();
+    let held = tokio::time::timeout(Duration::from_millis(500), client.ask(get(None))).await;
+    assert!(held.is_err(), "who may wake it is held");
+    eventually("the connection ends", PATIENCE, async || {
+        client.is_closed().then_some(())
     })
     .await;
 }
