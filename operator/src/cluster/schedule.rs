@@ -52,17 +52,10 @@ impl Line {
     /// twice comes the first time: expressions are held against what a clock on the wall shows.
     fn last(&self, now: Timestamp) -> Option<Timestamp> {
         let shown = self.zone.to_datetime(now);
-        let within = |hours: &i64| {
-            let from = shown.checked_sub(SignedDuration::from_hours(*hours)).ok()?;
-            let mut last = None;
-            let mut next = self.next(from);
-            while let Some(time) = next.filter(|time| *time <= shown) {
-                last = Some(time);
-                next = self.next(time);
-            }
-            last
-        };
-        let last = BACK.iter().find_map(within)?;
+        let until_shown = |after| self.next(after).filter(|time| *time <= shown);
+        let from = |hours: &i64| shown.checked_sub(SignedDuration::from_hours(*hours)).ok();
+        let first = BACK.iter().find_map(|hours| until_shown(from(hours)?))?;
+        let last = find_last(first, shown, until_shown);
         self.zone.to_timestamp(last).ok()
     }
 
@@ -78,6 +71,20 @@ impl Line {
         let next = self.times.find_next(MakeTimestamp(after)).ok()?;
         Some(next.datetime())
     }
+}
+
+/// The last of the times from `first` to `end`, by `next`, which gives the first after a time, if there is one until then. What is
+/// between is halved, not walked through: it may be each minute of half a year.
+fn find_last(first: DateTime, mut end: DateTime, mut next: impl FnMut(DateTime) -> Option<DateTime>) -> DateTime {
+    let mut last = first;
+    while next(last).is_some() {
+        let middle = last.saturating_add(last.duration_until(end) / 2);
+        match next(middle) {
+            Some(time) => last = time,
+            None => end = middle,
+        }
+    }
+    last
 }
 
 /// Whether each of the schedules means something.
@@ -156,6 +163,7 @@ fn find_zone(name: &str) -> Option<TimeZone> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Unit;
     use yoke_api::cluster::DesiredState;
     use yoke_api::sleep::ActivityStatus;
 
@@ -344,8 +352,35 @@ mod tests {
             ("0 9 21 * *", "2027-10-21T09:00:00Z"),
             ("0 9 24 12 *", "2026-12-24T09:00:00Z"),
             ("0 9 29 2 *", "2024-02-29T09:00:00Z"),
+            ("* * * 1-9 *", "2027-09-30T23:59:00Z"),
         ] {
             assert_eq!(due(expression, now).as_deref(), Some(expected), "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_year_of_minutes_is_not_walked_through() {
+        let day = |day: i16, hour| {
+            DateTime::constant(2027, 1, 1, hour, 0, 0, 0) + SignedDuration::from_hours(24 * i64::from(day))
+        };
+        for (until, now) in [
+            (day(300, 9), day(360, 0)),
+            (day(0, 1), day(360, 0)),
+            (day(360, 0), day(360, 0)),
+        ] {
+            let mut asked = 0;
+            let last = find_last(day(0, 1), now, |after| {
+                asked += 1;
+                let next = after.round(Unit::Minute).unwrap();
+                let next = if next > after {
+                    next
+                } else {
+                    next + SignedDuration::from_mins(1)
+                };
+                (next <= until).then_some(next)
+            });
+            assert_eq!(last, until);
+            assert!(asked < 100, "{asked}");
         }
     }
 
