@@ -296,7 +296,7 @@ fn judge<'a>(
 fn find_rest(cluster: &Cluster, observed: &Observed) -> Rest {
     match Rest::of(cluster) {
         _ if !observed.is_asleep() => Rest::Awake,
-        Rest::Awake => Rest::Owner,
+        Rest::Awake => Rest::Kept,
         rest => rest,
     }
 }

@@ -85,7 +85,7 @@ pub(super) async fn look_at_api(
     }
     applied.inside = answer.inside;
     applied.outside = answer.outside;
-    if applied.inside.is_err() || applied.outside.is_err() {
+    if applied.inside.is_err() {
         return;
     }
     let seen = context.awake(id);

@@ -37,6 +37,8 @@ pub enum Rest {
     Awake,
     /// None, by `spec.state`.
     Owner,
+    /// None, as before: the spec asks for one, and is not carried out.
+    Kept,
     /// None, and who connects changes that.
     Request {
         /// Since when.
@@ -81,7 +83,7 @@ impl Rest {
                 SleepReason::Inactivity => Reason::AsleepOnInactivity,
                 SleepReason::Schedule => Reason::AsleepOnSchedule,
             },
-            Self::Owner | Self::Awake => Reason::AsleepByOwner,
+            Self::Owner | Self::Kept | Self::Awake => Reason::AsleepByOwner,
         }
     }
 
@@ -116,6 +118,7 @@ impl Rest {
                 ..
             } => "until it has the annotation yoke.drzzl.io/sleep=end",
             Self::Owner | Self::Awake => "until its owner sets spec.state to Running",
+            Self::Kept => "as long as its spec is not carried out, being paused or refused",
         }
     }
 
@@ -131,7 +134,7 @@ impl Rest {
                 wakes: WakeOnConnect::Any,
                 ..
             } => Callers::Any,
-            Self::Owner | Self::Request { .. } => return Some(hold(self.until())),
+            Self::Owner | Self::Kept | Self::Request { .. } => return Some(hold(self.until())),
         };
         let Self::Request { since, ignored, .. } = self else {
             return None;

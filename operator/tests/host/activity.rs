@@ -110,7 +110,7 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     let store = Store::start(&host, "a").await;
 
     // It is asked once, and not before it can be time to sleep.
-    store.say(590, 10, 0);
+    store.say(300, 10, 0);
     look(&mut host).await;
     let asked = store.asked();
     assert!(asked > 0);
