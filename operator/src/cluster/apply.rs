@@ -401,7 +401,10 @@ async fn apply_control_plane(
     let has_konnectivity = blueprint.spec.konnectivity.is_enabled()
         && (present.is_some_and(stateful_set::has_konnectivity) || gist.is_some_and(|gist| gist.serves_konnectivity));
     // Asleep it has no machine, and begins anew.
-    let lost = lost::find(context, blueprint.identity, present).filter(|_| !is_asleep);
+    let lost = match is_asleep {
+        true => lost::find_stuck(observed),
+        false => lost::find(context, blueprint.identity, observed),
+    };
     let present = present.and_then(stateful_set::read_digest);
     let digest = gist.map(|gist| gist.restart_digest(has_konnectivity));
     let Some(digest) = digest.or_else(|| present.cloned()) else {

@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use yoke_api::labels;
 
+use super::build::stateful_set;
+
 /// A pod that waits longer than this between two starts of a container is replaced: the wait grows to five minutes.
 const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
 
@@ -100,6 +102,27 @@ pub fn plan_forced<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Vec<&Pod> {
         end.is_some_and(|end| now.duration_since(end.0) > LONGEST_END)
     })
     .collect()
+}
+
+/// The pod that must go before another one of its name can come, or the control plane is asleep, and that no kubelet ends.
+pub fn plan_stuck<'p, P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &'p [P], now: Timestamp) -> Option<&'p Pod> {
+    let forced = plan_forced(pods, now);
+    let is_last = set.and_then(|set| set.spec.as_ref()?.replicas) == Some(0);
+    let name = stateful_set::pod_name(takeover::first_of(set));
+    let mut stuck = forced.into_iter();
+    stuck.find(|pod| is_last || pod.metadata.name.as_ref() == Some(&name))
+}
+
+/// The pods that no kubelet ends and that may be taken away: all but the one in whose place another one of the same number of a
+/// start would come. It may run on, and two of one number would fight for the store.
+pub fn plan_replaced<'p, P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &'p [P], now: Timestamp) -> Vec<&'p Pod> {
+    let stuck = plan_stuck(set, pods, now).and_then(|pod| pod.metadata.uid.as_ref());
+    let number = running_incarnation(set);
+    let is_followed = |pod: &&Pod| {
+        let is_stuck = pod.metadata.uid.as_ref() == stuck;
+        !is_stuck || incarnation_of(pod.metadata.annotations.as_ref()) != number
+    };
+    plan_forced(pods, now).into_iter().filter(is_followed).collect()
 }
 
 /// What is kept of the last start.

@@ -120,7 +120,7 @@ async fn restart(
         return Ok(());
     };
     let digest = gist.restart_digest(stateful_set::has_konnectivity(set));
-    let lost = lost::find(context, identity, Some(set));
+    let lost = lost::find(context, identity, observed);
     if stateful_set::read_digest(set) == Some(&digest) && place::read_lost(set) == lost {
         let number = gate::running_incarnation(Some(set)).unwrap_or_default();
         return lost::remove(context, identity, observed, number).await;

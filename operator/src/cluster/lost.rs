@@ -1,7 +1,8 @@
-//! A control plane whose pod was lost with its machine: what is known of it, and how the pod goes.
+//! A control plane whose pod was lost with its machine, or is never ended by it: what is known of it, and how the pod goes.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 
 use super::build::place;
 use super::delete;
@@ -13,30 +14,48 @@ use crate::error::ReconcileError;
 use crate::loss::Lost;
 use crate::tenant_api::Way;
 
-/// The pod that was lost: lately, or before the control plane that there is came in its place.
-pub(super) fn find(context: &Context, identity: &Identity, present: Option<&StatefulSet>) -> Option<Lost> {
+/// The pod that was lost: lately, or that no kubelet ends though its time is over, or before the control plane that there is came in
+/// its place.
+pub(super) fn find(context: &Context, identity: &Identity, observed: &Observed) -> Option<Lost> {
+    let before = || place::read_lost(observed.stateful_set.as_deref()?);
     let lately = context.losses.of(&identity.id);
-    lately.or_else(|| place::read_lost(present?))
+    lately.or_else(|| find_stuck(observed)).or_else(before)
 }
 
-/// Takes a pod away that was lost lately, without its kubelet. `incarnation` is what comes in its place: until the
-/// StatefulSet's controller has seen that, it would make the same pod again.
+/// The pod in whose place no other one comes, nor sleep, for no kubelet ends it. It may run on.
+pub(super) fn find_stuck(observed: &Observed) -> Option<Lost> {
+    let pod = gate::plan_stuck(observed.stateful_set.as_deref(), &observed.pods, Timestamp::now())?;
+    let machine = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    Some(Lost {
+        pod: pod.metadata.uid.clone()?,
+        machines: machine.into_iter().collect(),
+    })
+}
+
+/// Takes pods away, without their kubelets, that were lost lately, or whose time is over. `incarnation` is what comes in their
+/// place: until the StatefulSet's controller has seen that, it would make the same pod again.
 pub(super) async fn remove(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
     incarnation: u64,
 ) -> Result<(), ReconcileError> {
-    let Some(lost) = context.losses.of(&identity.id) else {
-        return Ok(());
-    };
-    let Some(pod) = observed.pods.iter().find(|pod| is_lost(pod, &lost)) else {
-        return Ok(());
-    };
-    if !is_seen(observed.stateful_set.as_deref(), incarnation) {
+    let set = observed.stateful_set.as_deref();
+    if !is_seen(set, incarnation) {
         return Ok(());
     }
-    delete::force(context, &[pod.as_ref()]).await?;
+    let lost = context.losses.of(&identity.id);
+    let lately = observed.pods.iter().map(AsRef::as_ref);
+    let mut pods: Vec<&Pod> = lately
+        .filter(|pod| lost.as_ref().is_some_and(|lost| is_lost(pod, lost)))
+        .collect();
+    if pods.is_empty() {
+        pods = gate::plan_replaced(set, &observed.pods, Timestamp::now());
+    }
+    if pods.is_empty() {
+        return Ok(());
+    }
+    delete::force(context, &pods).await?;
     context.apis.forget_way(&identity.id, Way::Inside);
     context.note_awake(&identity.id, |awake| awake.slow = None);
     Ok(())

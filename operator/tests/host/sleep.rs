@@ -1,7 +1,8 @@
 //! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{Binding, ConfigMap, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Resource;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -379,4 +380,50 @@ async fn what_is_paused_or_refused_stays_as_it_is() {
         assert_eq!(replicas(&host).await, Some(0), "{part}");
         assert!(matches!(told(&host).await, Some(Asleep::Held { .. })), "{part}");
     }
+}
+
+/// The machine of its pod is dead, and its kubelet with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_nobody_ends_keeps_no_cluster_from_sleep() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let _server = run_ready(&host).await;
+    let hosted = host.hosted("a").await;
+    let pods = host.api::<Pod>(&hosted);
+    let binding = json!({"metadata": {"name": "control-plane-0"}, "target": {"kind": "Node", "name": "dead"}});
+    let binding: Binding = serde_json::from_value(binding).unwrap();
+    let params = PostParams::default();
+    pods.create_subresource::<_, Status>("binding", "control-plane-0", &params, &binding)
+        .await
+        .unwrap();
+    let number = async || {
+        let template = host.stateful_set(&hosted).await.unwrap().spec.unwrap().template;
+        let annotations = template.metadata.unwrap().annotations.unwrap();
+        annotations["yoke.drzzl.io/incarnation"].parse::<u64>().unwrap()
+    };
+    let before = number().await;
+
+    annotate(&host, "now").await;
+    host.bring("a", "the pod is to end", async || replicas(&host).await == Some(0))
+        .await;
+    let short = DeleteParams::default().grace_period(1);
+    pods.delete("control-plane-0", &short).await.unwrap();
+    // It may run on: what comes after it is of another start.
+    host.bring("a", "another start is asked for", async || number().await > before)
+        .await;
+    assert!(pods.get_opt("control-plane-0").await.unwrap().is_some());
+    host.bring("a", "it is asleep", async || {
+        see_set(&host, "a", 0).await;
+        asleep(&host).await == "True/AsleepOnRequest"
+    })
+    .await;
+    assert!(pods.get_opt("control-plane-0").await.unwrap().is_none());
+
+    ask(&host).await;
+    host.bring("a", "a control plane is asked for", async || {
+        see_set(&host, "a", 1).await;
+        replicas(&host).await == Some(1)
+    })
+    .await;
+    assert!(number().await > before);
 }

@@ -167,3 +167,51 @@ fn pods_are_forced_after_their_grace() {
         assert_eq!(plan_forced(&[Arc::new(ending.clone())], now).len(), forced, "{end}");
     }
 }
+
+#[test]
+fn a_pod_that_nobody_ends_is_followed_by_another_start() {
+    let now = "2026-11-21T00:01:00Z".parse().unwrap();
+    let ending = |name: &str, number: u64, end: &str| {
+        let mut pod = (*pod(serde_json::json!([]))).clone();
+        pod.metadata.name = Some(name.into());
+        pod.metadata.uid = Some(name.into());
+        pod.metadata.annotations = Some([(labels::INCARNATION.to_owned(), number.to_string())].into());
+        pod.metadata.deletion_timestamp = Some(serde_json::from_value(end.into()).unwrap());
+        Arc::new(pod)
+    };
+    let (over, in_time) = ("2026-11-21T00:00:30Z", "2026-11-21T00:00:55Z");
+    let (serves, former) = ("control-plane-0", "control-plane-9");
+    for (rule, replicas, pods, stuck, replaced) in [
+        ("in time", 1, vec![ending(serves, 7, in_time)], None, &[][..]),
+        ("it serves", 1, vec![ending(serves, 7, over)], Some(serves), &[]),
+        (
+            "another start is due",
+            1,
+            vec![ending(serves, 6, over)],
+            Some(serves),
+            &[serves],
+        ),
+        ("another one serves", 1, vec![ending(former, 7, over)], None, &[former]),
+        ("asleep", 0, vec![ending(former, 7, over)], Some(former), &[]),
+        (
+            "asleep, and another start",
+            0,
+            vec![ending(former, 6, over)],
+            Some(former),
+            &[former],
+        ),
+    ] {
+        let set = set(replicas);
+        let name = |pod: &Pod| pod.metadata.name.clone();
+        assert_eq!(
+            plan_stuck(Some(&set), &pods, now).and_then(name).as_deref(),
+            stuck,
+            "{rule}"
+        );
+        let found: Vec<_> = plan_replaced(Some(&set), &pods, now)
+            .into_iter()
+            .filter_map(name)
+            .collect();
+        assert_eq!(found, replaced, "{rule}");
+    }
+}
