@@ -141,12 +141,8 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
             status = child.wait() => return status.map_err(Error::CommandLost),
         };
         let has_heard = signal == SignalKind::interrupt() && is_in_foreground();
-        let signal = match signal {
-            signal if signal == SignalKind::interrupt() => Signal::INT,
-            signal if signal == SignalKind::hangup() => Signal::HUP,
-            _ => Signal::TERM,
-        };
-        if let Some(pid) = pid.filter(|_| !has_heard) {
+        let signal = Signal::from_named_raw(signal.as_raw_value()).filter(|_| !has_heard);
+        if let (Some(pid), Some(signal)) = (pid, signal) {
             // It may have ended by itself.
             let _ = kill_process(pid, signal);
         }

@@ -45,10 +45,8 @@ pub(super) async fn remove(
         return Ok(());
     }
     let lost = context.losses.of(&identity.id);
-    let lately = observed.pods.iter().map(AsRef::as_ref);
-    let mut pods: Vec<&Pod> = lately
-        .filter(|pod| lost.as_ref().is_some_and(|lost| is_lost(pod, lost)))
-        .collect();
+    let went = |pod: &&Pod| lost.as_ref().is_some_and(|lost| is_lost(pod, lost));
+    let mut pods: Vec<&Pod> = observed.pods.iter().map(AsRef::as_ref).filter(went).collect();
     if pods.is_empty() {
         pods = gate::plan_replaced(set, &observed.pods, Timestamp::now());
     }
