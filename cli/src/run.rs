@@ -42,9 +42,16 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     }
     tokio::select! {
         () = delete(session, &name) => {}
-        _ = signals.next() => output::say(&format!("Cluster {name} is deleted by the host when its time is over")),
+        () = insist(&mut signals) => output::say(&format!("Cluster {name} is deleted by the host when its time is over")),
     }
     result
+}
+
+/// Whether somebody wants this to end before the Cluster is deleted. The first signal may be the one that ended the command.
+async fn insist(signals: &mut Signals) {
+    signals.next().await;
+    output::say("the Cluster is being deleted; interrupt once more to leave that to the host");
+    signals.next().await;
 }
 
 /// Makes the Cluster: its name, and the signal that came meanwhile.
@@ -130,13 +137,11 @@ fn write_private(text: &str) -> Result<NamedTempFile, Error> {
     Ok(file)
 }
 
-/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both. What came before the end is
-/// heard before it: it is no wish to leave the Cluster behind.
+/// Waits for the end of the command. Signals are passed on; what a terminal sends, it sends to both.
 async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Error> {
     let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     loop {
         let signal = tokio::select! {
-            biased;
             signal = signals.next() => signal,
             status = child.wait() => return status.map_err(Error::CommandLost),
         };
@@ -178,15 +183,21 @@ async fn delete(session: &Session, name: &str) {
 /// Where a command is: one that is not there is told of before a Cluster is made for it.
 fn find_program(name: &OsStr) -> Result<PathBuf, Error> {
     let missing = || Error::NoCommand(PathBuf::from(name));
-    if name.as_encoded_bytes().contains(&b'/') {
-        let path = PathBuf::from(name);
-        return if path.is_file() { Ok(path) } else { Err(missing()) };
-    }
-    let paths = std::env::var_os("PATH").unwrap_or_default();
     let is_program = |path: &PathBuf| {
         let meta = path.metadata();
         meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     };
+    if name.as_encoded_bytes().contains(&b'/') {
+        return match PathBuf::from(name) {
+            path if is_program(&path) => Ok(path),
+            path if path.exists() => Err(Error::CommandNotRun {
+                program: path,
+                source: std::io::ErrorKind::PermissionDenied.into(),
+            }),
+            _ => Err(missing()),
+        };
+    }
+    let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
         .map(|folder| folder.join(name))
         .find(is_program)

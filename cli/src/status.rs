@@ -134,6 +134,7 @@ fn summary(cluster: &Cluster, now: Timestamp) -> String {
         "Age",
         Some(age_of(cluster.creation_timestamp(), now)).filter(|age| !age.is_empty()),
     );
+    add("Ends", ending(cluster, now));
     add("Phase", status.phase.map(|phase| phase_text(phase).to_owned()));
     add("Version", status.version.clone());
     add("Name", status.endpoint.as_ref().map(|endpoint| endpoint.url.clone()));
@@ -167,6 +168,19 @@ fn summary(cluster: &Cluster, now: Timestamp) -> String {
         .into_iter()
         .map(|(label, value)| format!("{:<wide$}  {value}\n", format!("{label}:")))
         .collect()
+}
+
+/// When a Cluster is deleted that lives for a given time.
+fn ending(cluster: &Cluster, now: Timestamp) -> Option<String> {
+    let lifetime = cluster.spec.lifetime()?;
+    if cluster.spec.paused {
+        return Some("not while it is paused".to_owned());
+    }
+    let end = cluster.creation_timestamp()?.0.checked_add(lifetime).ok()?;
+    Some(match span(now, end) {
+        left if end > now => format!("in {left}"),
+        _ => "now".to_owned(),
+    })
 }
 
 fn event_table(events: &[Event], now: Timestamp) -> Table {

@@ -1,5 +1,7 @@
 //! `run`: the command, its Cluster, and who ends what.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -116,6 +118,27 @@ async fn the_cluster_goes_though_the_command_ended_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_insists_does_not_wait_for_the_deletion() {
+    let host = Host::start().await;
+    let (running, _) = begin(&host, "", "echo begun; exec sleep 60").await;
+    running.until_out("begun\n").await;
+    host.stall("DELETE");
+    running.signal(Signal::TERM);
+    host.until_asked("DELETE").await;
+    running.signal(Signal::INT);
+    running
+        .until_err("interrupt once more to leave that to the host\n")
+        .await;
+    running.signal(Signal::INT);
+    let said = running.end().await;
+    assert_eq!(said.code, 143, "{said:?}");
+    assert!(
+        said.err.ends_with("is deleted by the host when its time is over\n"),
+        "{said:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_that_does_not_come_is_not_left_behind() {
     let host = Host::start().await;
     let said = host.run("run --timeout 1s -- /bin/true").await;
@@ -136,6 +159,7 @@ async fn no_cluster_is_made_for_what_cannot_be_run() {
     let host = Host::start().await;
     for (line, code, part) in [
         ("run -- /nowhere/command", 127, "there is no command /nowhere/command"),
+        ("run -- /", 126, "cannot run /"),
         ("run -- no-such-command", 127, "there is no command no-such-command"),
         ("run", 2, "required"),
         ("run --ttl 1d -- /bin/true", 2, "a time in minutes or hours"),
@@ -150,7 +174,12 @@ async fn no_cluster_is_made_for_what_cannot_be_run() {
 
     let path = host.path("script");
     std::fs::write(&path, "not a program").unwrap();
-    let running = host.begin(&format!("run -- {}", path.display()));
+    let line = format!("run -- {}", path.display());
+    let said = host.run(&line).await;
+    assert!(said.code == 126 && said.err.contains("ermission denied"), "{said:?}");
+    assert_eq!(host.requests(), Vec::<String>::new());
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let running = host.begin(&line);
     host.until_watched().await;
     let mut kubeconfig = secret();
     kubeconfig["metadata"]["name"] = "run-x-kubeconfig".into();

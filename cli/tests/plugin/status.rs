@@ -47,6 +47,26 @@ async fn status_says_what_to_do_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn status_says_when_a_cluster_ends() {
+    let host = Host::start().await;
+    for (ttl, paused, expected) in [
+        (json!("99h"), false, "Ends:        in 4d2h\n"),
+        (json!("0m"), false, "Ends:        now\n"),
+        (json!("0m"), true, "Ends:        not while it is paused\n"),
+        (Value::Null, false, ""),
+    ] {
+        let mut demo = cluster("demo", &[ready()]);
+        demo["metadata"]["creationTimestamp"] = jiff::Timestamp::now().to_string().into();
+        demo["spec"]["ttl"] = ttl;
+        demo["spec"]["paused"] = paused.into();
+        host.set(DEMO, demo);
+        let said = host.run("status demo").await;
+        let line = said.out.split_inclusive('\n').find(|line| line.starts_with("Ends:"));
+        assert_eq!(line.unwrap_or_default(), expected, "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn status_is_data_too() {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[ready()]));
