@@ -36,6 +36,8 @@ pub struct Record {
     pub appended: Vec<u64>,
     /// Changes of one object.
     pub counted: u64,
+    /// When each of them was acknowledged.
+    pub changes: Vec<Instant>,
     /// Each answer.
     pub answers: Vec<Instant>,
 }
@@ -46,7 +48,7 @@ pub struct Clients {
     kubeconfig: PathBuf,
     stop: Arc<AtomicBool>,
     appending: Vec<JoinHandle<Result<u64>>>,
-    counting: JoinHandle<Result<u64>>,
+    counting: JoinHandle<Result<(u64, Vec<Instant>)>>,
     probing: JoinHandle<Result<Vec<Instant>>>,
 }
 
@@ -73,9 +75,11 @@ impl Clients {
     pub async fn end(self) -> Result<Record> {
         self.stop.store(true, Ordering::Relaxed);
         let (appended, counted, answers) = tokio::try_join!(try_join_all(self.appending), self.counting, self.probing)?;
+        let (counted, changes) = counted?;
         let record = Record {
             appended: appended.into_iter().collect::<Result<_>>()?,
-            counted: counted?,
+            counted,
+            changes,
             answers: answers?,
         };
         check(&self.kubeconfig, &record).await?;
@@ -142,10 +146,10 @@ async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Resul
     Ok(number)
 }
 
-/// Raises one object's number by one, again and again. Nobody else does.
-async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<u64> {
+/// Raises one object's number by one, again and again. Nobody else does. What it reached, and when each change was acknowledged.
+async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(u64, Vec<Instant>)> {
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
-    let mut reached = 0;
+    let (mut reached, mut changes) = (0, Vec::new());
     while !stop.load(Ordering::Relaxed) {
         let Some(Ok(mut object)) = answer(api.get(COUNTER)).await else {
             tokio::time::sleep(PROBE_EVERY).await;
@@ -160,12 +164,15 @@ async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<u64> {
         reached = found;
         object.data = config_map(COUNTER, found + 1).data;
         match answer(api.replace(COUNTER, &PostParams::default(), &object)).await {
-            Some(Ok(_)) => reached = found + 1,
+            Some(Ok(_)) => {
+                reached = found + 1;
+                changes.push(Instant::now());
+            }
             Some(Err(404)) => bail!("the counter is gone"),
             Some(Err(_)) | None => {}
         }
     }
-    Ok(reached)
+    Ok((reached, changes))
 }
 
 fn read(object: &ConfigMap) -> Result<u64> {

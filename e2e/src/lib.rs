@@ -12,6 +12,7 @@
 
 pub mod acknowledged;
 pub mod command;
+pub mod floor;
 pub mod footprint;
 pub mod held_watch;
 pub mod host_node;
@@ -28,6 +29,7 @@ pub mod worker;
 pub mod workload;
 
 pub use command::{Output, run};
+pub use floor::Floor;
 pub use host_node::HostNode;
 pub use logs::Expected;
 pub use stack::Stack;

@@ -9,14 +9,14 @@
 //!
 //! All kinds come once in random order, then all of them again. What cannot be done yet comes again later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use yoke_e2e::acknowledged::{Clients, PROBE_EVERY};
+use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record};
 use yoke_e2e::host_node::{is_ready, place_of};
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::{PodNetwork, signal};
@@ -246,28 +246,44 @@ fn require(faults: &[Fault], length: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The longest time without an answer of each kind of fault: the last that came before its end.
-fn show_outages(faults: &[(Instant, Fault)], answers: &[Instant]) -> String {
-    let mut outages: BTreeMap<String, Vec<Duration>> = BTreeMap::new();
-    for (_, fault) in faults {
-        outages.entry(fault.to_string()).or_default();
+/// The longest times without an answer, and without an acknowledged change, after each kind of fault: the last that came before
+/// their end.
+fn show_outages(faults: &[(Instant, Fault)], record: &Record) -> String {
+    let (answers, changes) = (
+        find_longest(faults, &record.answers),
+        find_longest(faults, &record.changes),
+    );
+    let mut lines = vec![format!(
+        "{:<28} {:>6} {:>12} {:>12}",
+        "fault", "times", "no answer", "no change"
+    )];
+    let names: BTreeSet<_> = faults.iter().map(|(_, fault)| fault.to_string()).collect();
+    let longest = |of: &BTreeMap<String, Duration>, name: &str| of.get(name).copied().unwrap_or_default();
+    for name in &names {
+        let times = faults.iter().filter(|(_, fault)| fault.to_string() == *name).count();
+        let (answer, change) = (longest(&answers, name), longest(&changes, name));
+        lines.push(format!("{name:<28} {times:>6} {answer:>12.1?} {change:>12.1?}"));
     }
-    for pair in answers.windows(2) {
+    let longest = |of: &BTreeMap<String, Duration>| of.values().max().copied().unwrap_or_default();
+    lines.push(format!(
+        "the longest outage: {:.1?} without an answer, {:.1?} without a change",
+        longest(&answers),
+        longest(&changes)
+    ));
+    lines.join("\n")
+}
+
+fn find_longest(faults: &[(Instant, Fault)], times: &[Instant]) -> BTreeMap<String, Duration> {
+    let mut longest: BTreeMap<String, Duration> = BTreeMap::new();
+    for pair in times.windows(2) {
         let gap = pair[1] - pair[0];
         let last = faults.iter().rev().find(|(begun, _)| *begun < pair[1]);
         if let Some((_, fault)) = last.filter(|_| gap > PROBE_EVERY * 4) {
-            outages.entry(fault.to_string()).or_default().push(gap);
+            let known = longest.entry(fault.to_string()).or_default();
+            *known = gap.max(*known);
         }
     }
-    let mut lines = vec![format!("{:<28} {:>6} {:>12}", "fault", "times", "longest")];
-    for (name, gaps) in &outages {
-        let times = faults.iter().filter(|(_, fault)| fault.to_string() == *name).count();
-        let longest = gaps.iter().max().copied().unwrap_or_default();
-        lines.push(format!("{name:<28} {times:>6} {longest:>12.1?}"));
-    }
-    let longest = outages.values().flatten().max().copied().unwrap_or_default();
-    lines.push(format!("the longest outage: {longest:.1?}"));
-    lines.join("\n")
+    longest
 }
 
 fn number_from(variable: &str, default: u64) -> Result<u64> {
@@ -312,7 +328,7 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     })
     .await?;
     let record = clients.end().await?;
-    println!("{}", show_outages(&faults, &record.answers));
+    println!("{}", show_outages(&faults, &record));
     println!(
         "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all are there, in order, none twice",
         faults.len(),

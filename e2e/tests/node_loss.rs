@@ -19,6 +19,8 @@ use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::signal;
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, wait_for, wait_until, watch_for};
 
+/// How soon the loss is to be called one.
+const CALLED_SOON: Duration = Duration::from_secs(10);
 /// How soon the API is to answer from elsewhere, on a machine that does nothing else. Without the operator, Kubernetes takes more
 /// than five minutes.
 const BACK_SOON: Duration = Duration::from_secs(15);
@@ -180,7 +182,7 @@ async fn conclude(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> 
         record.counted,
         record.longest_outage()
     );
-    ensure!(*answered < BACK_SOON, "too late: {noticed}");
+    ensure!(*called < CALLED_SOON && *answered < BACK_SOON, "too late: {noticed}");
     Ok(noticed)
 }
 

@@ -1,23 +1,20 @@
 //! `make bench`: how long it takes until a Cluster answers, how long after its process was killed and after it was woken, and
 //! what it costs idle.
 //!
-//! Prints the tables of `docs/benchmarks.md`. The floor beside them is the same API server's own start, from its process' start to
-//! its first answer on its own port, be it a refusal, in the same rounds: nothing that waits for it is quicker.
+//! Prints the tables of `docs/benchmarks.md`, with the [floor](Floor) of the same rounds.
 #![allow(clippy::print_stdout, reason = "the tables are the result")]
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use tokio::process::Command;
 use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::{Cluster, ClusterSpec, ConditionType, TenantSpec};
 use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::tenant::is_true;
 use yoke_e2e::victim::signal;
-use yoke_e2e::{Stack, TenantFixture, Worker, network, process, run, wait_for};
+use yoke_e2e::{Floor, Stack, TenantFixture, Worker, network, process, wait_for};
 
 const ROUNDS: usize = 5;
 const WAKES: usize = 10;
@@ -36,17 +33,8 @@ const CONTAINERS: [&str; 4] = [API_SERVER, "kube-controller-manager", "kube-sche
 
 const GET: [&str; 4] = ["get", "namespaces", "-o", "name"];
 const KUBECTL: &str = "kubectl get namespaces";
-const FLOOR: &str = "of that, the API server by itself";
 const API_SERVER: &str = "kube-apiserver";
 const STORE: &str = "kine-nats";
-/// Run where an API server is: says when its own port answers, in seconds since the machine was started. To look whether the port is
-/// open takes less from that start than to ask.
-const FIRST_ANSWER: &str = "until (: </dev/tcp/127.0.0.1/6443) 2>/dev/null; do sleep 0.05; done
-    until curl --insecure --silent --max-time 1 --output /dev/null https://127.0.0.1:6443/version; do sleep 0.01; done
-    cut -d' ' -f1 /proc/uptime";
-/// Ticks a second in `/proc/PID/stat`, on every architecture that Yoke runs on.
-const TICKS: f64 = 100.0;
-
 /// What is aimed at, beside what was measured.
 struct Target {
     aim: &'static str,
@@ -150,37 +138,10 @@ fn print_targets(targets: &[Target]) {
     }
 }
 
-/// The API servers of a Cluster that run on this machine.
-fn api_servers(name: &str) -> Result<BTreeSet<u32>> {
-    let named = format!("--external-hostname={name}-");
-    let arguments = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let is_one = |pid: &u32| String::from_utf8_lossy(&arguments(pid)).contains(&named);
-    Ok(process::list_pids()?.into_iter().filter(is_one).collect())
-}
-
-/// How long the API server of a Cluster takes that starts next, from its process' start to its first answer.
-async fn floor(name: &str, known: BTreeSet<u32>) -> Result<Duration> {
-    let pid = wait_for("an API server to start", LIMIT, || async {
-        Ok(api_servers(name)?.difference(&known).next().copied())
-    })
-    .await?;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("reading when an API server started")?;
-    // proc(5): the 22nd field; the second one is the name in brackets and may hold anything.
-    let ticks = stat
-        .rsplit(')')
-        .next()
-        .and_then(|fields| fields.split_whitespace().nth(19));
-    let started = ticks.context("short stat line")?.parse::<f64>()? / TICKS;
-    let mut ask = Command::new("nsenter");
-    ask.args(["--target", &pid.to_string(), "--net", "--", "bash", "-c", FIRST_ANSWER]);
-    let answered: f64 = run(ask, LIMIT).await?.ok()?.trim().parse()?;
-    Duration::try_from_secs_f64(answered - started).context("an API server that answered before it started")
-}
-
 /// Creates a Cluster: the time of each condition as a watch saw it, of the first answer, and of its API server's start.
 async fn create(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<()> {
-    let known = api_servers(name)?;
-    let ((seen, answered), floor) = tokio::try_join!(watch_creation(tenant, name), floor(name, known))?;
+    let floor = Floor::before(name)?;
+    let ((seen, answered), floor) = tokio::try_join!(watch_creation(tenant, name), floor.measure(LIMIT))?;
     for phase in PHASES {
         let time = seen
             .iter()
@@ -190,7 +151,7 @@ async fn create(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result
         times.add(phase.as_str(), time);
     }
     times.add("first answer by kubectl", answered);
-    times.add(FLOOR, floor);
+    times.add(yoke_e2e::floor::TITLE, floor);
     Ok(())
 }
 
@@ -230,7 +191,7 @@ async fn watch_creation(tenant: &TenantFixture, name: &str) -> Result<(Vec<(Cond
 /// Sends a Cluster to sleep: the time that a request takes by which it wakes, and that of its API server's start.
 async fn wake(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<()> {
     let kubeconfig = tenant.kubeconfig(name).await?;
-    let known = api_servers(name)?;
+    let floor = Floor::before(name)?;
     let annotation = serde_json::json!({"metadata": {"annotations": {SLEEP: SLEEP_NOW}}});
     tenant.patch_cluster(name, annotation).await?;
     tenant
@@ -241,9 +202,9 @@ async fn wake(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<(
         tenant.stack.kubectl(&kubeconfig, &GET).await?.ok()?;
         Ok(asked.elapsed())
     };
-    let (answered, floor) = tokio::try_join!(answered, floor(name, known))?;
+    let (answered, floor) = tokio::try_join!(answered, floor.measure(LIMIT))?;
     times.add(KUBECTL, answered);
-    times.add(FLOOR, floor);
+    times.add(yoke_e2e::floor::TITLE, floor);
     tenant.wait_condition(name, ConditionType::Ready, "True", LIMIT).await?;
     Ok(())
 }
@@ -259,10 +220,10 @@ async fn join(stack: &Stack) -> Result<Duration> {
 
 /// Kills kube-apiserver, then kine-nats: the time to the next answer of each, and that of the API server's start.
 async fn recover(tenant: &TenantFixture, name: &str, times: &mut Times) -> Result<()> {
-    let known = api_servers(name)?;
-    let (answered, floor) = tokio::try_join!(kill(tenant, name, API_SERVER), floor(name, known))?;
+    let floor = Floor::before(name)?;
+    let (answered, floor) = tokio::try_join!(kill(tenant, name, API_SERVER), floor.measure(LIMIT))?;
     times.add(API_SERVER, answered);
-    times.add(FLOOR, floor);
+    times.add(yoke_e2e::floor::TITLE, floor);
     times.add(STORE, kill(tenant, name, STORE).await?);
     Ok(())
 }

@@ -15,8 +15,11 @@ use yoke_e2e::{Stack, network, process, wait_for};
 
 use crate::costs;
 use crate::fleet::{Fleet, Kind};
+use crate::table::{print_target, print_targets_head};
 
 const LIMIT: Duration = Duration::from_secs(300);
+/// In what time it is to have come to rest.
+const SETTLED: Duration = Duration::from_secs(30);
 /// How often the operator looks at a Cluster at rest: one that is awake each half a minute, another about each three quarters of
 /// an hour.
 const AWAKE_EVERY: f64 = 30.0;
@@ -61,6 +64,14 @@ pub(crate) async fn measure(fleet: &Fleet, rest: Duration) -> Result<()> {
         rest.as_secs(),
         describe(later.as_ref())
     );
+    print_targets_head();
+    print_target(
+        &format!("settled in {SETTLED:?}"),
+        &format!("{:.1} s", settled.as_secs_f64()),
+        settled <= SETTLED,
+    );
+    let is_none = later.as_ref().is_some_and(BTreeMap::is_empty);
+    print_target("no write", &describe(later.as_ref()), is_none);
     Ok(())
 }
 

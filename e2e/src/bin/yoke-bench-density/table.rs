@@ -26,16 +26,21 @@ pub(crate) fn print_targets_head() {
     println!("\n| target | measured | |\n|---|---|---|");
 }
 
-/// Prints what is aimed at for so many hundredths of some times beside what they were.
-pub(crate) fn print_target(what: &str, hundredths: usize, limit: Duration, times: &[Duration]) {
+/// Prints what is aimed at beside what was measured.
+pub(crate) fn print_target(aim: &str, measured: &str, is_met: bool) {
+    println!("| {aim} | {measured} | {} |", if is_met { "met" } else { "missed" });
+}
+
+/// The same for so many hundredths of some times.
+pub(crate) fn print_time_target(what: &str, hundredths: usize, limit: Duration, times: &[Duration]) {
     let mut times = times.to_vec();
     times.sort();
     if let Some(time) = at(&times, hundredths) {
-        let met = if *time <= limit { "met" } else { "missed" };
-        println!(
-            "| {what}: p{hundredths} in {limit:?} | {:.2} s of {} | {met} |",
-            time.as_secs_f64(),
-            times.len()
+        let measured = format!("{:.2} s of {}", time.as_secs_f64(), times.len());
+        print_target(
+            &format!("{what}: p{hundredths} in {limit:?}"),
+            &measured,
+            *time <= limit,
         );
     }
 }

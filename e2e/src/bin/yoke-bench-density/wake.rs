@@ -9,10 +9,10 @@ use kube::api::{Patch, PatchParams};
 use yoke_api::labels::{SLEEP, SLEEP_NOW};
 use yoke_api::{Cluster, ConditionType};
 use yoke_e2e::tenant::is_true;
-use yoke_e2e::watch_for;
+use yoke_e2e::{Floor, floor, watch_for};
 
 use crate::fleet::{Fleet, Kind, is_settled};
-use crate::table::{print_head, print_row, print_target, print_targets_head};
+use crate::table::{print_head, print_row, print_targets_head, print_time_target};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// In what time so many hundredths are to answer.
@@ -23,37 +23,47 @@ const GET: [&str; 4] = ["get", "namespaces", "-o", "name"];
 pub(crate) async fn measure(fleet: &Fleet, wakes: usize) -> Result<()> {
     let asleep: Vec<_> = fleet.of(Kind::Asleep).collect();
     let every = (asleep.len() / wakes.max(1)).max(1);
-    let (mut first, mut second) = (Vec::new(), Vec::new());
+    let (mut first, mut second) = (<[Vec<Duration>; 2]>::default(), <[Vec<Duration>; 2]>::default());
     for number in asleep.into_iter().step_by(every).take(wakes) {
-        first.push(wake(fleet, number).await?);
-        put_to_sleep(fleet, number).await?;
-        second.push(wake(fleet, number).await?);
-        put_to_sleep(fleet, number).await?;
+        for times in [&mut first, &mut second] {
+            let (answered, floor) = wake(fleet, number).await?;
+            times[0].push(answered);
+            times[1].push(floor);
+            put_to_sleep(fleet, number).await?;
+        }
     }
+    let ([first, first_floor], [second, second_floor]) = (first, second);
     let mut awake = Vec::new();
     for number in fleet.of(Kind::Awake) {
         awake.push(ask(fleet, number).await?);
     }
     print_head("Until a Cluster answers", "of a Cluster that");
     print_row("sleeps, and never ran: `kubectl get namespaces`", first.clone());
+    print_row(floor::TITLE, first_floor);
     print_row("sleeps, and ran before: `kubectl get namespaces`", second.clone());
+    print_row(floor::TITLE, second_floor);
     print_row("is awake: the second list of Namespaces of a client", awake);
     print_targets_head();
     for (what, times) in [("asleep, and never ran", first), ("asleep, and ran before", second)] {
         for (hundredths, limit) in TARGETS {
-            print_target(what, hundredths, limit, &times);
+            print_time_target(what, hundredths, limit, &times);
         }
     }
     Ok(())
 }
 
-async fn wake(fleet: &Fleet, number: usize) -> Result<Duration> {
+/// How long it takes until a request is answered by which a Cluster wakes, and how long the start of its API server takes.
+async fn wake(fleet: &Fleet, number: usize) -> Result<(Duration, Duration)> {
     let kubeconfig = fleet.kubeconfig(number).await?;
-    let asked = Instant::now();
-    fleet.stack.kubectl(&kubeconfig, &GET).await?.ok()?;
-    let time = asked.elapsed();
+    let floor = Floor::before(&fleet.place(number).1)?;
+    let answered = async {
+        let asked = Instant::now();
+        fleet.stack.kubectl(&kubeconfig, &GET).await?.ok()?;
+        Ok(asked.elapsed())
+    };
+    let times = tokio::try_join!(answered, floor.measure(LIMIT))?;
     until(fleet, number, |cluster| is_settled(cluster, Kind::Awake)).await?;
-    Ok(time)
+    Ok(times)
 }
 
 async fn put_to_sleep(fleet: &Fleet, number: usize) -> Result<()> {
