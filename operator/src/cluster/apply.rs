@@ -342,24 +342,29 @@ async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, cop
 }
 
 /// Whether a control plane that runs is not started anew yet, because others are. What its owner asked for is done at once,
-/// and so is what would end it anyway.
+/// by a JoinToken too, and so is what would end it anyway.
 fn waits_for_turn(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
     (control_plane, planned): (&ControlPlane, Incarnation),
+    gets_agents: bool,
 ) -> bool {
     let asked_for = gate::running_incarnation(observed.stateful_set.as_deref());
     match (control_plane, planned) {
         (ControlPlane::Running { .. }, Incarnation::New(_)) => {
             let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
-            seen == cluster.metadata.generation
-                && !Rest::of(cluster).is_asleep()
-                && context.losses.of(&identity.id).is_none()
-                && takeover::find_state(context, observed).is_none()
-                && !takeover::is_ending(observed)
-                && !context.restarts.take(find_wanted(cluster, identity))
+            let is_at_once = gets_agents
+                || seen != cluster.metadata.generation
+                || Rest::of(cluster).is_asleep()
+                || context.losses.of(&identity.id).is_some()
+                || takeover::find_state(context, observed).is_some()
+                || takeover::is_ending(observed);
+            if is_at_once {
+                context.restarts.finish(&identity.id);
+            }
+            !is_at_once && !context.restarts.take(find_wanted(cluster, identity))
         }
         (ControlPlane::Running { current: true, .. }, Incarnation::Same(number))
             if asked_for == Some(number) && observed.answers().is_ok() =>
@@ -421,8 +426,13 @@ async fn apply_control_plane(
     };
     let template = stateful_set::template_digest(blueprint, &start);
     let planned = incarnation::plan(context, blueprint.identity, observed, &template);
+    let gets_agents = has_konnectivity
+        && !observed
+            .stateful_set
+            .as_deref()
+            .is_some_and(stateful_set::has_konnectivity);
     let state = (&applied.control_plane, planned);
-    if waits_for_turn(context, cluster, blueprint.identity, observed, state) {
+    if waits_for_turn(context, cluster, blueprint.identity, observed, state, gets_agents) {
         return Ok(());
     }
     start.incarnation = incarnation::ensure(context, blueprint.identity, planned, &template).await?;

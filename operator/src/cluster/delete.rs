@@ -39,6 +39,9 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     let Some(identity) = Identity::of(cluster, &context.config.base_domain) else {
         return release(context, cluster, None).await;
     };
+    // Nobody waits for its start any more, nor it for others.
+    context.turns.finish(&identity.id);
+    context.restarts.finish(&identity.id);
     let observed = observe::observe(&context.caches, cluster, &identity);
     // What has this identity may belong to another Cluster, whose it was first.
     if !owns(context, cluster, &observed) {

@@ -4,9 +4,11 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{DeleteParams, PostParams};
+use yoke_api::JoinToken;
+use yoke_pki::cert_manager::Certificate;
 
 use crate::answers::run_pod;
-use crate::harness::{Host, PKI, condition};
+use crate::harness::{Host, PKI, TENANT, condition};
 
 /// Objects of other people with the operator's label are as many as they are: the first lists come all the same.
 #[tokio::test(flavor = "multi_thread")]
@@ -129,8 +131,10 @@ async fn control_plane_is_mended_while_certificates_are_pending() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     let mut host = Host::start().await;
+    host.patch_tenant(serde_json::json!({"spec": {"quota": {"clusters": 5}}}))
+        .await;
     let mut firsts = Vec::new();
-    for name in ["a", "b", "c"] {
+    for name in ["a", "b", "c", "d", "e"] {
         host.bring_up(name).await;
         run_pod(&host, name).await;
         firsts.push(number(&host, &host.hosted(name).await).await.unwrap());
@@ -150,6 +154,23 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
         .await;
     host.bring("c", "its owner does not wait", async || is_next(&host, 2, "c").await)
         .await;
+    let token = serde_json::json!({"metadata": {"name": "j"}, "spec": {"clusterName": "d"}});
+    let token: JoinToken = serde_json::from_value(token).unwrap();
+    let tokens = host.api::<JoinToken>(TENANT);
+    tokens.create(&Default::default(), &token).await.unwrap();
+    let serving = format!("{}-apiserver", host.cluster("d").await.id().unwrap());
+    host.bring("d", "its certificate is to have another name", async || {
+        let asked = host.api::<Certificate>(PKI).get(&serving).await.unwrap();
+        asked
+            .spec
+            .dns_names
+            .iter()
+            .any(|name| name.starts_with("konnectivity."))
+    })
+    .await;
+    host.lose_secret(PKI, &serving).await;
+    host.bring("d", "a worker does not wait", async || is_next(&host, 3, "d").await)
+        .await;
 
     let pods = host.api::<Pod>(&host.hosted("a").await);
     let now = DeleteParams::default().grace_period(0);
@@ -158,6 +179,15 @@ async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     host.bring("b", "it is the next one's turn", async || {
         host.reconcile("a").await.unwrap();
         is_next(&host, 1, "b").await
+    })
+    .await;
+
+    host.reconcile("e").await.unwrap();
+    assert!(!is_next(&host, 4, "e").await, "that one does not run yet");
+    host.clusters().delete("b", &Default::default()).await.unwrap();
+    host.bring("e", "nobody waits for one that is deleted", async || {
+        host.reconcile("b").await.unwrap();
+        is_next(&host, 4, "e").await
     })
     .await;
 }
