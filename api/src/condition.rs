@@ -196,6 +196,8 @@ reasons! {
     Awake,
     /// Somebody has connected to a Cluster that slept on request.
     WokenOnConnect,
+    /// It is woken for its workers, whose certificates would be over before long.
+    WokenForWorkers,
     /// It is being woken, and its API does not answer after the time that a wake takes.
     WakeDelayed,
     /// The host's machine that ran the control plane was lost; it is being started on another one.

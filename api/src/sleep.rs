@@ -39,7 +39,8 @@ pub struct SleepSpec {
 
     /// Whether the Cluster goes to sleep by itself while it has Nodes, of which one was heard within five minutes. What runs on
     /// them goes on while it sleeps, and nothing is scheduled, healed or scaled. The annotation `yoke.drzzl.io/sleep=now` and
-    /// `spec.state: Asleep` do not ask.
+    /// `spec.state: Asleep` do not ask. Kubelets cannot renew their certificates meanwhile: one that has slept for a week (8 % of
+    /// a kubelet's certificate's lifetime) is woken for that, unless `spec.state` is `Asleep`.
     #[serde(default)]
     pub with_workers: WithWorkers,
 

@@ -189,6 +189,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let due = [
         expiry::plan_remaining(&cluster, now),
         schedule::plan_remaining(&cluster, now),
+        rest::plan_renewal(&cluster, now),
     ];
     Ok(Action::requeue(due.into_iter().flatten().fold(pause, Duration::min)))
 }
@@ -443,7 +444,38 @@ async fn fail(
     if let Err(second) = patch::write(context, cluster, &status).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
     }
+    let is_its_own = observed.namespace.is_some() && !observed.is_foreign;
+    if is_its_own
+        && refusal.is_none()
+        && !cluster.spec.paused
+        && let Err(second) = tell_failed(context, cluster, identity, observed, &error).await
+    {
+        tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "the ingress cannot be told of a failure");
+    }
     Err(error)
+}
+
+/// Has the ingress tell those who wait for long until a Cluster is awake what its owner is to look at.
+async fn tell_failed(
+    context: &Context,
+    cluster: &Cluster,
+    identity: &Identity,
+    observed: &Observed,
+    error: &ReconcileError,
+) -> Result<(), ReconcileError> {
+    if Rest::of(cluster).is_asleep() || observed.answers().is_ok() {
+        return Ok(());
+    }
+    let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
+    // Not its causes, which may be of the host: whoever connects reads it.
+    let wait = || {
+        format!(
+            "The host cannot carry it out ({}): see the Cluster's condition Degraded.",
+            error.reason()
+        )
+    };
+    let told = rest::plan_told(None, before.as_ref(), false, wait, Timestamp::now());
+    withdraw::tell_asleep(context, identity, told).await
 }
 
 /// Spreads what would come at once: up to a tenth later.

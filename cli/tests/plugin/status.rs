@@ -56,7 +56,8 @@ async fn status_says_when_a_cluster_ends() {
         (Value::Null, false, ""),
     ] {
         let mut demo = cluster("demo", &[ready()]);
-        demo["metadata"]["creationTimestamp"] = jiff::Timestamp::now().to_string().into();
+        let half_an_hour_ago = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(30);
+        demo["metadata"]["creationTimestamp"] = half_an_hour_ago.to_string().into();
         demo["spec"]["ttl"] = ttl;
         demo["spec"]["paused"] = paused.into();
         host.set(DEMO, demo);

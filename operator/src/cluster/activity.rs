@@ -6,20 +6,21 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::sleep::{SleepReason, WithWorkers};
-use yoke_api::{Cluster, ClusterId};
+use yoke_api::{Cluster, ClusterId, Reason};
 
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
 use super::idle::{self, Inside, Next};
 use super::observe::Observed;
 use super::probe::BASE_EVERY;
-use super::rest::{Rest, Word};
+use super::rest::{self, Rest, Word};
 use super::status::Outcome;
 use super::store_api::StoreApiError;
 use super::{patch, schedule, store_api};
 use crate::conditions::State;
 use crate::context::{ActivitySeen, Context};
 use crate::error::ReconcileError;
+use crate::events::Notice;
 use crate::tenant_api::Way;
 
 /// When to ask again who did not answer, and when to look again whether what stands against sleep is gone.
@@ -36,7 +37,10 @@ pub(super) async fn heed(
     identity: &Identity,
     observed: &Observed,
 ) -> Result<Option<Cluster>, ReconcileError> {
-    match heed_schedules(context, cluster, identity).await? {
+    let Some(cluster) = heed_schedules(context, cluster, identity).await? else {
+        return Ok(None);
+    };
+    match heed_workers(context, cluster).await? {
         Some(cluster) => heed_use(context, cluster, identity, observed).await,
         None => Ok(None),
     }
@@ -77,6 +81,26 @@ async fn heed_schedules(
         tracing::info!(cluster = %identity.id, ?word, time = %due.time, "a schedule is done");
     }
     patch::note(context, &cluster, due.word, Some(due.time)).await
+}
+
+/// Wakes a Cluster whose workers could not come back if it slept on.
+async fn heed_workers(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    let remaining = rest::plan_renewal(&cluster, Timestamp::now());
+    if cluster.spec.paused || remaining.is_none_or(|remaining| !remaining.is_zero()) {
+        return Ok(Some(cluster));
+    }
+    let noted = patch::note(context, &cluster, Some(Word::Wake), None).await?;
+    if noted.as_ref().is_some_and(|noted| !Rest::of(noted).is_asleep()) {
+        let notice = Notice {
+            warning: false,
+            action: "Wake",
+            reason: Reason::WokenForWorkers,
+            note: "It has slept for as long as the certificates of its Nodes allow, and wakes for them to renew those."
+                .to_owned(),
+        };
+        context.events.publish(&cluster, &[notice]).await;
+    }
+    Ok(noted)
 }
 
 /// Sends a Cluster to sleep that nobody has used for long enough.

@@ -7,6 +7,8 @@
 //!  a request ─▶ ingress ─▶ wakeRequestedTime ───┴────▶ asleep while the former is the later one
 //! ```
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -15,11 +17,15 @@ use yoke_api::ingress::{Asleep, Callers, IgnoredAgents};
 use yoke_api::labels::{self, SLEEP_END, SLEEP_NOW};
 use yoke_api::sleep::{ActivityStatus, SleepReason, WakeOnConnect};
 use yoke_api::{Cluster, ConditionType, Reason};
+use yoke_pki::plan::Lifetimes;
+use yoke_pki::request::Use;
 
 use crate::conditions;
 
 /// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
 const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(30);
+/// How long a Cluster with Nodes sleeps at most, in hundredths of the lifetime of a kubelet's certificate.
+const SLEPT: u32 = 8;
 
 /// What is asked for beside the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +186,21 @@ pub fn plan_told(
     })
 }
 
+/// How long a Cluster that has Nodes may sleep until it is woken for them; `None`: as long as it likes.
+///
+/// Kubelets renew their certificates when 70 to 90 hundredths of their lifetime are over (client-go's certificate manager): one that
+/// was heard before the sleep has a tenth left at least, and could not come back without it.
+pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+    let Rest::Request { since, .. } = Rest::of(cluster) else {
+        return None;
+    };
+    cluster.status.as_ref()?.nodes.filter(|nodes| *nodes > 0)?;
+    let longest = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100 * SLEPT;
+    // A clock that was ahead does not make it sleep longer.
+    let slept = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
+    Some(longest.saturating_sub(slept))
+}
+
 /// What the annotation of a Cluster asks for, if it is one that is understood.
 pub fn plan_word(cluster: &Cluster) -> Option<Word> {
     match cluster.annotations().get(labels::SLEEP)?.as_str() {
@@ -251,6 +272,42 @@ mod tests {
             ..ActivityStatus::default()
         });
         cluster
+    }
+
+    #[test]
+    fn workers_are_not_kept_from_renewing_their_certificates() {
+        let with_nodes = |mut cluster: Cluster, nodes: Option<i32>| {
+            cluster.status.get_or_insert_default().nodes = nodes;
+            cluster
+        };
+        let owner = with(slept(Some(0), None), |spec| spec.state = DesiredState::Asleep);
+        let short = with(slept(Some(0), None), |spec| spec.pki.ca_overlap = "100h".into());
+        // 8 hundredths of 90 days.
+        let longest = 622_080;
+        for (rule, cluster, now, expected) in [
+            ("awake", with_nodes(slept(None, None), Some(1)), 0, None),
+            ("without Nodes", with_nodes(slept(Some(0), None), Some(0)), 0, None),
+            ("not known", with_nodes(slept(Some(0), None), None), 0, None),
+            ("by its owner", with_nodes(owner, Some(1)), 0, None),
+            ("begins", with_nodes(slept(Some(0), None), Some(1)), 0, Some(longest)),
+            (
+                "a clock that is behind",
+                with_nodes(slept(Some(9), None), Some(1)),
+                0,
+                Some(longest),
+            ),
+            (
+                "goes on",
+                with_nodes(slept(Some(0), None), Some(1)),
+                80,
+                Some(longest - 80),
+            ),
+            ("is over", with_nodes(slept(Some(0), None), Some(1)), 700_000, Some(0)),
+            ("shorter certificates", with_nodes(short, Some(1)), 0, Some(8 * 3600)),
+        ] {
+            let left = plan_renewal(&cluster, at(now).0);
+            assert_eq!(left, expected.map(Duration::from_secs), "{rule}");
+        }
     }
 
     #[test]

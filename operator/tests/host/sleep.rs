@@ -1,6 +1,8 @@
 //! A Cluster that sleeps until somebody needs it: by an annotation, and until the ingress writes that somebody connected.
 
-use k8s_openapi::api::core::v1::{Binding, ConfigMap, Pod};
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{Binding, ConfigMap, Event, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -12,7 +14,7 @@ use yoke_api::cluster::{ClusterSpec, DesiredState};
 use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
 use crate::answers::{ready, run_pod, run_ready, see_set};
-use crate::harness::{Host, condition};
+use crate::harness::{Host, TENANT, condition};
 use crate::tenant_api::TenantServer;
 
 const SLEEP: &str = "yoke.drzzl.io/sleep";
@@ -263,6 +265,96 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
     assert_eq!(ready(&host).await, "False/APIServerNotReady");
 }
 
+/// Kubelets whose certificates are over could not come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let _server = run_ready(&host).await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
+        .await;
+    end_pod(&host).await;
+    let slept = async |days: i64, nodes: i32| {
+        let since = Timestamp::now() - SignedDuration::from_hours(24 * days);
+        let activity = json!({"sleepRequestedTime": since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()});
+        let patch = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
+            "status": {"nodes": nodes, "activity": activity}});
+        // As the operator writes it, which takes it back.
+        let params = PatchParams::apply("yoke-operator-sleep").force();
+        host.clusters()
+            .patch_status("a", &params, &Patch::Apply(&patch))
+            .await
+            .unwrap();
+    };
+    for (rule, days, nodes) in [("not for a week", 6, 1), ("there is none", 80, 0)] {
+        slept(days, nodes).await;
+        for _ in 0..3 {
+            host.reconcile("a").await.unwrap();
+            assert_eq!(replicas(&host).await, Some(0), "{rule}");
+        }
+    }
+    slept(8, 1).await;
+    host.bring("a", "it is woken for its Nodes", async || {
+        replicas(&host).await == Some(1)
+    })
+    .await;
+    let events = host.api::<Event>(TENANT).list(&Default::default()).await.unwrap().items;
+    let mut reasons = events.iter().filter_map(|event| event.reason.as_deref());
+    assert!(reasons.any(|reason| reason == "WokenForWorkers"));
+    run_pod(&host, "a").await;
+    host.bring("a", "it is awake", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(replicas(&host).await, Some(1));
+}
+
+/// As if it had been woken a minute ago.
+async fn wait_long(host: &Host) {
+    let hosted = host.hosted("a").await;
+    let map = host.api::<ConfigMap>(&hosted).get("yoke-ingress").await.unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&map.data.unwrap()["ingress.json"]).unwrap();
+    let past = Timestamp::now() - SignedDuration::from_mins(1);
+    config["asleep"]["waking"]["since"] = past.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+    let patch = json!({"data": {"ingress.json": config.to_string()}});
+    host.api::<ConfigMap>(&hosted)
+        .patch("yoke-ingress", &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .unwrap();
+}
+
+/// Whoever waits hears what its owner is to look at, and not what fails on the host.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wake_that_fails_says_so() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let _server = run_ready(&host).await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
+        .await;
+    end_pod(&host).await;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let leaf = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
+    *host.context.root.lock().await = Some((Instant::now(), leaf));
+    ask(&host).await;
+    host.bring("a", "it is woken, and that fails", async || {
+        matches!(told(&host).await, Some(Asleep::Waking { problem: None, .. }))
+            && condition(&host.cluster("a").await, "Degraded") == "True/ReconcileFailed"
+    })
+    .await;
+    wait_long(&host).await;
+    host.bring("a", "who waits is told", async || {
+        matches!(told(&host).await, Some(Asleep::Waking { problem: Some(_), .. }))
+    })
+    .await;
+    let Some(Asleep::Waking { problem: Some(why), .. }) = told(&host).await else {
+        unreachable!();
+    };
+    assert_eq!(
+        why,
+        "The host cannot carry it out (ReconcileFailed): see the Cluster's condition Degraded."
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wake_that_takes_too_long_says_why() {
     let host = Host::start().await;
@@ -278,17 +370,8 @@ async fn a_wake_that_takes_too_long_says_why() {
     })
     .await;
 
-    // As if it had been woken a minute ago, and no pod had come.
-    let hosted = host.hosted("a").await;
-    let map = host.api::<ConfigMap>(&hosted).get("yoke-ingress").await.unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&map.data.unwrap()["ingress.json"]).unwrap();
-    let past = Timestamp::now() - SignedDuration::from_mins(1);
-    config["asleep"]["waking"]["since"] = past.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
-    let patch = json!({"data": {"ingress.json": config.to_string()}});
-    host.api::<ConfigMap>(&hosted)
-        .patch("yoke-ingress", &PatchParams::default(), &Patch::Merge(patch))
-        .await
-        .unwrap();
+    // And no pod has come.
+    wait_long(&host).await;
     host.bring("a", "it is said", async || asleep(&host).await == "False/WakeDelayed")
         .await;
     let late = told(&host).await;

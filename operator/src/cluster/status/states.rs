@@ -5,6 +5,7 @@ use yoke_api::{ConditionType, Reason};
 
 use super::Outcome;
 use crate::cluster::gate::ControlPlane;
+use crate::cluster::rest::Rest;
 use crate::cluster::validate::Refusal;
 use crate::conditions::{self, State};
 use crate::notice;
@@ -109,7 +110,11 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
     let rest = &outcome.rest;
     match (rest.is_asleep(), &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
-            let message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
+            let mut message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
+            if *rest == Rest::Owner && before.nodes.is_some_and(|nodes| nodes > 0) {
+                message +=
+                    " Kubelets cannot renew their certificates meanwhile: after a week some Nodes may not come back.";
+            }
             State::yes(rest.reason(), message)
         }
         (true, _) => State::no(
