@@ -39,8 +39,9 @@ pub struct SleepSpec {
 
     /// Whether the Cluster goes to sleep by itself while it has Nodes, of which one was heard within five minutes. What runs on
     /// them goes on while it sleeps, and nothing is scheduled, healed or scaled. The annotation `yoke.drzzl.io/sleep=now` and
-    /// `spec.state: Asleep` do not ask. Kubelets cannot renew their certificates meanwhile: one that has slept for a week (8 % of
-    /// a kubelet's certificate's lifetime) is woken for that, unless `spec.state` is `Asleep`.
+    /// `spec.state: Asleep` do not ask. Kubelets cannot renew their certificates meanwhile: with `Allow`, one that has slept
+    /// for 6 to 8 % of a kubelet's certificate's lifetime (5 to 7 days) is woken for that, if `afterInactivity` or `schedules` have it
+    /// sleep again and somebody may wake it. Of another the condition `Asleep` says what that may cost.
     #[serde(default)]
     pub with_workers: WithWorkers,
 

@@ -367,6 +367,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         believed: false,
         published: false,
         nodes: None,
+        strands_nodes: false,
         sleep_possible: None,
         used: None,
         addons: None,
@@ -397,6 +398,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         believed: applied.believed,
         published: applied.published,
         nodes: applied.nodes,
+        strands_nodes: false,
         sleep_possible: None,
         used: None,
         addons: applied.addons,
@@ -444,12 +446,7 @@ async fn fail(
     if let Err(second) = patch::write(context, cluster, &status).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "status cannot be written");
     }
-    let is_its_own = observed.namespace.is_some() && !observed.is_foreign;
-    if is_its_own
-        && refusal.is_none()
-        && !cluster.spec.paused
-        && let Err(second) = tell_failed(context, cluster, identity, observed, &error).await
-    {
+    if let Err(second) = tell_failed(context, cluster, identity, observed, &error).await {
         tracing::warn!(cluster = %identity.id, error = %crate::chain(&second), "the ingress cannot be told of a failure");
     }
     Err(error)
@@ -463,10 +460,17 @@ async fn tell_failed(
     observed: &Observed,
     error: &ReconcileError,
 ) -> Result<(), ReconcileError> {
-    if Rest::of(cluster).is_asleep() || observed.answers().is_ok() {
+    let is_its_own = observed.namespace.is_some() && !observed.is_foreign;
+    let is_refused = conditions::status_of(cluster, ConditionType::Accepted) == Some("False");
+    if !is_its_own || is_refused || cluster.spec.paused || Rest::of(cluster).is_asleep() {
         return Ok(());
     }
     let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
+    let answers = apply::answers(context, cluster, identity, observed);
+    // What they hear already stays: it was found where no failure was in the way, and will be again.
+    if !answers && matches!(before, Some(Asleep::Waking { problem: Some(_), .. })) {
+        return Ok(());
+    }
     // Not its causes, which may be of the host: whoever connects reads it.
     let wait = || {
         format!(
@@ -474,7 +478,7 @@ async fn tell_failed(
             error.reason()
         )
     };
-    let told = rest::plan_told(None, before.as_ref(), false, wait, Timestamp::now());
+    let told = rest::plan_told(None, before.as_ref(), answers, wait, Timestamp::now());
     withdraw::tell_asleep(context, identity, told).await
 }
 

@@ -48,6 +48,7 @@ pub(super) async fn heed(
 
 /// Says of it when it was used, and whether it could go to sleep by itself.
 pub(super) async fn tell(context: &Context, cluster: &Cluster, identity: &Identity, outcome: &mut Outcome) {
+    outcome.strands_nodes = rest::strands_nodes(cluster);
     outcome.used = context.awake(&identity.id).activity.and_then(|seen| seen.used);
     if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
         outcome.sleep_possible = Some(find_possible(context, cluster, identity, BASE_EVERY).await);
@@ -86,11 +87,19 @@ async fn heed_schedules(
 /// Wakes a Cluster whose workers could not come back if it slept on.
 async fn heed_workers(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
     let remaining = rest::plan_renewal(&cluster, Timestamp::now());
-    if cluster.spec.paused || remaining.is_none_or(|remaining| !remaining.is_zero()) {
+    if remaining.is_none_or(|remaining| !remaining.is_zero()) {
         return Ok(Some(cluster));
     }
     let noted = patch::note(context, &cluster, Some(Word::Wake), None).await?;
-    if noted.as_ref().is_some_and(|noted| !Rest::of(noted).is_asleep()) {
+    // Somebody may have woken it meanwhile.
+    let woken = |cluster: &Cluster| {
+        let activity = cluster.status.as_ref()?.activity.as_ref()?;
+        activity.wake_requested_time.clone()
+    };
+    if noted
+        .as_ref()
+        .is_some_and(|noted| !Rest::of(noted).is_asleep() && woken(noted) == woken(&cluster))
+    {
         let notice = Notice {
             warning: false,
             action: "Wake",

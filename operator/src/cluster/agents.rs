@@ -21,11 +21,16 @@ pub(super) fn decide(caches: &Caches, mut cluster: Cluster, observed: &Observed)
         .stateful_set
         .as_deref()
         .is_some_and(stateful_set::has_konnectivity);
-    let is_joined = |token: &JoinToken| is_of(token, &cluster);
-    if has_agents || wants_agents(&cluster) || caches.join_tokens.find(is_joined).is_some() {
+    if has_agents || wants_agents(&cluster) || are_awaited(caches, &cluster) {
         cluster.spec.konnectivity = Konnectivity::Enabled;
     }
     cluster
+}
+
+/// Whether a Cluster has a JoinToken, by which workers are to come.
+pub(super) fn are_awaited(caches: &Caches, cluster: &Cluster) -> bool {
+    let is_joined = |token: &JoinToken| is_of(token, cluster);
+    caches.join_tokens.find(is_joined).is_some()
 }
 
 /// Whether a control plane is yet to start anew with agents, or otherwise, of a Cluster that leaves them to the operator and has a

@@ -21,7 +21,7 @@ use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
 use super::turns::Wanted;
-use super::{addons, doors, incarnation, kept, lost, probe, takeover, withdraw, workers};
+use super::{addons, agents, doors, incarnation, kept, lost, probe, takeover, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
 use crate::context::Context;
@@ -211,13 +211,7 @@ pub(super) fn plan_told(
     wanted: Option<Asleep>,
 ) -> Option<Asleep> {
     let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
-    // The cache may lag behind what the ingress was told, and the kubelet behind the API. Of a first start the kubelet does
-    // not know when it is complete.
-    let known = context.awake(&identity.id).told;
-    let found = kept::had_api(cluster) && observed.answers().is_ok();
-    let answers = observed
-        .staying_pod()
-        .is_some_and(|pod| found || known.is_some() && known == pod.metadata.uid);
+    let answers = answers(context, cluster, identity, observed);
     let wait = || match gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods) {
         ControlPlane::Pending(why) => why,
         ControlPlane::Failing { container, why } => format!("Container {container} ends again and again ({why})."),
@@ -225,6 +219,17 @@ pub(super) fn plan_told(
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => "No pod is made yet.".to_owned(),
     };
     rest::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now())
+}
+
+/// Whether the API of a pod that stays is known to answer.
+pub(super) fn answers(context: &Context, cluster: &Cluster, identity: &Identity, observed: &Observed) -> bool {
+    // The cache may lag behind what the ingress was told, and the kubelet behind the API. Of a first start the kubelet does
+    // not know when it is complete.
+    let known = context.awake(&identity.id).told;
+    let found = kept::had_api(cluster) && observed.answers().is_ok();
+    observed
+        .staying_pod()
+        .is_some_and(|pod| found || known.is_some() && known == pod.metadata.uid)
 }
 
 /// The hosted namespace, then what is in it and waits for nothing.
@@ -426,11 +431,12 @@ async fn apply_control_plane(
     };
     let template = stateful_set::template_digest(blueprint, &start);
     let planned = incarnation::plan(context, blueprint.identity, observed, &template);
-    let gets_agents = has_konnectivity
-        && !observed
-            .stateful_set
-            .as_deref()
-            .is_some_and(stateful_set::has_konnectivity);
+    // Somebody waits for it.
+    let had_agents = observed
+        .stateful_set
+        .as_deref()
+        .is_some_and(stateful_set::has_konnectivity);
+    let gets_agents = has_konnectivity && !had_agents && agents::are_awaited(caches, cluster);
     let state = (&applied.control_plane, planned);
     if waits_for_turn(context, cluster, blueprint.identity, observed, state, gets_agents) {
         return Ok(());

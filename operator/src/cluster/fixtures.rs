@@ -115,6 +115,7 @@ pub(super) fn outcome() -> Outcome {
         believed: false,
         published: true,
         nodes: Some(0),
+        strands_nodes: false,
         sleep_possible: Some(State::yes(Reason::AsExpected, "Nothing.")),
         used: None,
         addons: Some(State::yes(Reason::AsExpected, "There.")),

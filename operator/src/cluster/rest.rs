@@ -15,7 +15,7 @@ use kube::ResourceExt as _;
 use yoke_api::cluster::{ClusterStatus, DesiredState};
 use yoke_api::ingress::{Asleep, Callers, IgnoredAgents};
 use yoke_api::labels::{self, SLEEP_END, SLEEP_NOW};
-use yoke_api::sleep::{ActivityStatus, SleepReason, WakeOnConnect};
+use yoke_api::sleep::{ActivityStatus, SleepReason, WakeOnConnect, WithWorkers};
 use yoke_api::{Cluster, ConditionType, Reason};
 use yoke_pki::plan::Lifetimes;
 use yoke_pki::request::Use;
@@ -24,8 +24,11 @@ use crate::conditions;
 
 /// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
 const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(30);
-/// How long a Cluster with Nodes sleeps at most, in hundredths of the lifetime of a kubelet's certificate.
-const SLEPT: u32 = 8;
+/// How long a Cluster with Nodes sleeps at least and at most until it is woken for them, in hundredths of the lifetime of a kubelet's
+/// certificate, and in how many parts the time between is shared.
+const SLEPT_LEAST: u32 = 6;
+const SLEPT_MOST: u32 = 8;
+const SHARES: u32 = 1024;
 
 /// What is asked for beside the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,19 +189,44 @@ pub fn plan_told(
     })
 }
 
-/// How long a Cluster that has Nodes may sleep until it is woken for them; `None`: as long as it likes.
+/// How long a Cluster that has Nodes sleeps until it is woken for them; `None`: for as long as it likes. So does one that nobody is to
+/// wake, or that nothing would send to sleep again.
 ///
 /// Kubelets renew their certificates when 70 to 90 hundredths of their lifetime are over (client-go's certificate manager): one that
-/// was heard before the sleep has a tenth left at least, and could not come back without it.
+/// was heard before the sleep has a tenth left at least, and could not come back without it. Of those that went to sleep together not
+/// all wake together.
 pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
-    let Rest::Request { since, .. } = Rest::of(cluster) else {
+    let sleep = &cluster.spec.sleep;
+    let Rest::Request { since, wakes, .. } = Rest::of(cluster) else {
         return None;
     };
-    cluster.status.as_ref()?.nodes.filter(|nodes| *nodes > 0)?;
-    let longest = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100 * SLEPT;
+    let returns = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
+    let is_carried_out =
+        !cluster.spec.paused && conditions::status_of(cluster, ConditionType::Accepted) == Some("True");
+    if sleep.with_workers != WithWorkers::Allow || wakes == WakeOnConnect::Never || !returns || !is_carried_out {
+        return None;
+    }
+    has_nodes(cluster).then_some(())?;
+    let hundredth = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100;
+    let id = cluster.id()?;
+    let share = id
+        .as_str()
+        .bytes()
+        .fold(0_u32, |sum, byte| (sum * 31 + u32::from(byte)) % SHARES);
+    let longest = hundredth * SLEPT_LEAST + hundredth * (SLEPT_MOST - SLEPT_LEAST) * share / SHARES;
     // A clock that was ahead does not make it sleep longer.
     let slept = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
     Some(longest.saturating_sub(slept))
+}
+
+/// Whether a Cluster sleeps for longer than the certificates of its Nodes may hold.
+pub fn strands_nodes(cluster: &Cluster) -> bool {
+    Rest::of(cluster).is_asleep() && has_nodes(cluster) && plan_renewal(cluster, Timestamp::UNIX_EPOCH).is_none()
+}
+
+fn has_nodes(cluster: &Cluster) -> bool {
+    let nodes = cluster.status.as_ref().and_then(|status| status.nodes);
+    nodes.is_some_and(|nodes| nodes > 0)
 }
 
 /// What the annotation of a Cluster asks for, if it is one that is understood.
@@ -257,6 +285,8 @@ pub fn is_overruled(cluster: &Cluster) -> bool {
 mod tests {
     use serde_json::json;
 
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
     use super::*;
     use crate::cluster::fixtures::{cluster, with};
 
@@ -274,40 +304,85 @@ mod tests {
         cluster
     }
 
+    fn accepted(status: &str) -> Condition {
+        Condition {
+            type_: "Accepted".into(),
+            status: status.into(),
+            reason: "Valid".into(),
+            message: String::new(),
+            last_transition_time: at(0),
+            observed_generation: None,
+        }
+    }
+
+    /// A Cluster with a Node that nobody uses since second 0.
+    fn unused() -> Cluster {
+        let mut cluster = with(slept(Some(0), None), |spec| {
+            spec.sleep.with_workers = WithWorkers::Allow;
+            spec.sleep.after_inactivity = Some("1h".into());
+        });
+        let status = cluster.status.get_or_insert_default();
+        status.nodes = Some(1);
+        status.conditions = vec![accepted("True")];
+        cluster
+    }
+
     #[test]
     fn workers_are_not_kept_from_renewing_their_certificates() {
-        let with_nodes = |mut cluster: Cluster, nodes: Option<i32>| {
+        let seconds = |cluster: &Cluster, now| plan_renewal(cluster, at(now).0).map(|left| left.as_secs());
+        // Of 90 days.
+        let hundredth = 77_760;
+        let longest = seconds(&unused(), 0).unwrap();
+        assert!((6 * hundredth..=8 * hundredth).contains(&longest), "{longest}");
+        let mut other = unused();
+        other.spec.id = Some("cdfghjkl24".into());
+        assert_ne!(seconds(&other, 0), Some(longest), "not all at once");
+        assert_eq!(seconds(&unused(), -9), Some(longest), "a clock that is behind");
+        assert_eq!(seconds(&unused(), 80), Some(longest - 80));
+        assert_eq!(seconds(&unused(), 700_000), Some(0));
+        let short = with(unused(), |spec| spec.pki.ca_overlap = "100h".into());
+        assert!(seconds(&short, 0).unwrap() <= 8 * 3600, "shorter certificates");
+        let nodes = |nodes| {
+            let mut cluster = unused();
             cluster.status.get_or_insert_default().nodes = nodes;
             cluster
         };
-        let owner = with(slept(Some(0), None), |spec| spec.state = DesiredState::Asleep);
-        let short = with(slept(Some(0), None), |spec| spec.pki.ca_overlap = "100h".into());
-        // 8 hundredths of 90 days.
-        let longest = 622_080;
-        for (rule, cluster, now, expected) in [
-            ("awake", with_nodes(slept(None, None), Some(1)), 0, None),
-            ("without Nodes", with_nodes(slept(Some(0), None), Some(0)), 0, None),
-            ("not known", with_nodes(slept(Some(0), None), None), 0, None),
-            ("by its owner", with_nodes(owner, Some(1)), 0, None),
-            ("begins", with_nodes(slept(Some(0), None), Some(1)), 0, Some(longest)),
+        let mut refused = unused();
+        refused.status.get_or_insert_default().conditions = vec![accepted("False")];
+        for (rule, cluster, strands) in [
+            ("awake", with(slept(None, None), |_| {}), false),
+            ("without Nodes", nodes(Some(0)), false),
+            ("not known", nodes(None), false),
             (
-                "a clock that is behind",
-                with_nodes(slept(Some(9), None), Some(1)),
-                0,
-                Some(longest),
+                "by its owner",
+                with(unused(), |spec| spec.state = DesiredState::Asleep),
+                true,
+            ),
+            ("paused", with(unused(), |spec| spec.paused = true), true),
+            ("refused", refused, true),
+            (
+                "nobody wakes it",
+                with(unused(), |spec| spec.sleep.wake_on_connect = WakeOnConnect::Never),
+                true,
             ),
             (
-                "goes on",
-                with_nodes(slept(Some(0), None), Some(1)),
-                80,
-                Some(longest - 80),
+                "it would stay awake",
+                with(unused(), |spec| spec.sleep.after_inactivity = None),
+                true,
             ),
-            ("is over", with_nodes(slept(Some(0), None), Some(1)), 700_000, Some(0)),
-            ("shorter certificates", with_nodes(short, Some(1)), 0, Some(8 * 3600)),
+            (
+                "Nodes are silent",
+                with(unused(), |spec| spec.sleep.with_workers = WithWorkers::Prevent),
+                true,
+            ),
         ] {
-            let left = plan_renewal(&cluster, at(now).0);
-            assert_eq!(left, expected.map(Duration::from_secs), "{rule}");
+            assert_eq!(
+                (seconds(&cluster, 0), strands_nodes(&cluster)),
+                (None, strands),
+                "{rule}"
+            );
         }
+        assert!(!strands_nodes(&unused()));
     }
 
     #[test]

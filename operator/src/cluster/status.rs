@@ -94,6 +94,8 @@ pub struct Outcome {
     pub published: bool,
     /// Number of Nodes.
     pub nodes: Option<i32>,
+    /// Whether it sleeps for longer than the certificates of its Nodes may hold.
+    pub strands_nodes: bool,
     /// Whether it could go to sleep by itself, of one that is awake.
     pub sleep_possible: Option<State>,
     /// When somebody last used its API, if that was looked at.

@@ -5,8 +5,9 @@
 
 mod accounts;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, ConnectOptions, Event};
@@ -154,6 +155,8 @@ pub struct Nats {
     connected: watch::Receiver<u64>,
     /// Since when the connection is not up; `None` while it is.
     lost: watch::Receiver<Option<Instant>>,
+    /// Accounts that this process has deleted, which are never pushed again.
+    deleted: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl std::fmt::Debug for Nats {
@@ -221,6 +224,7 @@ impl Nats {
             provisioner: Arc::new(account::derive_provisioner(seed.trim())?),
             connected,
             lost,
+            deleted: Arc::default(),
         })
     }
 

@@ -1,7 +1,7 @@
 //! A Cluster that sleeps when nobody has used it for long enough, by what its store says.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -113,9 +113,13 @@ async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
     // It is asked once, and not before it can be time to sleep.
     store.say(300, 10, 0);
     look(&mut host).await;
-    // Once more when it is known how many Nodes there are: a second later, as the operator has just started.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    host.reconcile("a").await.unwrap();
+    // Once more when it is known how many Nodes there are.
+    let id = host.cluster("a").await.id().unwrap();
+    host.bring("a", "it is asked again when it can be time", async || {
+        let seen = host.context.awake(&id).activity;
+        seen.is_some_and(|seen| seen.due > Instant::now() + Duration::from_mins(1))
+    })
+    .await;
     let asked = store.asked();
     assert!(asked > 0);
     for _ in 0..3 {

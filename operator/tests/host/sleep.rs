@@ -270,6 +270,8 @@ async fn who_woke_it_is_let_in_before_what_was_there_is_made_sure_of() {
 async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
     let host = Host::start().await;
     host.bring_up("a").await;
+    let sleep = json!({"withWorkers": "Allow", "schedules": [{"sleep": "0 0 1 1 *"}]});
+    host.patch_cluster("a", json!({"spec": {"sleep": sleep}})).await;
     let _server = run_ready(&host).await;
     annotate(&host, "now").await;
     host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
@@ -287,14 +289,25 @@ async fn a_cluster_with_nodes_does_not_sleep_for_too_long() {
             .await
             .unwrap();
     };
-    for (rule, days, nodes) in [("not for a week", 6, 1), ("there is none", 80, 0)] {
+    for (rule, days, nodes) in [("not for five days", 5, 1), ("there is none", 80, 0)] {
         slept(days, nodes).await;
         for _ in 0..3 {
             host.reconcile("a").await.unwrap();
             assert_eq!(replicas(&host).await, Some(0), "{rule}");
         }
     }
-    slept(8, 1).await;
+    host.patch_cluster("a", json!({"spec": {"sleep": {"withWorkers": "Prevent"}}}))
+        .await;
+    slept(80, 1).await;
+    host.bring("a", "it is said what that means", async || {
+        let conditions = host.cluster("a").await.status.unwrap().conditions;
+        let mut asleep = conditions.iter().filter(|condition| condition.type_ == "Asleep");
+        asleep.any(|condition| condition.message.contains("does not come back"))
+    })
+    .await;
+    assert_eq!(replicas(&host).await, Some(0));
+    host.patch_cluster("a", json!({"spec": {"sleep": {"withWorkers": "Allow"}}}))
+        .await;
     host.bring("a", "it is woken for its Nodes", async || {
         replicas(&host).await == Some(1)
     })

@@ -5,7 +5,6 @@ use yoke_api::{ConditionType, Reason};
 
 use super::Outcome;
 use crate::cluster::gate::ControlPlane;
-use crate::cluster::rest::Rest;
 use crate::cluster::validate::Refusal;
 use crate::conditions::{self, State};
 use crate::notice;
@@ -111,9 +110,9 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
     match (rest.is_asleep(), &outcome.control_plane) {
         (true, ControlPlane::Asleep | ControlPlane::Absent) => {
             let mut message = format!("No control plane runs, {}, {}.", rest.why(), rest.until());
-            if *rest == Rest::Owner && before.nodes.is_some_and(|nodes| nodes > 0) {
+            if outcome.strands_nodes {
                 message +=
-                    " Kubelets cannot renew their certificates meanwhile: after a week some Nodes may not come back.";
+                    " Kubelets cannot renew their certificates meanwhile: a Node whose own is over does not come back.";
             }
             State::yes(rest.reason(), message)
         }

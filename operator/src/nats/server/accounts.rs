@@ -1,5 +1,7 @@
 //! The accounts that the server knows: looked up, pushed, closed and deleted, as a user of the system account.
 
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -57,10 +59,11 @@ impl Nats {
         }
     }
 
-    /// Deletes the account of a Cluster, its streams first. What is another's stays.
+    /// Deletes the account of a Cluster, its streams first; also if there is none. What is another's stays.
     ///
-    /// Of one without claims nothing is left, for they go last. A server that is asked to purge it nevertheless looks for its claims
-    /// at the other servers, and for 1.9 s hears nothing of whoever asked (nats-server 2.15).
+    /// One that this process has deleted is not asked for again: a server that is to purge an account without claims looks for those at
+    /// the other servers, and for 1.9 s hears nothing of whoever asked (nats-server 2.15). Of another without claims there may be
+    /// streams: servers can lose the one and keep the other.
     ///
     /// An account that was deleted is never pushed again: a Cluster of the same identity draws another. The server keeps
     /// what it knew of one in memory, and refuses its users for a while after it came back.
@@ -72,13 +75,17 @@ impl Nats {
             }
             found => found?,
         };
-        if found.is_none() {
+        if found.is_none() && self.deleted().contains(account) {
             return Ok(());
         }
         let answer = self
             .request(format!("$JS.API.ACCOUNT.PURGE.{account}"), String::new())
             .await?;
         check_purge(&answer.payload)?;
+        if found.is_none() {
+            self.deleted().insert(account.to_owned());
+            return Ok(());
+        }
         let subject = self.signer.public_key();
         let envelope = Envelope {
             subject: &subject,
@@ -88,7 +95,14 @@ impl Nats {
         };
         let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
         let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
-        check_answer("the deletion of the account", &answer.payload)
+        check_answer("the deletion of the account", &answer.payload)?;
+        self.deleted().insert(account.to_owned());
+        Ok(())
+    }
+
+    fn deleted(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // Each entry is whole by itself.
+        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the log of a Cluster ends, by the server that leads its stream; `None` if none says so, or if that one does not
