@@ -23,6 +23,9 @@ const NODE_LINK: &str = "workers0";
 const NODE_IP: &str = "192.0.2.1";
 const ROUTER_OUTSIDE: &str = "192.0.2.2";
 const ROUTER_INSIDE: &str = "10.200.0.1";
+/// A bridge without an address of its own has the lowest of its ports', and another one when that port goes: workers would speak to the
+/// former for most of a minute.
+const ROUTER_MAC: &str = "02:00:0a:c8:00:01";
 /// The first number's address.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 2);
 /// As many as have an address.
@@ -117,7 +120,7 @@ impl Network {
         ip_each(&[
             format!("netns add {router}"),
             format!("link add {NODE_LINK} netns {node} type veth peer name wan0 netns {router}"),
-            format!("-n {router} link add lan0 type bridge"),
+            format!("-n {router} link add lan0 address {ROUTER_MAC} type bridge"),
             format!("-n {node} address add {NODE_IP}/30 dev {NODE_LINK}"),
             format!("-n {router} address add {ROUTER_OUTSIDE}/30 dev wan0"),
             format!("-n {router} address add {ROUTER_INSIDE}/24 dev lan0"),
