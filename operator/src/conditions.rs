@@ -110,6 +110,11 @@ pub fn status_of(cluster: &Cluster, type_: ConditionType) -> Option<&str> {
     find(&status.conditions, type_).map(|condition| condition.status.as_str())
 }
 
+/// Whether the operator does what the spec of a Cluster says, as far as it was last seen.
+pub fn is_carried_out(cluster: &Cluster) -> bool {
+    !cluster.spec.paused && status_of(cluster, ConditionType::Accepted) == Some("True")
+}
+
 fn is_bad(type_: ConditionType, state: &State) -> bool {
     match type_ {
         ConditionType::Degraded => state.status == Some(true),

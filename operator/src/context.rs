@@ -218,6 +218,12 @@ impl Context {
         lock(&self.seen).remove(id);
         lock(&self.awake).remove(id);
         self.apis.forget(id);
+        self.nats.forget(id);
+        self.end_turns(id);
+    }
+
+    /// Has a cluster wait for no start any more, nor others for its own.
+    pub fn end_turns(&self, id: &ClusterId) {
         self.turns.finish(id);
         self.restarts.finish(id);
     }

@@ -2,7 +2,7 @@
 
 use kube::ResourceExt as _;
 use yoke_api::cluster::Konnectivity;
-use yoke_api::{Cluster, ConditionType, JoinToken};
+use yoke_api::{Cluster, JoinToken};
 
 use super::build::stateful_set;
 use super::gate::{self, ControlPlane};
@@ -36,9 +36,7 @@ pub(super) fn are_awaited(caches: &Caches, cluster: &Cluster) -> bool {
 /// Whether a control plane is yet to start anew with agents, or otherwise, of a Cluster that leaves them to the operator and has a
 /// JoinToken: a worker that joins now would find its API away in a moment.
 pub(crate) fn are_due(caches: &Caches, cluster: &Cluster, identity: &Identity) -> bool {
-    let is_carried_out =
-        !cluster.spec.paused && conditions::status_of(cluster, ConditionType::Accepted) == Some("True");
-    if cluster.spec.konnectivity != Konnectivity::Automatic || !is_carried_out {
+    if cluster.spec.konnectivity != Konnectivity::Automatic || !conditions::is_carried_out(cluster) {
         return false;
     }
     let observed = observe::observe_identity(caches, identity);

@@ -44,9 +44,7 @@ pub(super) async fn delete(context: &Context, cluster: &Cluster) -> Result<Actio
     if !owns(context, cluster, &observed) {
         return release(context, cluster, Some(&identity)).await;
     }
-    // Nobody waits for its start any more, nor it for others.
-    context.turns.finish(&identity.id);
-    context.restarts.finish(&identity.id);
+    context.end_turns(&identity.id);
     let known = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
     let known = known.map(|storage| storage.account.as_str());
     let account = kept::find_account(context, &identity, known, kept::size_of(context, cluster)).await?;

@@ -201,12 +201,10 @@ pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
         return None;
     };
     let returns = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
-    let is_carried_out =
-        !cluster.spec.paused && conditions::status_of(cluster, ConditionType::Accepted) == Some("True");
-    if sleep.with_workers != WithWorkers::Allow || wakes == WakeOnConnect::Never || !returns || !is_carried_out {
+    let may_wake = sleep.with_workers == WithWorkers::Allow && wakes != WakeOnConnect::Never;
+    if !may_wake || !returns || !has_nodes(cluster) || !conditions::is_carried_out(cluster) {
         return None;
     }
-    has_nodes(cluster).then_some(())?;
     let hundredth = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100;
     let id = cluster.id()?;
     let share = id

@@ -5,7 +5,7 @@
 
 mod accounts;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use nkeys::KeyPair;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use tokio::sync::watch;
+use yoke_api::ClusterId;
 
 use super::account;
 use super::claims::ClaimsError;
@@ -155,8 +156,8 @@ pub struct Nats {
     connected: watch::Receiver<u64>,
     /// Since when the connection is not up; `None` while it is.
     lost: watch::Receiver<Option<Instant>>,
-    /// Accounts that this process has deleted, which are never pushed again.
-    deleted: Arc<Mutex<BTreeSet<String>>>,
+    /// Accounts that this process has deleted, which are never pushed again, of Clusters that may not be gone yet.
+    deleted: Arc<Mutex<BTreeMap<ClusterId, String>>>,
 }
 
 impl std::fmt::Debug for Nats {

@@ -1,6 +1,6 @@
 //! The accounts that the server knows: looked up, pushed, closed and deleted, as a user of the system account.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -75,17 +75,26 @@ impl Nats {
             }
             found => found?,
         };
-        if found.is_none() && self.deleted().contains(account) {
+        if found.is_none() && self.deleted().get(id).is_some_and(|known| known == account) {
             return Ok(());
         }
         let answer = self
             .request(format!("$JS.API.ACCOUNT.PURGE.{account}"), String::new())
             .await?;
         check_purge(&answer.payload)?;
-        if found.is_none() {
-            self.deleted().insert(account.to_owned());
-            return Ok(());
+        if found.is_some() {
+            self.delete_claims(account).await?;
         }
+        self.deleted().insert(id.clone(), account.to_owned());
+        Ok(())
+    }
+
+    /// Forgets which account of a Cluster was deleted, when nobody asks for that any more.
+    pub fn forget(&self, id: &ClusterId) {
+        self.deleted().remove(id);
+    }
+
+    async fn delete_claims(&self, account: &str) -> Result<(), NatsError> {
         let subject = self.signer.public_key();
         let envelope = Envelope {
             subject: &subject,
@@ -95,12 +104,10 @@ impl Nats {
         };
         let jwt = claims::sign(&DeleteClaims::new(vec![account.to_owned()]), &envelope, &self.signer)?;
         let answer = self.request("$SYS.REQ.CLAIMS.DELETE".into(), jwt).await?;
-        check_answer("the deletion of the account", &answer.payload)?;
-        self.deleted().insert(account.to_owned());
-        Ok(())
+        check_answer("the deletion of the account", &answer.payload)
     }
 
-    fn deleted(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    fn deleted(&self) -> MutexGuard<'_, BTreeMap<ClusterId, String>> {
         // Each entry is whole by itself.
         self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
     }
