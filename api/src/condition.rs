@@ -143,7 +143,7 @@ reasons! {
     RolePending,
     /// There is a Secret of the name that is needed, and it is not the operator's.
     SecretConflict,
-    /// Other Clusters are made first.
+    /// Other Clusters are made, or started, first.
     Queued,
     /// Waiting for certificates to be issued.
     CertificatesPending,

@@ -128,7 +128,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let refusal = verdict.as_ref().err();
     // Nothing takes over from a control plane that is left as it is.
     if refusal.is_some() || cluster.spec.paused {
-        context.restarts.finish(&identity.id);
+        context.end_turns(&identity.id);
         takeover::release_ending(context, &identity, &observed).await;
         if let Err(error) = takeover::ensure_budget(context, &identity, false).await {
             return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;

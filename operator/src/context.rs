@@ -61,6 +61,8 @@ pub struct Context {
     pub turns: Turns,
     /// Those that are started anew though their owners asked for nothing.
     pub restarts: Turns,
+    /// Whose control plane starts where none runs, and who waits for it.
+    pub starts: Turns,
     /// Pods that were lost with their machines.
     pub losses: Losses,
     /// Control planes whose machines are about to go.
@@ -226,6 +228,7 @@ impl Context {
     pub fn end_turns(&self, id: &ClusterId) {
         self.turns.finish(id);
         self.restarts.finish(id);
+        self.starts.finish(id);
     }
 
     /// Forgets what was found of a cluster that goes to sleep: its next pod is another one.

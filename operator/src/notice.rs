@@ -11,13 +11,14 @@
 
 pub mod plan;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::SinkExt as _;
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{NodeCondition, Pod, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,9 @@ pub struct MachineStatus {
     /// Of which `Ready` is read.
     #[serde(default)]
     pub conditions: Vec<NodeCondition>,
+    /// Of which `cpu` is read.
+    #[serde(default)]
+    pub allocatable: BTreeMap<String, Quantity>,
 }
 
 /// Control planes whose machines are about to go, or whose pods are to end, by the UID of their pod.

@@ -1,4 +1,4 @@
-//! Kubernetes quantities as bytes. Pure.
+//! Kubernetes quantities as bytes and as thousandths of cores. Pure.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -42,9 +42,31 @@ pub fn to_bytes(quantity: &Quantity) -> Result<i64, QuantityError> {
     i64::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
+/// Thousandths of a core, of what a kubelet has for pods: `4`, `3920m`. `None` if it is of another form.
+pub fn to_millicores(quantity: &Quantity) -> Option<usize> {
+    match quantity.0.strip_suffix('m') {
+        Some(thousandths) => thousandths.parse().ok(),
+        None => quantity.0.parse::<usize>().ok()?.checked_mul(1000),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantities_are_thousandths_of_cores() {
+        for (text, expected) in [
+            ("2", Some(2000)),
+            ("3920m", Some(3920)),
+            ("-1", None),
+            ("1.5", None),
+            ("18446744073709551615", None),
+            ("", None),
+        ] {
+            assert_eq!(to_millicores(&Quantity(text.into())), expected, "{text}");
+        }
+    }
 
     #[test]
     fn quantities_are_bytes() {

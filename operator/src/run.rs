@@ -78,6 +78,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let (guard, keeper) = cluster::Guard::new();
     let (turns, made) = cluster::Turns::new(cluster::Rule::MADE);
     let (restarts, restarted) = cluster::Turns::new(cluster::Rule::RESTARTED);
+    let (starts, started) = cluster::Turns::new(cluster::Rule::of_starts(0));
     let (signer, signing) = signer::Signer::new();
     let (reaper, reaping) = reaper::Reaper::new(reaper::Pace::default());
     let context = Arc::new(Context {
@@ -89,6 +90,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         reaper,
         turns,
         restarts,
+        starts,
         losses: loss::Losses::default(),
         notices: notice::Notices::default(),
         slots: Slots::default(),
@@ -129,7 +131,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             context,
             keeper,
             triggered,
-            stream::select(made, restarted).boxed(),
+            stream::select_all([made, restarted, started]).boxed(),
             synced,
             drain,
         ),

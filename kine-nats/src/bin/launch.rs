@@ -1,5 +1,5 @@
 //! `yoke-launch`: starts the components of a control plane such that they wake rarely, and those that may run once beside the
-//! process that writes the store only, and not before the API server serves, to which they leave the processor until then.
+//! process that writes the store only, and not before the API server lives, to which they leave the processor until then.
 //!
 //! A component of Kubernetes has hundreds of timers that come twice a second or so, most of which only keep a metric up to
 //! date, and wakes for each of them by itself: half of what an idle control plane costs. Linux lets those come together that
@@ -10,11 +10,14 @@
 //! ```text
 //! yoke-launch install FILE                                    copies itself, for containers of other images
 //! yoke-launch MILLISECONDS PROGRAM [ARGUMENT]…                becomes PROGRAM
-//! yoke-launch --writer ADDRESS --after SERVER MILLISECONDS PROGRAM [ARGUMENT]…
+//! yoke-launch --writer ADDRESS --after SERVER --name NAME --ca FILE MILLISECONDS PROGRAM [ARGUMENT]…
 //!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does;
-//!                                                             begins when the server of HTTPS at SERVER answers
+//!                                                             begins when the kube-apiserver at SERVER, whose certificate is for
+//!                                                             NAME and of a CA in FILE, says that it lives
 //! ```
 
+#[path = "launch/server.rs"]
+mod server;
 #[path = "launch/writer.rs"]
 mod writer;
 
@@ -25,23 +28,40 @@ use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::thread::set_current_timer_slack;
+use rustls::pki_types::ServerName;
 
-const USAGE: &str =
-    "usage: yoke-launch install FILE | yoke-launch [--writer ADDRESS --after SERVER] MILLISECONDS PROGRAM [ARGUMENT]…";
+use server::Server;
+
+const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch [--writer ADDRESS --after SERVER --name NAME --ca FILE] MILLISECONDS PROGRAM [ARGUMENT]…";
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [word, file] if word == "install" => install(Path::new(file)),
-        [first, store, second, server, milliseconds, program, rest @ ..]
-            if first == "--writer" && second == "--after" =>
-        {
+        [
+            writer,
+            store,
+            after,
+            server,
+            named,
+            name,
+            by,
+            ca,
+            milliseconds,
+            program,
+            rest @ ..,
+        ] if [writer, after, named, by] == ["--writer", "--after", "--name", "--ca"] => {
             let command = prepare(milliseconds, program, rest)?;
-            writer::run_beside(to_address(store)?, to_address(server)?, command)
+            let server = Server {
+                address: to_address(server)?,
+                name: to_name(name)?,
+                ca: PathBuf::from(ca),
+            };
+            writer::run_beside(to_address(store)?, &server, command)
         }
         [milliseconds, program, rest @ ..] => Err(prepare(milliseconds, program, rest)?.exec()),
         _ => Err(refuse()),
@@ -67,6 +87,11 @@ fn prepare(milliseconds: &OsStr, program: &OsStr, rest: &[OsString]) -> Result<C
 fn to_address(text: &OsStr) -> Result<SocketAddr> {
     let address = text.to_str().and_then(|text| text.parse().ok());
     address.ok_or_else(refuse)
+}
+
+fn to_name(text: &OsStr) -> Result<ServerName<'static>> {
+    let name = text.to_str().and_then(|text| ServerName::try_from(text).ok());
+    Ok(name.ok_or_else(refuse)?.to_owned())
 }
 
 /// The time in nanoseconds.

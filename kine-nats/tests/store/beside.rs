@@ -1,16 +1,66 @@
-//! What may run once runs beside the process that writes, and not before the API server serves, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
+//! What may run once runs beside the process that writes, and not before the API server lives, by `yoke-launch --writer`: as Kubernetes' controllers do of a control
 //! plane of which another pod stands by.
 
 use crate::harness::{Kine, Nats, etcdctl, eventually};
 use futures::StreamExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 
+/// Serving certificates have names of DNS alone.
+const NAME: &str = "kubernetes.test";
 const STAND_BY: [&str; 2] = ["--follow", "--end-when-replaced"];
+
+/// What a kube-apiserver says of itself while it begins, and after that. The former at first.
+struct ApiServer {
+    is_alive: Arc<AtomicBool>,
+    tls: TlsAcceptor,
+    ca: PathBuf,
+}
+
+impl ApiServer {
+    fn new(folder: &Path) -> Self {
+        let own = rcgen::generate_simple_self_signed([NAME.to_owned()]).unwrap();
+        let ca = folder.join("ca.crt");
+        std::fs::write(&ca, own.cert.pem()).unwrap();
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+        yoke_runtime::install_crypto();
+        let config = ServerConfig::builder().with_no_client_auth();
+        let config = config.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+        Self {
+            is_alive: Arc::default(),
+            tls: TlsAcceptor::from(Arc::new(config)),
+            ca,
+        }
+    }
+
+    fn serve(&self, listener: TcpListener) {
+        let (is_alive, tls) = (Arc::clone(&self.is_alive), self.tls.clone());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(mut stream) = tls.accept(stream).await else {
+                    continue;
+                };
+                let mut request = [0; "GET /livez HTTP/1.0\r\n\r\n".len()];
+                let is_read = stream.read_exact(&mut request).await.is_ok();
+                let status = match is_read && request.starts_with(b"GET /livez ") && is_alive.load(Ordering::Relaxed) {
+                    true => "200 OK",
+                    false => "500 Internal Server Error",
+                };
+                let _ = stream.write_all(format!("HTTP/1.0 {status}\r\n\r\n").as_bytes()).await;
+                let _ = stream.shutdown().await;
+            }
+        });
+    }
+}
 
 /// A program beside a store.
 struct Beside {
@@ -20,11 +70,20 @@ struct Beside {
 }
 
 impl Beside {
-    fn start(kine: &Kine, server: &str, folder: &Path, name: &str, program: &str) -> Self {
+    fn start(kine: &Kine, (server, ca): (&str, &Path), folder: &Path, name: &str, program: &str) -> Self {
         let pids = folder.join(name);
         let program = format!("echo $$ >> {}; {program}", pids.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_yoke-launch"));
-        command.args(["--writer", &kine.metrics_address(), "--after", server]);
+        command.args([
+            "--writer",
+            &kine.metrics_address(),
+            "--after",
+            server,
+            "--name",
+            NAME,
+            "--ca",
+        ]);
+        command.arg(ca);
         command.args(["50", "sh", "-c", &program]);
         Self {
             launch: command.spawn().unwrap(),
@@ -71,19 +130,20 @@ async fn what_may_run_once_runs_beside_the_writer() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = free.local_addr().unwrap().to_string();
     drop(free);
-    let start = |kine: &Kine, name: &str| Beside::start(kine, &server, folder.path(), name, "exec sleep 1000");
+    let api = ApiServer::new(folder.path());
+    let start =
+        |kine: &Kine, name: &str| Beside::start(kine, (&server, &api.ca), folder.path(), name, "exec sleep 1000");
     let (mut one, other) = (start(&first, "one"), start(&second, "other"));
-    // An API server is not there at first, then it listens, and then it serves.
+    // An API server is not there at first, then it listens, then it serves, and then it is done with what it begins with.
     sleep(Duration::from_secs(1)).await;
     assert!(one.begun().is_empty());
     let listener = TcpListener::bind(&server).await.unwrap();
     sleep(Duration::from_secs(1)).await;
     assert!(one.begun().is_empty());
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await;
-        }
-    });
+    api.serve(listener);
+    sleep(Duration::from_secs(1)).await;
+    assert!(one.begun().is_empty());
+    api.is_alive.store(true, Ordering::Relaxed);
     one.until(true, 1).await;
     assert!(!other.runs());
 
@@ -113,7 +173,7 @@ async fn what_may_run_once_runs_beside_the_writer() {
     assert!(Command::new("kill").arg(id).status().unwrap().success());
     assert_eq!(other.ended().await, Some(128 + 15));
 
-    let mut short = Beside::start(&first, &server, folder.path(), "short", "exit 7");
+    let mut short = Beside::start(&first, (&server, &api.ca), folder.path(), "short", "exit 7");
     assert_eq!(short.ended().await, Some(7));
     assert_eq!(short.begun().len(), 1, "the kubelet starts it again");
 }

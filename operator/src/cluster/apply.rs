@@ -12,15 +12,15 @@ use yoke_pki::cert_manager::Certificate;
 use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 
 use super::build::hosted::{self, Asked};
-use super::build::{Blueprint, Gist, secrets, stateful_set};
+use super::build::{Blueprint, Gist, place, secrets, stateful_set};
 use super::copies::{self, Copied};
-use super::gate::{self, ControlPlane, Incarnation};
+use super::gate::{self, ControlPlane, Incarnation, Start};
 use super::identity::Identity;
 use super::observe::{Observed, is_foreign};
 use super::rest::{self, Rest};
 use super::status::Lack;
 use super::store::{self, Store};
-use super::turns::Wanted;
+use super::turns::{Rule, Wanted};
 use super::{addons, agents, doors, incarnation, kept, lost, probe, takeover, withdraw, workers};
 use crate::apply::ApplyError;
 use crate::conditions::State;
@@ -48,7 +48,7 @@ pub(super) struct Applied {
     pub(super) wake_problem: Option<String>,
     /// Whether its pod was lost lately with its machine.
     pub(super) lost: bool,
-    /// Whether nothing was done, because other Clusters are made first.
+    /// Whether it waits for its turn to be made, or started.
     pub(super) queued: bool,
     /// What is to become of it, if its machine is about to go.
     pub(super) leaving: Option<notice::State>,
@@ -178,6 +178,7 @@ pub(super) async fn apply(
         let ingress = hosted::build_ingress(identity, asked.clone(), &reach.trust);
         context.clusters.apply(&context.caches.config_maps, &ingress).await?;
         context.note_awake(&identity.id, |awake| awake.told.clone_from(&pod.metadata.uid));
+        context.starts.finish(&identity.id);
     }
     probe::look_at_api(context, identity, observed, &reach, &asked, &mut applied).await;
     let generation = cluster.metadata.generation;
@@ -216,6 +217,7 @@ pub(super) fn plan_told(
         ControlPlane::Pending(why) => why,
         ControlPlane::Failing { container, why } => format!("Container {container} ends again and again ({why})."),
         ControlPlane::Running { .. } => "The API server does not answer yet.".to_owned(),
+        _ if context.starts.has_waiting(&identity.id) => "Others are started first.".to_owned(),
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => "No pod is made yet.".to_owned(),
     };
     rest::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now())
@@ -385,6 +387,34 @@ fn waits_for_turn(
     }
 }
 
+/// Whether a control plane is not started yet where none runs, because others are.
+fn waits_to_start(
+    context: &Context,
+    cluster: &Cluster,
+    blueprint: &Blueprint<'_>,
+    observed: &Observed,
+    control_plane: &ControlPlane,
+    is_lost: bool,
+) -> bool {
+    let identity = blueprint.identity;
+    let is_asleep = Rest::of(cluster).is_asleep();
+    let answers = answers(context, cluster, identity, observed);
+    match gate::plan_start(control_plane, &observed.pods, is_asleep, is_lost, answers) {
+        Start::Begins => {
+            let machines = context.caches.machines.state();
+            let taints = &context.config.planned_takeover.taints;
+            let cores = notice::plan::count_cores(&machines, taints, &blueprint.accepted.class.tolerations);
+            context.starts.set_rule(Rule::of_starts(cores));
+            !context.starts.take(find_wanted(cluster, identity))
+        }
+        Start::Goes => false,
+        Start::Over => {
+            context.starts.finish(&identity.id);
+            false
+        }
+    }
+}
+
 /// Brings the control plane to what its spec asks for. Without a gist, while a certificate is issued again, one that is
 /// there goes on with what it was given.
 async fn apply_control_plane(
@@ -439,6 +469,13 @@ async fn apply_control_plane(
     let gets_agents = has_konnectivity && !had_agents && agents::are_awaited(caches, cluster);
     let state = (&applied.control_plane, planned);
     if waits_for_turn(context, cluster, blueprint.identity, observed, state, gets_agents) {
+        return Ok(());
+    }
+    let is_lost = start.lost.is_some() && start.lost != observed.stateful_set.as_deref().and_then(place::read_lost);
+    if waits_to_start(context, cluster, blueprint, observed, &applied.control_plane, is_lost) {
+        let present = observed.stateful_set.as_deref();
+        applied.control_plane = lost::plan_control_plane(context, blueprint.identity, present, observed);
+        (applied.queued, applied.lost) = (true, is_lost);
         return Ok(());
     }
     start.incarnation = incarnation::ensure(context, blueprint.identity, planned, &template).await?;

@@ -5,7 +5,7 @@ pub mod takeover;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use yoke_api::labels;
 
@@ -91,6 +91,43 @@ pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Po
                 is_backing_off(status) && since.is_some_and(|since| now.duration_since(since.0) > LONGEST_BACK_OFF)
             })
     })
+}
+
+/// What becomes of the turn of a control plane to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// It is started now, if it has one.
+    Begins,
+    /// It is being started.
+    Goes,
+    /// It needs none, or none any more.
+    Over,
+}
+
+/// Whether a control plane is being started where none runs. `is_lost`: what runs was lost with its machine, and nothing was
+/// asked for in its place yet.
+pub fn plan_start<P: AsRef<Pod>>(
+    control_plane: &ControlPlane,
+    pods: &[P],
+    is_asleep: bool,
+    is_lost: bool,
+    answers: bool,
+) -> Start {
+    match control_plane {
+        _ if is_asleep => Start::Over,
+        _ if is_lost => Start::Begins,
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => Start::Begins,
+        ControlPlane::Failing { .. } => Start::Over,
+        // It is not a machine's work that is in the way.
+        ControlPlane::Pending(_) if is_unschedulable(pods) => Start::Over,
+        ControlPlane::Running { .. } if answers => Start::Over,
+        ControlPlane::Pending(_) | ControlPlane::Running { .. } => Start::Goes,
+    }
+}
+
+/// Whether no machine has room for a pod.
+fn is_unschedulable<P: AsRef<Pod>>(pods: &[P]) -> bool {
+    pods.iter().any(|pod| find_unscheduled(pod.as_ref()).is_some())
 }
 
 /// The pods whose time to end is over by more than a kubelet that lives would need.
@@ -197,13 +234,14 @@ fn find_started(pod: &Pod) -> Option<Timestamp> {
     Some(running.started_at.as_ref()?.0)
 }
 
+/// What the scheduler says of a pod that it puts nowhere.
+fn find_unscheduled(pod: &Pod) -> Option<&PodCondition> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+}
+
 fn describe_pending(pod: &Pod) -> String {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
-    let unscheduled = conditions
-        .into_iter()
-        .flatten()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    if let Some(message) = unscheduled.and_then(|condition| condition.message.as_deref()) {
+    if let Some(message) = find_unscheduled(pod).and_then(|condition| condition.message.as_deref()) {
         return format!("No machine takes the control plane: {message}.");
     }
     let waiting = statuses(pod).find_map(|status| {

@@ -106,7 +106,7 @@ pub struct Outcome {
     pub workers: Option<Workers>,
     /// Whether its pod was lost lately with its machine.
     pub lost: bool,
-    /// Whether it waits for its turn to be made.
+    /// Whether it waits for its turn to be made, or started.
     pub queued: bool,
     /// What is to become of it, if its machine is about to go.
     pub leaving: Option<notice::State>,

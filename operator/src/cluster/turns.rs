@@ -1,8 +1,10 @@
-//! Whose control plane is made now, and whose is started anew though its owner asked for nothing.
+//! Whose control plane is made now, whose is started where none runs, and whose is started anew though its owner asked for
+//! nothing.
 //!
 //! What makes one, certificates above all, works on so many at once; asked for a thousand at a time it would do a little of
-//! each, and none were ready before all are. An operator that has other images or arguments would start all again at once:
-//! machines would be full, and what does not start with them would be down everywhere before anybody saw it.
+//! each, and none were ready before all are. So does a machine on which many control planes start. An operator that has other
+//! images or arguments would start all again at once: machines would be full, and what does not start with them would be down
+//! everywhere before anybody saw it.
 //!
 //! ```text
 //!  take ─▶ a turn is free ─▶ the Cluster is carried out ─▶ its certificates are issued, or it runs ─▶ finish ─┐
@@ -25,6 +27,8 @@ use yoke_api::{Cluster, ClusterId};
 pub struct Rule {
     /// Turns at once.
     pub at_once: usize,
+    /// Of them, those of one Tenant: what does not come up holds up others of its own.
+    pub of_a_tenant: usize,
     /// Who has not finished by then holds nobody up any more.
     pub limit: Duration,
 }
@@ -34,25 +38,38 @@ impl Rule {
     /// at once take 1.2 s each.
     pub const MADE: Self = Self {
         at_once: 16,
+        of_a_tenant: 16,
         limit: Duration::from_secs(60),
     };
     /// Of those that are started anew, in some 5 s each. Where none comes back, it is four in ten minutes that are lost until
     /// somebody sees it.
     pub const RESTARTED: Self = Self {
         at_once: 4,
+        of_a_tenant: 4,
         limit: Duration::from_mins(10),
     };
+
+    /// Of those that are started where none runs, on machines with so many cores. A start keeps one core busy for as long as it
+    /// takes: of many at once none serves before all do. See docs/adr/0026-control-planes-start-in-turns.md.
+    pub const fn of_starts(cores: usize) -> Self {
+        // Without machines yet, those that wait are what has them made.
+        let at_once = if cores == 0 { 16 } else { cores.saturating_add(1) };
+        Self {
+            at_once,
+            of_a_tenant: at_once.div_ceil(2),
+            limit: Duration::from_secs(60),
+        }
+    }
 }
 
 /// Who has a turn, and who waits.
 #[derive(Debug)]
 pub struct Turns {
-    rule: Rule,
     state: Mutex<State>,
     calls: mpsc::UnboundedSender<ObjectRef<Cluster>>,
 }
 
-/// A Cluster that is to be made, or started anew.
+/// A Cluster that is to be made, started, or started anew.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) id: ClusterId,
@@ -62,8 +79,9 @@ pub(super) struct Wanted {
     pub(super) created: Option<Timestamp>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    rule: Rule,
     /// With their Tenants' namespaces, and since when.
     taken: HashMap<ClusterId, (Option<String>, Instant)>,
     waiting: HashMap<ClusterId, Wanted>,
@@ -73,8 +91,17 @@ impl Turns {
     /// Nobody's, and the Clusters whose turn comes later.
     pub fn new(rule: Rule) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
         let (calls, called) = mpsc::unbounded();
-        let state = Mutex::default();
-        (Self { rule, state, calls }, called)
+        let state = Mutex::new(State {
+            rule,
+            taken: HashMap::new(),
+            waiting: HashMap::new(),
+        });
+        (Self { state, calls }, called)
+    }
+
+    /// Has another rule hold from now on.
+    pub(super) fn set_rule(&self, rule: Rule) {
+        self.lock().rule = rule;
     }
 
     /// Whether it is a Cluster's turn. If not, it waits, and is called for.
@@ -84,8 +111,13 @@ impl Turns {
         if !state.taken.contains_key(&id) {
             state.waiting.insert(id.clone(), wanted);
         }
-        self.call(state.fill(self.rule, Instant::now()), Some(&id));
+        self.call(state.fill(Instant::now()), Some(&id));
         state.taken.contains_key(&id)
+    }
+
+    /// Whether a Cluster waits for its turn.
+    pub(super) fn has_waiting(&self, id: &ClusterId) -> bool {
+        self.lock().waiting.contains_key(id)
     }
 
     /// Ends the turn of a Cluster, or its waiting.
@@ -93,7 +125,7 @@ impl Turns {
         let mut state = self.lock();
         state.waiting.remove(id);
         state.taken.remove(id);
-        self.call(state.fill(self.rule, Instant::now()), None);
+        self.call(state.fill(Instant::now()), None);
     }
 
     /// Has those reconciled whose turn has come, but for the one that asks.
@@ -112,7 +144,8 @@ impl Turns {
 
 impl State {
     /// Gives the turns that are free; those who have one now.
-    fn fill(&mut self, rule: Rule, now: Instant) -> Vec<Wanted> {
+    fn fill(&mut self, now: Instant) -> Vec<Wanted> {
+        let rule = self.rule;
         self.taken
             .retain(|_, (_, since)| now.saturating_duration_since(*since) < rule.limit);
         let mut due = Vec::new();
@@ -129,11 +162,13 @@ impl State {
 
     fn find_next(&self) -> Option<Wanted> {
         let count_of = |tenant: &Option<String>| self.taken.values().filter(|(other, _)| other == tenant).count();
-        let next = self.waiting.values().min_by_key(|wanted| {
-            let turns = count_of(&wanted.cluster.namespace);
-            (wanted.is_asleep, turns, wanted.created, wanted.id.as_str())
-        });
-        next.cloned()
+        let waiting = self
+            .waiting
+            .values()
+            .map(|wanted| (count_of(&wanted.cluster.namespace), wanted));
+        let may = waiting.filter(|(turns, _)| *turns < self.rule.of_a_tenant);
+        let next = may.min_by_key(|(turns, wanted)| (wanted.is_asleep, *turns, wanted.created, wanted.id.as_str()));
+        next.map(|(_, wanted)| wanted.clone())
     }
 }
 
@@ -200,6 +235,24 @@ mod tests {
     }
 
     #[test]
+    fn no_tenant_has_all_starts() {
+        let (turns, mut called) = Turns::new(Rule::of_starts(3));
+        let first: Vec<_> = (0..2).map(|number| wanted("a", number, false)).collect();
+        assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
+        let next_of_a = wanted("a", 2, false);
+        assert!(!turns.take(next_of_a.clone()));
+        assert!(turns.has_waiting(&next_of_a.id));
+        assert!((3..5).all(|number| turns.take(wanted("b", number, false))));
+        assert!(!turns.take(wanted("c", 5, false)), "four have a turn");
+        turns.finish(&first[0].id);
+        assert_eq!(next(&mut called).as_deref(), Some("c5"), "its Tenant has none");
+        turns.set_rule(Rule::of_starts(5));
+        turns.finish(&first[1].id);
+        assert_eq!(next(&mut called).as_deref(), Some("c2"));
+        assert!(!turns.has_waiting(&next_of_a.id));
+    }
+
+    #[test]
     fn who_goes_away_or_takes_too_long_holds_nobody_up() {
         let (turns, mut called, first) = full();
         let (gone, waits) = (wanted("a", 40, true), wanted("a", 41, true));
@@ -207,7 +260,7 @@ mod tests {
         assert!(!turns.take(waits.clone()));
         turns.finish(&gone.id);
         assert_eq!(next(&mut called), None);
-        let due = turns.lock().fill(Rule::MADE, Instant::now() + Rule::MADE.limit);
+        let due = turns.lock().fill(Instant::now() + Rule::MADE.limit);
         assert_eq!(due.len(), 1, "all the others took too long");
         assert_eq!(due[0].id, waits.id);
         turns.finish(&first[0].id);

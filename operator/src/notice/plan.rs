@@ -12,6 +12,7 @@ use yoke_api::{Cluster, labels};
 use super::Machine;
 use crate::cluster::gate::takeover;
 use crate::loss::plan::plan_room;
+use crate::quantity::to_millicores;
 
 /// How long it may take until another pod stands by; who gives notice of a machine gives it two minutes ahead.
 pub const LIMIT: Duration = Duration::from_secs(110);
@@ -71,6 +72,20 @@ pub fn is_leaving(machine: &Machine, taints: &[String]) -> bool {
     own.any(|taint| taints.contains(&taint.key)) || is_shut_down(machine)
 }
 
+/// How many cores the machines have that a pod with these tolerations can be put on.
+pub fn count_cores<M: AsRef<Machine>>(machines: &[M], taints: &[String], tolerations: &[Toleration]) -> usize {
+    let machines = machines.iter().map(AsRef::as_ref);
+    let takes = machines.filter(|machine| takes(machine, taints, tolerations));
+    let thousandths = takes.filter_map(|machine| to_millicores(machine.status.allocatable.get("cpu")?));
+    thousandths.sum::<usize>().div_ceil(1000)
+}
+
+/// Whether a machine takes a pod with these tolerations, as far as taints say.
+fn takes(machine: &Machine, taints: &[String], tolerations: &[Toleration]) -> bool {
+    let mut refusals = machine.spec.taints.iter();
+    !is_leaving(machine, taints) && !refusals.any(|taint| refuses(taint, tolerations))
+}
+
 /// Whether Kubernetes has found that the machine does not answer.
 pub fn is_unreachable(machine: &Machine) -> bool {
     machine.spec.taints.iter().any(|taint| taint.key == AWAY[1])
@@ -95,12 +110,8 @@ pub fn has_other<M: AsRef<Machine>>(machines: &[M], pod: &Pod, taints: &[String]
         return false;
     };
     let tolerations = spec.and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
-    let takes = |machine: &Machine| {
-        let mut refusals = machine.spec.taints.iter();
-        !is_leaving(machine, taints) && !refusals.any(|taint| refuses(taint, tolerations))
-    };
     let mut machines = machines.iter().map(AsRef::as_ref);
-    machines.any(|machine| machine.metadata.name.as_ref() != Some(own) && takes(machine))
+    machines.any(|machine| machine.metadata.name.as_ref() != Some(own) && takes(machine, taints, tolerations))
 }
 
 fn refuses(taint: &Taint, tolerations: &[Toleration]) -> bool {

@@ -620,6 +620,7 @@ async fn connect(client: &Client, config: Config) -> (Arc<Context>, mpsc::Receiv
             ..Rule::RESTARTED
         })
         .0,
+        starts: cluster::Turns::new(Rule::of_starts(0)).0,
         losses: Losses::default(),
         notices: Notices::default(),
         slots: Slots::default(),

@@ -45,7 +45,7 @@ pub(super) const LAUNCH: &str = "/run/launch/yoke-launch";
 /// Its flag of components that run beside the store that writes only, and how many arguments there are with it: that the API
 /// server serves before them is seen to here.
 const WRITER: &str = "--writer";
-const CONDITIONS: usize = 4;
+const CONDITIONS: usize = 8;
 
 /// What a cluster without workers could do without, until it has some.
 const FEW: &str = "--controllers=*,-persistentvolume-attach-detach-controller,-persistentvolume-binder-controller,\

@@ -2,7 +2,7 @@
 //! when it does not any more, or has ended itself: who waits for either only reads.
 //!
 //! ```text
-//! main     ask ─▶ answered ─▶ the API server answers ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
+//! main     ask ─▶ answered ─▶ the API server lives ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
 //! threads                                               wait for PROGRAM: it ended by itself ─▶ end as it did
 //!          SIGTERM, SIGINT ─▶ PROGRAM, or end
 //! ```
@@ -15,11 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
+use super::server::Server;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How soon a store that does not answer is asked again, and an API server.
+/// How soon a store that does not answer is asked again.
 const AGAIN: Duration = Duration::from_millis(50);
 /// More than the head of an answer has.
 const HEAD: usize = 4096;
@@ -35,13 +36,13 @@ type Running = Arc<Mutex<State>>;
 
 /// Runs a program while the store writes. This process ends as the program does, if that ends by itself.
 #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
-pub(super) fn run_beside(store: SocketAddr, server: SocketAddr, mut command: Command) -> Result<()> {
+pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Command) -> Result<()> {
     let running = Running::default();
     pass_on_signals(&running)?;
     loop {
-        let mut answer = wait_for(|| ask(store));
+        let mut answer = wait_for(store);
         // Of a store that stops writing meanwhile the answer has ended when it is read.
-        wait_for(|| knock(server));
+        server.wait_until_alive()?;
         let (mut child, pid) = {
             let mut running = lock(&running);
             let child = command.spawn()?;
@@ -91,22 +92,13 @@ fn pass_on_signals(running: &Running) -> Result<()> {
 }
 
 #[allow(clippy::disallowed_methods, reason = "there is no runtime here")]
-fn wait_for(attempt: impl Fn() -> Result<TcpStream>) -> TcpStream {
+fn wait_for(store: SocketAddr) -> TcpStream {
     loop {
-        match attempt() {
+        match ask(store) {
             Ok(stream) => return stream,
             Err(_) => sleep(AGAIN),
         }
     }
-}
-
-/// A connection on which a server of HTTPS has said something. A kube-apiserver listens long before it serves; when it does, it
-/// tells who speaks plain HTTP to it that it is one of HTTPS, or by an alert of TLS that it does not understand.
-fn knock(server: SocketAddr) -> Result<TcpStream> {
-    let mut stream = TcpStream::connect(server)?;
-    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-    stream.read_exact(&mut [0])?;
-    Ok(stream)
 }
 
 /// A connection on which the store has answered. By HTTP/1.0, with which an answer ends as the connection does.

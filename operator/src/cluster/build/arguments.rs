@@ -79,12 +79,18 @@ fn launch(slack: u32, program: &str) -> Vec<String> {
     vec![format!("{LAUNCH_DIR}/{LAUNCH}"), slack.to_string(), program.to_owned()]
 }
 
-/// The program of a component that may run once, beside the store that writes. It can do nothing before the API server serves,
-/// and would take from it half a second of a processor that it starts with.
-fn launch_once(program: &str) -> Vec<String> {
+/// The program of a component that may run once, beside the store that writes. It can do nothing before the API server
+/// lives, and would take from it half a second of a processor that it starts with.
+fn launch_once(blueprint: &Blueprint<'_>, program: &str) -> Vec<String> {
     let mut arguments = launch(CLIENT_SLACK, program);
     let local = |option: &str, port: u16| [option.to_owned(), format!("127.0.0.1:{port}")];
-    let conditions = [local("--writer", STORE_PORT), local("--after", API_PORT)];
+    let conditions = [
+        local("--writer", STORE_PORT),
+        local("--after", API_PORT),
+        // As in its kubeconfig.
+        ["--name".to_owned(), blueprint.identity.upstream_name()],
+        ["--ca".to_owned(), format!("{PKI}/root-ca.crt")],
+    ];
     arguments.splice(1..1, conditions.concat());
     arguments
 }
@@ -161,7 +167,7 @@ fn list_uncached() -> String {
 
 pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
     let network = &blueprint.spec.network;
-    let mut arguments = launch_once("kube-controller-manager");
+    let mut arguments = launch_once(blueprint, "kube-controller-manager");
     arguments.extend([
         "--allocate-node-cidrs=true".to_owned(),
         format!("--cluster-cidr={}", network.pod_cidr),
@@ -181,7 +187,7 @@ pub(super) fn controller_manager(blueprint: &Blueprint<'_>) -> Vec<String> {
 }
 
 pub(super) fn scheduler(blueprint: &Blueprint<'_>) -> Vec<String> {
-    let mut arguments = launch_once("kube-scheduler");
+    let mut arguments = launch_once(blueprint, "kube-scheduler");
     arguments.extend(client_of_api_server());
     arguments.extend(blueprint.spec.extra_args.scheduler.iter().map(to_flag));
     arguments

@@ -124,6 +124,75 @@ fn long_back_off_is_cut_short() {
 }
 
 #[test]
+fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
+    let nowhere: Pod = serde_json::from_value(serde_json::json!({
+        "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
+    }))
+    .unwrap();
+    let (none, nowhere): (&[Arc<Pod>], _) = (&[], [Arc::new(nowhere)]);
+    let pending = || ControlPlane::Pending("x".into());
+    let runs = || ControlPlane::Running {
+        pod: "p".into(),
+        started: "2026-11-21T00:00:00Z".parse().unwrap(),
+        current: true,
+    };
+    let failing = ControlPlane::Failing {
+        container: "x".into(),
+        why: "x".into(),
+    };
+    for (rule, control_plane, pods, (asleep, lost, answers), expected) in [
+        ("made", ControlPlane::Absent, none, (false, false, false), Start::Begins),
+        (
+            "woken",
+            ControlPlane::Asleep,
+            none,
+            (false, false, false),
+            Start::Begins,
+        ),
+        (
+            "woken early",
+            ControlPlane::GoingToSleep,
+            none,
+            (false, false, false),
+            Start::Begins,
+        ),
+        ("asleep", ControlPlane::Asleep, none, (true, false, false), Start::Over),
+        (
+            "made asleep",
+            ControlPlane::Absent,
+            none,
+            (true, false, false),
+            Start::Over,
+        ),
+        ("lost", runs(), none, (false, true, true), Start::Begins),
+        (
+            "lost, and to sleep",
+            ControlPlane::GoingToSleep,
+            none,
+            (true, true, false),
+            Start::Over,
+        ),
+        ("its pod comes", pending(), none, (false, false, false), Start::Goes),
+        (
+            "no machine has room",
+            pending(),
+            &nowhere,
+            (false, false, false),
+            Start::Over,
+        ),
+        ("it starts", runs(), none, (false, false, false), Start::Goes),
+        ("it serves", runs(), none, (false, false, true), Start::Over),
+        ("it fails", failing, none, (false, false, false), Start::Over),
+    ] {
+        assert_eq!(
+            plan_start(&control_plane, pods, asleep, lost, answers),
+            expected,
+            "{rule}"
+        );
+    }
+}
+
+#[test]
 fn incarnation_is_raised_once_for_each_change() {
     let kept = |number, template: &str| LastStart {
         number,

@@ -53,8 +53,7 @@ pub(super) fn plan_phase(
         return Phase::Refused;
     }
     match outcome.control_plane {
-        ControlPlane::Asleep => return Phase::Asleep,
-        ControlPlane::Absent if outcome.rest.is_asleep() => return Phase::Asleep,
+        ControlPlane::Asleep | ControlPlane::Absent if outcome.rest.is_asleep() => return Phase::Asleep,
         ControlPlane::GoingToSleep => return Phase::Updating,
         _ => {}
     }

@@ -227,6 +227,10 @@ fn plan_ready(outcome: &Outcome) -> State {
             let waiting = [&outcome.store, &outcome.certificates];
             match waiting.into_iter().find(|state| state.status != Some(true)) {
                 Some(state) => State::no(state.reason, state.message.clone()),
+                None if outcome.queued => State::no(
+                    Reason::Queued,
+                    "Control planes are started a few at a time, and others come first.",
+                ),
                 None => State::no(Reason::PodPending, "The control plane is being made."),
             }
         }

@@ -137,6 +137,31 @@ fn ready_and_phase_follow_what_was_found() {
             ("False", "AsleepByOwner"),
         ),
         (
+            "its turn to wake comes",
+            Outcome {
+                control_plane: ControlPlane::Asleep,
+                inside: Err("x".into()),
+                outside: Err("x".to_owned().into()),
+                queued: true,
+                ..outcome()
+            },
+            Phase::Provisioning,
+            ("False", "Queued"),
+        ),
+        (
+            "lost with its machine, and its turn comes",
+            Outcome {
+                control_plane: ControlPlane::Asleep,
+                inside: Err("x".into()),
+                outside: Err("x".to_owned().into()),
+                queued: true,
+                lost: true,
+                ..outcome()
+            },
+            Phase::Provisioning,
+            ("False", "MachineLost"),
+        ),
+        (
             "going to sleep",
             Outcome {
                 rest: Rest::Owner,

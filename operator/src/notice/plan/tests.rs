@@ -1,3 +1,4 @@
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
 use super::*;
@@ -237,4 +238,26 @@ fn clusters_are_called_for_while_there_is_something_to_do() {
     let mut called: Vec<_> = plan_calls(&before, &after).into_iter().map(|it| it.name).collect();
     called.sort();
     assert_eq!(called, ["fails", "gone", "new", "on"]);
+}
+
+#[test]
+fn cores_count_where_a_pod_can_be_put() {
+    let with = |cpu: &str, taints: &[(&str, &str)]| {
+        let mut machine = std::sync::Arc::unwrap_or_clone(machine("a", taints));
+        machine.status.allocatable = [("cpu".to_owned(), Quantity(cpu.into()))].into();
+        machine
+    };
+    let machines = [
+        with("2", &[]),
+        with("940m", &[("spot", "NoSchedule")]),
+        with("16", &[("node-role.kubernetes.io/control-plane", "NoSchedule")]),
+        with("32", &[(TAINTS[1], "NoSchedule")]),
+        with("64", &[(AWAY[1], "NoExecute")]),
+        with("many", &[]),
+    ];
+    let machines = machines.map(std::sync::Arc::new);
+    let tolerations = pod("p", "a").spec.unwrap().tolerations.unwrap();
+    assert_eq!(count_cores(&machines, &taints(), &tolerations), 3);
+    assert_eq!(count_cores(&machines[..2], &taints(), &[]), 2);
+    assert_eq!(count_cores::<std::sync::Arc<Machine>>(&[], &taints(), &[]), 0);
 }

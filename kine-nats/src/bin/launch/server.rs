@@ -1,0 +1,87 @@
+//! The API server beside this process, and whether it lives: it serves, and is done with what it does when it begins.
+//! kube-controller-manager waits for that for ten seconds and ends, to be started again by the kubelet a minute later
+//! (`WaitForAPIServer`, k8s.io/controller-manager 0.35.4): among many that start at once it would never begin.
+
+use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
+
+/// How soon it is asked again: while nothing listens there, and while it is not done. Each question is a handshake then.
+const ABSENT: Duration = Duration::from_millis(50);
+const BUSY: Duration = Duration::from_millis(500);
+/// What an answer begins with up to its status.
+const HEAD: usize = "HTTP/1.0 200".len();
+
+/// Where it is, and for what name and by whom it has its certificate.
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
+    pub(super) name: ServerName<'static>,
+    pub(super) ca: PathBuf,
+}
+
+impl Server {
+    /// Asks until it lives, and says on the error output what it waits for whenever that changes. An error is one of the file.
+    #[allow(clippy::disallowed_methods, reason = "there is no runtime here")]
+    #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
+    pub(super) fn wait_until_alive(&self) -> Result<()> {
+        let config = Arc::new(trust(&self.ca)?);
+        let mut said = String::new();
+        loop {
+            let Err(error) = self.ask(Arc::clone(&config)) else {
+                return Ok(());
+            };
+            let is_absent = error.kind() == ErrorKind::ConnectionRefused;
+            let why = error.to_string();
+            if why != said {
+                eprintln!(
+                    "yoke-launch: waits until the API server at {} lives: {why}",
+                    self.address
+                );
+                said = why;
+            }
+            sleep(if is_absent { ABSENT } else { BUSY });
+        }
+    }
+
+    /// By HTTP/1.0, with which an answer ends as the connection does. It listens long before it answers, and is waited for.
+    fn ask(&self, config: Arc<ClientConfig>) -> Result<()> {
+        let mut tls = ClientConnection::new(config, self.name.clone()).map_err(Error::other)?;
+        let mut stream = TcpStream::connect(self.address)?;
+        let mut stream = Stream::new(&mut tls, &mut stream);
+        stream.write_all(b"GET /livez HTTP/1.0\r\n\r\n")?;
+        let mut head = [0; HEAD];
+        stream.read_exact(&mut head)?;
+        match head.rsplit(|byte| *byte == b' ').next() {
+            Some(b"200") => Ok(()),
+            Some(status) => Err(Error::other(format!("/livez: {}", status.escape_ascii()))),
+            None => Err(Error::from(ErrorKind::InvalidData)),
+        }
+    }
+}
+
+fn trust(ca: &Path) -> Result<ClientConfig> {
+    let wrong =
+        |error: &dyn std::fmt::Display| Error::new(ErrorKind::InvalidData, format!("{}: {error}", ca.display()));
+    let text = std::fs::read(ca).map_err(|error| Error::new(error.kind(), format!("{}: {error}", ca.display())))?;
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let certificate = certificate.map_err(|error| wrong(&error))?;
+        roots.add(certificate).map_err(|error| wrong(&error))?;
+    }
+    if roots.is_empty() {
+        return Err(wrong(&"it holds no certificate"));
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    Ok(builder
+        .map_err(Error::other)?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
