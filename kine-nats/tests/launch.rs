@@ -44,6 +44,8 @@ fn what_it_does_not_understand_is_refused() {
         &["50ms", "cat"],
         &["50"],
         &["install"],
+        &["await", "nowhere", "n", "ca"],
+        &["await", "127.0.0.1:1", "", "ca"],
         &[
             "--writer",
             "nowhere",
@@ -88,6 +90,9 @@ fn what_it_does_not_understand_is_refused() {
         let message = String::from_utf8(output.stderr).unwrap();
         assert!(message.contains("usage: yoke-launch"), "{message}");
     }
+    let output = run(LAUNCH, &["await", "127.0.0.1:1", "n", "/there/is/no/such/file"]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("/there/is/no/such/file"), "{message}");
     let output = run(LAUNCH, &["50", "/there/is/no/such/program"]);
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("NotFound"), "{message}");

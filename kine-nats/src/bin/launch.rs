@@ -14,6 +14,7 @@
 //!                                                             runs PROGRAM while the kine-nats at ADDRESS writes, and ends as it does;
 //!                                                             begins when the kube-apiserver at SERVER, whose certificate is for
 //!                                                             NAME and of a CA in FILE, says that it lives
+//! yoke-launch await SERVER NAME FILE                          ends when that kube-apiserver lives
 //! ```
 
 #[path = "launch/server.rs"]
@@ -34,14 +35,16 @@ use std::process::Command;
 use rustix::thread::set_current_timer_slack;
 use rustls::pki_types::ServerName;
 
-use server::Server;
+use server::{AWAIT, Server};
 
-const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch [--writer ADDRESS --after SERVER --name NAME --ca FILE] MILLISECONDS PROGRAM [ARGUMENT]…";
+const USAGE: &str = "usage: yoke-launch install FILE | yoke-launch await SERVER NAME FILE | \
+    yoke-launch [--writer ADDRESS --after SERVER --name NAME --ca FILE] MILLISECONDS PROGRAM [ARGUMENT]…";
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [word, file] if word == "install" => install(Path::new(file)),
+        [word, server, name, ca] if word == AWAIT => to_server(server, name, ca)?.wait_until_alive(),
         [
             writer,
             store,
@@ -56,12 +59,7 @@ fn main() -> Result<()> {
             rest @ ..,
         ] if [writer, after, named, by] == ["--writer", "--after", "--name", "--ca"] => {
             let command = prepare(milliseconds, program, rest)?;
-            let server = Server {
-                address: to_address(server)?,
-                name: to_name(name)?,
-                ca: PathBuf::from(ca),
-            };
-            writer::run_beside(to_address(store)?, &server, command)
+            writer::run_beside(to_address(store)?, &to_server(server, name, ca)?, command)
         }
         [milliseconds, program, rest @ ..] => Err(prepare(milliseconds, program, rest)?.exec()),
         _ => Err(refuse()),
@@ -89,9 +87,13 @@ fn to_address(text: &OsStr) -> Result<SocketAddr> {
     address.ok_or_else(refuse)
 }
 
-fn to_name(text: &OsStr) -> Result<ServerName<'static>> {
-    let name = text.to_str().and_then(|text| ServerName::try_from(text).ok());
-    Ok(name.ok_or_else(refuse)?.to_owned())
+fn to_server(address: &OsStr, name: &OsStr, ca: &OsStr) -> Result<Server> {
+    let name = name.to_str().and_then(|text| ServerName::try_from(text).ok());
+    Ok(Server {
+        address: to_address(address)?,
+        name: name.ok_or_else(refuse)?.to_owned(),
+        ca: PathBuf::from(ca),
+    })
 }
 
 /// The time in nanoseconds.

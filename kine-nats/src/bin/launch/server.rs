@@ -5,10 +5,12 @@
 use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
+use rustix::process::{Signal, set_parent_process_death_signal};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
@@ -19,6 +21,9 @@ const BUSY: Duration = Duration::from_millis(500);
 /// What an answer begins with up to its status.
 const HEAD: usize = "HTTP/1.0 200".len();
 
+/// The word by which this program does nothing but wait.
+pub(super) const AWAIT: &str = "await";
+
 /// Where it is, and for what name and by whom it has its certificate.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
@@ -27,10 +32,24 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Asks until it lives, and says on the error output what it waits for whenever that changes. An error is one of the file.
+    /// Has a process of its own wait until it lives: the memory that TLS takes goes with it.
+    pub(super) fn wait_apart(&self) -> Result<()> {
+        let mut command = Command::new("/proc/self/exe");
+        command.args([AWAIT, &self.address.to_string(), &self.name.to_str()]);
+        match command.arg(&self.ca).status()?.success() {
+            true => Ok(()),
+            false => Err(Error::other(
+                "the API server beside this process cannot be asked whether it lives",
+            )),
+        }
+    }
+
+    /// Asks until it lives, for as long as who started this process does, and says on the error output what it waits for whenever
+    /// that changes. An error is one of the file.
     #[allow(clippy::disallowed_methods, reason = "there is no runtime here")]
     #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
     pub(super) fn wait_until_alive(&self) -> Result<()> {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
         let config = Arc::new(trust(&self.ca)?);
         let mut said = String::new();
         loop {

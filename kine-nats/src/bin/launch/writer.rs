@@ -42,7 +42,7 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
     loop {
         let mut answer = wait_for(store);
         // Of a store that stops writing meanwhile the answer has ended when it is read.
-        server.wait_until_alive()?;
+        server.wait_apart()?;
         let (mut child, pid) = {
             let mut running = lock(&running);
             let child = command.spawn()?;
