@@ -39,6 +39,11 @@ fn it_needs_no_library() {
 
 #[test]
 fn what_it_does_not_understand_is_refused() {
+    let beside = |store: &'static str, server: &'static str| -> [&str; 10] {
+        [
+            "--writer", store, "--after", server, "--name", "n", "--ca", "ca", "50", "cat",
+        ]
+    };
     for arguments in [
         &["0", "cat"][..],
         &["50ms", "cat"],
@@ -46,43 +51,12 @@ fn what_it_does_not_understand_is_refused() {
         &["install"],
         &["await", "nowhere", "n", "ca"],
         &["await", "127.0.0.1:1", "", "ca"],
-        &[
-            "--writer",
-            "nowhere",
-            "--after",
-            "127.0.0.1:1",
-            "--name",
-            "n",
-            "--ca",
-            "ca",
-            "50",
-            "cat",
-        ],
-        &[
-            "--writer",
-            "127.0.0.1:1",
-            "--after",
-            "nowhere",
-            "--name",
-            "n",
-            "--ca",
-            "ca",
-            "50",
-            "cat",
-        ],
+        &beside("nowhere", "127.0.0.1:1"),
+        &beside("127.0.0.1:1", "nowhere"),
         &["--writer", "127.0.0.1:1", "50", "cat"],
         &["--writer", "127.0.0.1:1", "--after", "127.0.0.1:1", "50", "cat"],
-        &[
-            "--writer",
-            "127.0.0.1:1",
-            "--after",
-            "127.0.0.1:1",
-            "--name",
-            "n",
-            "--ca",
-            "ca",
-            "50",
-        ],
+        // Without a program.
+        &beside("127.0.0.1:1", "127.0.0.1:1")[..9],
         &[],
     ] {
         let output = run(LAUNCH, arguments);

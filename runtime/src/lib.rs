@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Called by the `main` of each process. In come a name, an address and futures; out come log lines on standard error,
-//! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS, and [`budget`]:
+//! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS, [`trust()`]: the
+//! other one, and [`budget`]:
 //! limits on how often strangers may knock.
 
 pub mod accept;
@@ -20,6 +21,7 @@ pub mod metrics;
 pub mod readiness;
 pub mod supervise;
 pub mod tls;
+pub mod trust;
 
 pub use accept::AcceptBackoff;
 pub use crypto::install_crypto;
@@ -28,3 +30,4 @@ pub use logging::init_tracing;
 pub use metrics::{Endpoint, Metrics};
 pub use readiness::{Check, Readiness};
 pub use supervise::Supervisor;
+pub use trust::trust;

@@ -4,9 +4,6 @@ use yoke_test_support::free_port;
 
 use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually, http_get};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -179,13 +176,7 @@ async fn probes_are_answered_to_clients_without_http2() {
     files.pair("server", &servers.leaf(ExtendedKeyUsagePurpose::ServerAuth));
     let nats = Nats::start().await;
     let (_kine, url) = files.serve(&nats, "http1", false).await;
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_slice(servers.pem.as_bytes()).unwrap())
-        .unwrap();
-    let mut config = ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let mut config = yoke_runtime::trust(servers.pem.as_bytes()).unwrap();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let stream = TcpStream::connect(url.trim_start_matches("https://")).await.unwrap();
     let connector = TlsConnector::from(Arc::new(config));

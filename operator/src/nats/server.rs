@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, ConnectOptions, Event};
 use k8s_openapi::jiff::Timestamp;
 use nkeys::KeyPair;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use tokio::sync::watch;
 use yoke_api::ClusterId;
 
@@ -178,7 +176,10 @@ impl Nats {
             what: "operator-signing.nk",
             source: error.into(),
         })?;
-        let tls = trust(&read("ca.crt")?)?;
+        let tls = yoke_runtime::trust(read("ca.crt")?.as_bytes()).map_err(|error| NatsError::Malformed {
+            what: "ca.crt",
+            source: error.into(),
+        })?;
         let (sender, connected) = watch::channel(0);
         let (lost_sender, lost) = watch::channel(Some(Instant::now()));
         let senders = Arc::new((sender, lost_sender));
@@ -296,19 +297,4 @@ fn reconnect_delay(attempts: usize) -> Duration {
         0 | 1 => Duration::ZERO,
         more => Duration::from_millis(100 << more.min(4)),
     }
-}
-
-fn trust(pem: &str) -> Result<rustls::ClientConfig, NatsError> {
-    let wrong = |source: Box<dyn std::error::Error + Send + Sync>| NatsError::Malformed { what: "ca.crt", source };
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        let certificate = certificate.map_err(|error| wrong(error.into()))?;
-        roots.add(certificate).map_err(|error| wrong(error.into()))?;
-    }
-    if roots.is_empty() {
-        return Err(wrong("it holds no certificate".into()));
-    }
-    Ok(rustls::ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth())
 }

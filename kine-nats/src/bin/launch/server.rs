@@ -11,9 +11,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Stream};
+use yoke_runtime::{install_crypto, trust};
 
 /// How soon it is asked again: while nothing listens there, and while it is not done. Each question is a handshake then.
 const ABSENT: Duration = Duration::from_millis(50);
@@ -50,7 +50,8 @@ impl Server {
     #[allow(clippy::print_stderr, reason = "this goes to a container's log")]
     pub(super) fn wait_until_alive(&self) -> Result<()> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        let config = Arc::new(trust(&self.ca)?);
+        install_crypto();
+        let config = Arc::new(read_trusted(&self.ca)?);
         let mut said = String::new();
         loop {
             let Err(error) = self.ask(Arc::clone(&config)) else {
@@ -77,30 +78,15 @@ impl Server {
         stream.write_all(b"GET /livez HTTP/1.0\r\n\r\n")?;
         let mut head = [0; HEAD];
         stream.read_exact(&mut head)?;
-        match head.rsplit(|byte| *byte == b' ').next() {
-            Some(b"200") => Ok(()),
-            Some(status) => Err(Error::other(format!("/livez: {}", status.escape_ascii()))),
-            None => Err(Error::from(ErrorKind::InvalidData)),
+        match head.strip_suffix(b" 200") {
+            Some(_) => Ok(()),
+            None => Err(Error::other(format!("/livez: {}", head.escape_ascii()))),
         }
     }
 }
 
-fn trust(ca: &Path) -> Result<ClientConfig> {
-    let wrong =
-        |error: &dyn std::fmt::Display| Error::new(ErrorKind::InvalidData, format!("{}: {error}", ca.display()));
-    let text = std::fs::read(ca).map_err(|error| Error::new(error.kind(), format!("{}: {error}", ca.display())))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|error| wrong(&error))?;
-        roots.add(certificate).map_err(|error| wrong(&error))?;
-    }
-    if roots.is_empty() {
-        return Err(wrong(&"it holds no certificate"));
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    Ok(builder
-        .map_err(Error::other)?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
+fn read_trusted(ca: &Path) -> Result<ClientConfig> {
+    let of_file = |kind, error: &dyn std::fmt::Display| Error::new(kind, format!("{}: {error}", ca.display()));
+    let text = std::fs::read(ca).map_err(|error| of_file(error.kind(), &error))?;
+    trust(&text).map_err(|error| of_file(ErrorKind::InvalidData, &error))
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! main     ask ─▶ answered ─▶ the API server lives ─▶ start PROGRAM ─▶ the answer ends ─▶ SIGKILL ─▶ ask …
-//! threads                                               wait for PROGRAM: it ended by itself ─▶ end as it did
+//! threads                                             wait for PROGRAM: it ended by itself ─▶ end as it did
 //!          SIGTERM, SIGINT ─▶ PROGRAM, or end
 //! ```
 
