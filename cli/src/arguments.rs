@@ -341,7 +341,7 @@ pub(crate) struct JoinOptions {
     #[arg(long = "taint", value_name = "KEY[=VALUE]:EFFECT")]
     pub(crate) taints: Vec<Taint>,
     /// How long to wait for the host; 0 is without limit
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 

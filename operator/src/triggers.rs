@@ -2,7 +2,8 @@
 //!
 //! An object that names its Cluster calls for that one. One that belongs to a Tenant only calls for the Tenant, and for its
 //! Clusters just if it says something else than before that they are held against: a Tenant may have hundreds of them. A
-//! Cluster or a Tenant that takes or leaves host names calls for the Clusters of all Tenants that ask for one of them.
+//! Cluster or a Tenant that takes or leaves host names calls for the Clusters of all Tenants that ask for one of them. A Cluster
+//! whose API answers again calls for the JoinTokens that wait for it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -14,7 +15,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde_json::Value;
 use yoke_api::labels::component;
-use yoke_api::{Cluster, JoinToken, Tenant, labels, names};
+use yoke_api::{Cluster, ConditionType, JoinToken, Tenant, labels, names};
 
 use crate::cache::Outlines;
 use crate::cluster::Outline;
@@ -38,11 +39,13 @@ struct Memory {
 }
 
 /// What an object said.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 struct Said {
     digest: u64,
     /// Host names or domains that it takes.
     names: BTreeSet<String>,
+    /// Of a Cluster.
+    api_answers: bool,
 }
 
 /// What of an object others are held against: JSON pointers.
@@ -59,6 +62,8 @@ struct Difference {
     changed: bool,
     /// The names that it takes, and those that it took.
     names: BTreeSet<String>,
+    /// Of a Cluster: its API did not answer before, and does.
+    api_answers: bool,
 }
 
 const CLUSTER: Parts = Parts {
@@ -104,6 +109,8 @@ struct Calls {
     join_token: Option<String>,
     /// JoinTokens of the Tenant that wait until it may read their Secrets.
     readers: bool,
+    /// JoinTokens that wait for the API of this Cluster.
+    workers_of: Option<String>,
     others: Others,
     /// Clusters of any Tenant that ask for one of these host names, or one under it.
     names: BTreeSet<String>,
@@ -167,12 +174,12 @@ impl Triggers {
     }
 
     fn find_join_tokens(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<JoinToken>> {
-        if !calls.readers {
+        if !calls.readers && calls.workers_of.is_none() {
             return Vec::new();
         }
         let found = self
             .all_join_tokens
-            .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant) && plan::awaits_role(token));
+            .state_filter(|token| token.metadata.namespace.as_deref() == Some(tenant) && calls.are_for_waiting(token));
         found.iter().map(|token| ObjectRef::from_obj(token.as_ref())).collect()
     }
 
@@ -187,6 +194,12 @@ impl Triggers {
 }
 
 impl Calls {
+    /// Whether a JoinToken of the Tenant waits for what there is now.
+    fn are_for_waiting(&self, token: &JoinToken) -> bool {
+        self.readers && plan::awaits_role(token)
+            || self.workers_of.as_ref() == Some(&token.spec.cluster_name) && plan::awaits_api(token)
+    }
+
     /// Whether a Cluster beside the one that is named is called for.
     fn are_for(&self, tenant: &str, cluster: &Outline) -> bool {
         let as_other = match self.others {
@@ -218,6 +231,7 @@ impl Memory {
                         Others::None
                     },
                     names: difference.names,
+                    workers_of: meta.name.clone().filter(|_| difference.api_answers),
                     ..Calls::default()
                 }
             }
@@ -276,6 +290,7 @@ impl Memory {
                 is_new: false,
                 changed: true,
                 names: self.said.remove(&key).unwrap_or_default().names,
+                api_answers: false,
             };
         }
         let value = serde_json::to_value(object).unwrap_or_default();
@@ -291,16 +306,20 @@ impl Memory {
         let said = Said {
             digest: hasher.finish(),
             names: names.collect(),
+            api_answers: has_api(&value),
         };
         let before = self.said.insert(key, said.clone());
-        let changed = before.as_ref() != Some(&said);
         let is_new = before.is_none();
-        let mut names = before.unwrap_or_default().names;
+        let before = before.unwrap_or_default();
+        let changed = is_new || before.digest != said.digest || before.names != said.names;
+        let mut names = before.names;
         names.extend(said.names);
         Difference {
             is_new,
             changed,
             names: if changed { names } else { BTreeSet::new() },
+            // Who waits for one that is seen first is seen first, too.
+            api_answers: !is_new && !before.api_answers && said.api_answers,
         }
     }
 }
@@ -309,6 +328,15 @@ impl Memory {
 fn name_cluster(join_token: &impl Serialize) -> Option<String> {
     let value = serde_json::to_value(join_token).ok()?;
     Some(value.pointer("/spec/clusterName")?.as_str()?.to_owned())
+}
+
+/// Whether a Cluster says that its API answers.
+fn has_api(cluster: &Value) -> bool {
+    let conditions = cluster.pointer("/status/conditions").and_then(Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| {
+        condition["type"] == ConditionType::APIServerAvailable.as_str() && condition["status"] == "True"
+    })
 }
 
 #[cfg(test)]
@@ -385,6 +413,58 @@ mod tests {
             ..Calls::default()
         };
         check::<JoinToken>("gone", &mut memory, token(1, &used, "y"), true, &gone);
+    }
+
+    #[test]
+    fn an_api_that_answers_again_calls_for_those_who_wait_for_it() {
+        let mut memory = Memory::default();
+        let cluster = |available: &str, message: &str| {
+            json!({"metadata": {"name": "a", "namespace": "t", "uid": "1", "generation": 1}, "spec": {},
+                "status": {"conditions": [{"type": "APIServerAvailable", "status": available, "reason": "x",
+                "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
+        };
+        let nobody = Calls::default();
+        let workers = Calls {
+            workers_of: Some("a".to_owned()),
+            ..Calls::default()
+        };
+        let itself = calls(true, Some("a"), Others::Refused);
+        for (rule, value, expected) in [
+            ("first sight", cluster("True", "x"), &itself),
+            ("it starts anew", cluster("False", "x"), &nobody),
+            ("it answers", cluster("True", "x"), &workers),
+            ("what else is said of it", cluster("True", "y"), &nobody),
+        ] {
+            check::<Cluster>(rule, &mut memory, value, false, expected);
+        }
+    }
+
+    #[test]
+    fn who_waits_is_called_for_by_what_it_waits_for() {
+        let token = |cluster: &str, reason: &str| -> JoinToken {
+            serde_json::from_value(json!({"metadata": {"name": "j"}, "spec": {"clusterName": cluster},
+                "status": {"conditions": [{"type": "Ready", "status": "False", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
+            .unwrap()
+        };
+        let readers = Calls {
+            readers: true,
+            ..Calls::default()
+        };
+        let workers = Calls {
+            workers_of: Some("a".to_owned()),
+            ..Calls::default()
+        };
+        for (cluster, reason, by_role, by_api) in [
+            ("a", "RolePending", true, false),
+            ("a", "ClusterNotReady", false, true),
+            ("b", "ClusterNotReady", false, false),
+            ("a", "UsedUp", false, false),
+        ] {
+            let token = token(cluster, reason);
+            let found = (readers.are_for_waiting(&token), workers.are_for_waiting(&token));
+            assert_eq!(found, (by_role, by_api), "{cluster} {reason}");
+        }
     }
 
     #[test]

@@ -55,9 +55,18 @@ pub(crate) fn is_of_another(token: &JoinToken, cluster: &ClusterId) -> bool {
 
 /// Whether it waits until its Tenant may read what it made.
 pub(crate) fn awaits_role(token: &JoinToken) -> bool {
+    is_said(token, Reason::RolePending)
+}
+
+/// Whether it waits until its Cluster's API answers.
+pub(crate) fn awaits_api(token: &JoinToken) -> bool {
+    is_said(token, Reason::ClusterNotReady)
+}
+
+fn is_said(token: &JoinToken, reason: Reason) -> bool {
     let status = token.status.as_ref();
     let ready = status.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
-    ready.is_some_and(|ready| ready.reason == Reason::RolePending.as_str())
+    ready.is_some_and(|ready| ready.reason == reason.as_str())
 }
 
 /// Whether as many have joined as may.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
 use serde_json::json;
 use yoke_api::labels;
 use yoke_operator::cache;
@@ -18,6 +18,8 @@ use crate::harness::{Host, TENANT};
 use crate::workers::{Answer, CLIENT, SERVING, Stage, refused};
 
 const READY: &str = "True/AsExpected";
+/// Public part of a bootstrap token.
+const EARLY: &str = "abcdef";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_token_does_not_outlive_its_cluster() {
@@ -95,7 +97,7 @@ async fn a_secret_of_somebody_else_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_gone_costs_no_use() {
+async fn who_asks_much_keeps_no_other_waiting() {
     let stage = Stage::start().await;
     stage.make_token("j", json!({"clusterName": "a"})).await;
     stage.bring_token("j", READY).await;
@@ -105,40 +107,67 @@ async fn a_request_that_is_gone_costs_no_use() {
         let name = format!("c{number}");
         stage.request(&bootstrap, &name, SERVING, "n", &["n"]).await;
     }
-    stage.request(&bootstrap, "gone", CLIENT, "n", &[]).await;
-    stage.requests().delete("gone", &Default::default()).await.unwrap();
-    stage.request(&bootstrap, "last", SERVING, "n", &["n"]).await;
     assert_eq!(
         stage.ask(&stage.client, "other", CLIENT, "n", &[]).await,
         refused("RequesterInvalid")
     );
-    let before = stage.requests().get("c49").await.unwrap().status.unwrap_or_default();
-    assert_eq!(before.conditions, None, "it was gone before its turn");
-    assert_eq!(stage.answer("last").await, refused("RequesterInvalid"));
-    assert!(stage.tokens().get("j").await.unwrap().status.unwrap().uses.is_empty());
+    let last = stage.requests().get("c49").await.unwrap().status.unwrap_or_default();
+    assert_eq!(last.conditions, None, "it has its answer before its turn");
+    assert_eq!(stage.answer("c49").await, refused("RequesterInvalid"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_gone_costs_no_use() {
+    let stage = Stage::start().await;
+    let early = stage.early_joiner();
+    stage.request(&early, "gone", CLIENT, "gone", &[]).await;
+    stage.request(&early, "stays", CLIENT, "stays", &[]).await;
+    // Both are known by then, and wait.
+    assert_eq!(
+        stage.ask(&stage.client, "behind", CLIENT, "n", &[]).await,
+        refused("RequesterInvalid")
+    );
+    stage.requests().delete("gone", &Default::default()).await.unwrap();
+    stage.make_early_token().await;
+    let answer = stage.answer("stays").await;
+    assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
+    let uses = stage.tokens().get("j").await.unwrap().status.unwrap().uses;
+    let nodes: Vec<_> = uses.iter().map(|each| each.node.as_str()).collect();
+    assert_eq!(nodes, ["stays"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_is_not_known_yet_is_waited_for() {
     let stage = Stage::start().await;
-    let mut config = kube::Config::new(stage.url.parse().unwrap());
-    config.accept_invalid_certs = true;
-    config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
-    config.auth_info.impersonate = Some("system:bootstrap:abcdef".into());
-    config.auth_info.impersonate_groups = Some(vec!["system:bootstrappers".into(), "system:masters".into()]);
-    let early = kube::Client::try_from(config).unwrap();
-    stage.request(&early, "early", CLIENT, "n", &[]).await;
+    stage.request(&stage.early_joiner(), "early", CLIENT, "n", &[]).await;
     assert_eq!(
         stage.ask(&stage.client, "behind", CLIENT, "n", &[]).await,
         refused("RequesterInvalid")
     );
-    stage.make_token("j", json!({"clusterName": "a"})).await;
-    let id = stage.host.cluster("a").await.id().unwrap();
-    let status = Patch::Merge(json!({"status": {"tokenId": "abcdef", "clusterId": id.as_str()}}));
-    let params = PatchParams::default();
-    stage.tokens().patch_status("j", &params, &status).await.unwrap();
+    stage.make_early_token().await;
     let answer = stage.answer("early").await;
     assert!(matches!(answer, Answer::Signed(_)), "{answer:?}");
+}
+
+impl Stage {
+    /// A client of the tenant's API by a bootstrap token, whose JoinToken the operator does not know yet.
+    fn early_joiner(&self) -> Client {
+        let mut config = kube::Config::new(self.url.parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
+        config.auth_info.impersonate = Some(format!("system:bootstrap:{EARLY}"));
+        config.auth_info.impersonate_groups = Some(vec!["system:bootstrappers".into(), "system:masters".into()]);
+        Client::try_from(config).unwrap()
+    }
+
+    /// Makes that JoinToken, by which two may join.
+    async fn make_early_token(&self) {
+        self.make_token("j", json!({"clusterName": "a", "maxUses": 2})).await;
+        let id = self.host.cluster("a").await.id().unwrap();
+        let status = Patch::Merge(json!({"status": {"tokenId": EARLY, "clusterId": id.as_str()}}));
+        let params = PatchParams::default();
+        self.tokens().patch_status("j", &params, &status).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
