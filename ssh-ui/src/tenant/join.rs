@@ -31,7 +31,7 @@ pub struct Invitation {
 type Joined = Result<Invitation, Error>;
 
 /// How long it may take until workers can join.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(5);
 /// Between two looks whether the Tenant may read it.
 const PAUSE: Duration = Duration::from_millis(250);
 
