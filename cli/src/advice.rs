@@ -1,5 +1,6 @@
 //! What to do next about a Cluster, by what its status says. Pure.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, Reason, labels};
 use yoke_view::render::find;
@@ -14,6 +15,11 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
     if cluster.spec.paused {
         advice.push(format!(
             "It is paused, so nothing is changed. To go on: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"paused\":false}}}}'"
+        ));
+    }
+    if is_failing(cluster) {
+        advice.push(format!(
+            "A part of the control plane ends again and again; if spec.extraArgs was changed last, change it back: kubectl edit clusters.yoke.drzzl.io {name} -n {namespace}"
         ));
     }
     match judge(cluster) {
@@ -58,20 +64,23 @@ fn for_refusal(reason: &str, name: &str, namespace: &str) -> String {
     }
 }
 
+fn is_failing(cluster: &Cluster) -> bool {
+    let degraded = find(conditions(cluster), ConditionType::Degraded);
+    degraded.is_some_and(|degraded| degraded.status == "True" && degraded.reason == Reason::ContainerFailing.as_str())
+}
+
+fn conditions(cluster: &Cluster) -> &[Condition] {
+    let status = cluster.status.as_ref();
+    status.map(|status| status.conditions.as_slice()).unwrap_or_default()
+}
+
 fn for_waiting(cluster: &Cluster) -> String {
-    let conditions = cluster
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice())
-        .unwrap_or_default();
-    let ready = find(conditions, ConditionType::Ready)
+    let ready = find(conditions(cluster), ConditionType::Ready)
         .map(|ready| ready.reason.as_str())
         .unwrap_or_default();
     let is = |known: Reason| ready == known.as_str();
     if is(Reason::StoreUnavailable) || is(Reason::StoreQuotaExceeded) {
         "The store is the host's: if this lasts, tell its owner what the message says.".into()
-    } else if is(Reason::ContainerFailing) {
-        "The control plane ends again and again; if spec.extraArgs was changed last, change it back.".into()
     } else if is(Reason::CertificatesPending) {
         "Certificates take a second; if this lasts, the host's owner should see whether cert-manager runs.".into()
     } else {
@@ -113,6 +122,13 @@ mod tests {
             (
                 format!("spec: {{}}, {}", condition("Ready", "False", Reason::StoreUnavailable)),
                 "The store is the host's",
+            ),
+            (
+                format!(
+                    "spec: {{}}, {}",
+                    condition("Degraded", "True", Reason::ContainerFailing)
+                ),
+                "spec.extraArgs",
             ),
             (
                 format!(

@@ -215,7 +215,7 @@ pub(super) fn plan_told(
     let answers = answers(context, cluster, identity, observed);
     let wait = || match gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods) {
         ControlPlane::Pending(why) => why,
-        ControlPlane::Failing { container, why } => format!("Container {container} ends again and again ({why})."),
+        ControlPlane::Failing(failure) => failure.to_string(),
         ControlPlane::Running { .. } => "The API server does not answer yet.".to_owned(),
         _ if context.starts.has_waiting(&identity.id) => "Others are started first.".to_owned(),
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => "No pod is made yet.".to_owned(),
@@ -374,7 +374,7 @@ fn waits_for_turn(
             !is_at_once && !context.restarts.take(find_wanted(cluster, identity))
         }
         (ControlPlane::Running { current: true, .. }, Incarnation::Same(number))
-            if asked_for == Some(number) && observed.answers().is_ok() =>
+            if asked_for == Some(number) && observed.is_whole() =>
         {
             context.restarts.finish(&identity.id);
             false

@@ -109,6 +109,7 @@ pub(super) fn outcome() -> Outcome {
             pod: "p".into(),
             started: at(1000),
             current: true,
+            failing: None,
         },
         inside: Ok(()),
         outside: Ok(()),

@@ -3,6 +3,7 @@
 pub mod takeover;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
@@ -13,6 +14,9 @@ use super::build::stateful_set;
 
 /// A pod that waits longer than this between two starts of a container is replaced: the wait grows to five minutes.
 const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
+
+/// Containers without which no API answers.
+const API_PATH: [&str; 2] = ["kine-nats", "kube-apiserver"];
 
 /// A pod that is still there this long after its grace period is on a machine that does not answer.
 const LONGEST_END: SignedDuration = SignedDuration::from_secs(10);
@@ -28,14 +32,9 @@ pub enum ControlPlane {
     GoingToSleep,
     /// No pod runs yet; a sentence says why.
     Pending(String),
-    /// A container ends again and again.
-    Failing {
-        /// Which one.
-        container: String,
-        /// How it ended.
-        why: String,
-    },
-    /// The pod's containers run.
+    /// A container ends again and again without which no API answers.
+    Failing(Failure),
+    /// The API server runs.
     Running {
         /// UID of the pod.
         pod: String,
@@ -43,7 +42,25 @@ pub enum ControlPlane {
         started: Timestamp,
         /// Whether the pod is of the present template.
         current: bool,
+        /// What goes on failing beside it.
+        failing: Option<Failure>,
     },
+}
+
+/// A container that ends again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Which one.
+    pub container: String,
+    /// How it ended.
+    pub why: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { container, why } = self;
+        write!(f, "Container {container} ends again and again ({why}).")
+    }
 }
 
 /// The state of the control plane.
@@ -67,8 +84,12 @@ pub fn plan_control_plane(set: Option<&StatefulSet>, pods: &[impl AsRef<Pod>]) -
 
 /// The state of a control plane by that of the pod that serves.
 pub fn plan_pod(set: Option<&StatefulSet>, pod: &Pod) -> ControlPlane {
-    if let Some((container, why)) = find_failing(pod) {
-        return ControlPlane::Failing { container, why };
+    let failing = |of_api: bool| {
+        let mut statuses = statuses(pod).filter(|status| is_of_api(status) == of_api);
+        statuses.find_map(find_failure)
+    };
+    if let Some(failure) = failing(true) {
+        return ControlPlane::Failing(failure);
     }
     match find_started(pod) {
         Some(started) => ControlPlane::Running {
@@ -76,19 +97,23 @@ pub fn plan_pod(set: Option<&StatefulSet>, pod: &Pod) -> ControlPlane {
             started,
             // The number of the start, which every change of the template raises.
             current: running_incarnation(set) == incarnation_of(pod.metadata.annotations.as_ref()),
+            failing: failing(false),
         },
         None => ControlPlane::Pending(describe_pending(pod)),
     }
 }
 
-/// The pod to delete because the wait before its next start has grown too long, and the kubelet would not start it sooner.
+/// The pod to delete because the wait before its API's next start has grown too long, and the kubelet would not start it sooner.
+/// For what fails beside an API that is not ended.
 pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Pod> {
     pods.iter().map(AsRef::as_ref).find(|pod| {
         pod.metadata.deletion_timestamp.is_none()
             && statuses(pod).any(|status| {
                 let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
                 let since = ended.and_then(|ended| ended.finished_at.as_ref());
-                is_backing_off(status) && since.is_some_and(|since| now.duration_since(since.0) > LONGEST_BACK_OFF)
+                is_of_api(status)
+                    && is_backing_off(status)
+                    && since.is_some_and(|since| now.duration_since(since.0) > LONGEST_BACK_OFF)
             })
     })
 }
@@ -117,7 +142,7 @@ pub fn plan_start<P: AsRef<Pod>>(
         _ if is_asleep => Start::Over,
         _ if is_lost => Start::Begins,
         ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => Start::Begins,
-        ControlPlane::Failing { .. } => Start::Over,
+        ControlPlane::Failing(_) => Start::Over,
         // It is not a machine's work that is in the way.
         ControlPlane::Pending(_) if is_unschedulable(pods) => Start::Over,
         ControlPlane::Running { .. } if answers => Start::Over,
@@ -220,14 +245,28 @@ fn is_backing_off(status: &ContainerStatus) -> bool {
     waiting.and_then(|waiting| waiting.reason.as_deref()) == Some("CrashLoopBackOff")
 }
 
-fn find_failing(pod: &Pod) -> Option<(String, String)> {
-    let status = statuses(pod).find(|status| is_backing_off(status) && status.restart_count >= 3)?;
-    let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-    let why = ended.map_or_else(String::new, |ended| format!("exit code {}", ended.exit_code));
-    Some((status.name.clone(), why))
+fn is_of_api(status: &ContainerStatus) -> bool {
+    API_PATH.contains(&status.name.as_str())
 }
 
-/// Since when all containers of the API's path run.
+/// Whether the kubelet says so of each container of its path.
+fn is_api_ready(pod: &Pod) -> bool {
+    let is_ready = |name: &str| statuses(pod).any(|status| status.name == name && status.ready);
+    API_PATH.into_iter().all(is_ready)
+}
+
+fn find_failure(status: &ContainerStatus) -> Option<Failure> {
+    let fails = is_backing_off(status) && status.restart_count >= 3;
+    fails.then(|| {
+        let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        Failure {
+            container: status.name.clone(),
+            why: ended.map_or_else(String::new, |ended| format!("exit code {}", ended.exit_code)),
+        }
+    })
+}
+
+/// Since when the API server runs.
 fn find_started(pod: &Pod) -> Option<Timestamp> {
     let status = statuses(pod).find(|status| status.name == "kube-apiserver")?;
     let running = status.state.as_ref()?.running.as_ref()?;

@@ -93,10 +93,15 @@ impl Observed {
     /// Whether the API answers, by what the kubelet finds of the pod that serves; one that stands by says nothing of that.
     pub(super) fn answers(&self) -> Result<(), String> {
         let mut serving = takeover::serving(self.stateful_set.as_deref(), &self.pods);
-        match serving.any(takeover::is_ready) {
+        match serving.any(takeover::has_ready_api) {
             true => Ok(()),
             false => Err("the control plane's pod is not ready".to_owned()),
         }
+    }
+
+    /// Whether all of the pod that serves is ready.
+    pub(super) fn is_whole(&self) -> bool {
+        takeover::serving(self.stateful_set.as_deref(), &self.pods).any(takeover::is_ready)
     }
 
     /// The pod of the control plane, if it is to stay: one that was to end when the Cluster was asked for again is not.

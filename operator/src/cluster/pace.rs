@@ -70,6 +70,7 @@ fn is_upgrading(outcome: &Outcome) -> bool {
 mod tests {
     use super::*;
     use crate::cluster::fixtures::outcome;
+    use crate::cluster::gate::Failure;
     use crate::cluster::status::Lack;
     use crate::cluster::workers::Workers;
     use crate::conditions::State;
@@ -83,9 +84,11 @@ mod tests {
             control_plane,
             ..outcome()
         };
-        let failing = || ControlPlane::Failing {
-            container: "x".into(),
-            why: "x".into(),
+        let failing = || {
+            ControlPlane::Failing(Failure {
+                container: "x".into(),
+                why: "x".into(),
+            })
         };
         let running = || outcome().control_plane;
         let (absent, asleep) = (silent(ControlPlane::Absent), silent(ControlPlane::Asleep));

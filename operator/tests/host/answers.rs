@@ -99,6 +99,49 @@ async fn ready_waits_for_controllers_and_asleep_for_the_pod() {
         .await;
 }
 
+/// Its argument may be one that its program does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_fails_takes_no_api_with_it() {
+    let host = Host::start().await;
+    host.bring_up("a").await;
+    let _server = run_ready(&host).await;
+    let pods = host.api::<Pod>(&host.hosted("a").await);
+    let uid = async || pods.get("control-plane-0").await.unwrap().metadata.uid;
+    let before = uid().await;
+    let container = |name: &str, ready: bool, state: serde_json::Value| {
+        serde_json::json!({"name": name, "image": "a", "imageID": "", "ready": ready, "restartCount": 5, "state": state,
+            "lastState": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}}})
+    };
+    let runs = || serde_json::json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+    let fails = || serde_json::json!({"waiting": {"reason": "CrashLoopBackOff"}});
+    let tell = async |api_fails: bool| {
+        let api_server = if api_fails { fails() } else { runs() };
+        let status = serde_json::json!({"status": {
+            "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
+            "containerStatuses": [container("kine-nats", true, runs()),
+                container("kube-apiserver", !api_fails, api_server), container("kube-scheduler", false, fails())]}});
+        let params = PatchParams::default();
+        let patch = Patch::Merge(status);
+        pods.patch_status("control-plane-0", &params, &patch).await.unwrap();
+    };
+    tell(false).await;
+    let degraded = async || condition(&host.cluster("a").await, "Degraded");
+    host.bring("a", "it is told of", async || {
+        degraded().await == "True/ContainerFailing"
+    })
+    .await;
+    assert_eq!(ready(&host).await, "True/AsExpected");
+    host.reconcile("a").await.unwrap();
+    assert_eq!(uid().await, before);
+
+    tell(true).await;
+    host.bring("a", "a pod without an API is replaced", async || {
+        let pod = pods.get_opt("control-plane-0").await.unwrap();
+        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    })
+    .await;
+}
+
 /// A tenant that is its cluster's administrator can have any part of its API served by a program of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_end_is_not_read_to_its_end() {

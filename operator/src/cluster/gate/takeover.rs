@@ -11,10 +11,10 @@
 //! The template stays as it is, or a rolling update would end the former first.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{incarnation_of, running_incarnation};
+use super::{incarnation_of, is_api_ready, running_incarnation};
 use crate::cluster::build::stateful_set;
 
 /// What is to be done.
@@ -72,7 +72,7 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
     // A class may tolerate whatever keeps others off a machine.
     let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
     match standby {
-        Some(standby) if is_ready(standby) && (ended || leaves && is_elsewhere(standby)) => Step::TakeOver,
+        Some(standby) if has_ready_api(standby) && (ended || leaves && is_elsewhere(standby)) => Step::TakeOver,
         _ if cause == Some(Cause::End) => Step::StandBy,
         Some(_) if ended => Step::Replace,
         _ if leaves => Step::StandBy,
@@ -112,7 +112,7 @@ pub fn lingering<'p, P: AsRef<Pod>>(
     now: Timestamp,
 ) -> Option<&'p Pod> {
     let lingers =
-        |pod: &&Pod| is_of(pod, incarnation) && is_ready(pod) && lingers_until(pod).is_some_and(|end| now < end);
+        |pod: &&Pod| is_of(pod, incarnation) && has_ready_api(pod) && lingers_until(pod).is_some_and(|end| now < end);
     serving(set, pods).find(lingers)
 }
 
@@ -136,9 +136,19 @@ fn place_of(pod: &Pod) -> Option<&String> {
 
 /// Whether the kubelet says so.
 pub fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
-    ready.any(|condition| condition.status == "True")
+    find_ready(pod).is_some_and(|ready| ready.status == "True")
+}
+
+/// Whether the kubelet says that its API is ready, whatever else is not.
+pub fn has_ready_api(pod: &Pod) -> bool {
+    // Of a machine that is silent somebody else changes the condition, and gives no such reason.
+    let lacks = |ready: &PodCondition| ready.reason.as_deref() == Some("ContainersNotReady");
+    is_ready(pod) || find_ready(pod).is_some_and(lacks) && is_api_ready(pod)
+}
+
+fn find_ready(pod: &Pod) -> Option<&PodCondition> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == "Ready")
 }
 
 #[cfg(test)]
@@ -170,6 +180,28 @@ mod tests {
         Arc::make_mut(&mut pod).metadata.deletion_timestamp =
             Some(serde_json::from_value("2026-11-21T00:00:10Z".into()).unwrap());
         pod
+    }
+
+    #[test]
+    fn an_api_is_ready_though_a_controller_is_not() {
+        let pod = |ready: &str, reason: Option<&str>, api_server: bool| -> Pod {
+            let container = |name: &str, is_ready: bool| serde_json::json!({"name": name, "image": "", "imageID": "", "ready": is_ready, "restartCount": 0});
+            serde_json::from_value(serde_json::json!({"status": {
+                "conditions": [{"type": "Ready", "status": ready, "reason": reason}],
+                "containerStatuses": [container("kine-nats", true), container("kube-apiserver", api_server),
+                    container("kube-scheduler", false)]}}))
+            .unwrap()
+        };
+        let lacks = Some("ContainersNotReady");
+        for (rule, pod, expected) in [
+            ("all is ready", pod("True", None, true), (true, true)),
+            ("a controller is not", pod("False", lacks, true), (false, true)),
+            ("the API server is not", pod("False", lacks, false), (false, false)),
+            ("its machine is silent", pod("False", None, true), (false, false)),
+            ("nothing is said", Pod::default(), (false, false)),
+        ] {
+            assert_eq!((is_ready(&pod), has_ready_api(&pod)), expected, "{rule}");
+        }
     }
 
     #[test]

@@ -32,9 +32,25 @@ fn waiting(reason: &str) -> serde_json::Value {
     serde_json::json!({"waiting": {"reason": reason}})
 }
 
+fn failure(container: &str) -> Failure {
+    Failure {
+        container: container.into(),
+        why: "exit code 1".into(),
+    }
+}
+
 #[test]
 fn state_follows_set_and_pods() {
-    let started = "2026-11-21T00:00:00Z".parse().unwrap();
+    let running_with = |failing: Option<Failure>| ControlPlane::Running {
+        pod: "p".into(),
+        started: "2026-11-21T00:00:00Z".parse().unwrap(),
+        current: true,
+        failing,
+    };
+    let limping = pod(serde_json::json!([
+        container("kube-scheduler", waiting("CrashLoopBackOff"), 3),
+        container("kube-apiserver", running(), 0)
+    ]));
     let up = pod(serde_json::json!([container("kube-apiserver", running(), 0)]));
     let back_off = pod(serde_json::json!([container(
         "kube-apiserver",
@@ -71,20 +87,14 @@ fn state_follows_set_and_pods() {
             "back-off",
             Some(set(1)),
             vec![back_off],
-            ControlPlane::Failing {
-                container: "kube-apiserver".into(),
-                why: "exit code 1".into(),
-            },
+            ControlPlane::Failing(failure("kube-apiserver")),
         ),
+        ("running", Some(set(1)), vec![up], running_with(None)),
         (
-            "running",
+            "a controller in back-off",
             Some(set(1)),
-            vec![up],
-            ControlPlane::Running {
-                pod: "p".into(),
-                started,
-                current: true,
-            },
+            vec![limping],
+            running_with(Some(failure("kube-scheduler"))),
         ),
     ] {
         assert_eq!(plan_control_plane(set.as_ref(), &pods), expected, "{rule}");
@@ -119,8 +129,18 @@ fn long_back_off_is_cut_short() {
             "{now}"
         );
     }
-    let up = [pod(serde_json::json!([container("kube-apiserver", running(), 4)]))];
-    assert!(plan_replacement(&up, "2026-11-22T00:00:00Z".parse().unwrap()).is_none());
+    let up = container("kube-apiserver", running(), 4);
+    for (rule, statuses) in [
+        ("it runs", serde_json::json!([up])),
+        (
+            "the API does",
+            serde_json::json!([up, container("kube-scheduler", waiting("CrashLoopBackOff"), 4)]),
+        ),
+    ] {
+        let pods = [pod(statuses)];
+        let planned = plan_replacement(&pods, "2026-11-22T00:00:00Z".parse().unwrap());
+        assert!(planned.is_none(), "{rule}");
+    }
 }
 
 #[test]
@@ -135,11 +155,9 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
         pod: "p".into(),
         started: "2026-11-21T00:00:00Z".parse().unwrap(),
         current: true,
+        failing: None,
     };
-    let failing = ControlPlane::Failing {
-        container: "x".into(),
-        why: "x".into(),
-    };
+    let failing = ControlPlane::Failing(failure("x"));
     for (rule, control_plane, pods, (asleep, lost, answers), expected) in [
         ("made", ControlPlane::Absent, none, (false, false, false), Start::Begins),
         (

@@ -28,7 +28,14 @@ pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Ti
         );
         history.truncate(HISTORY_LENGTH);
     }
-    let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
+    let current = matches!(
+        outcome.control_plane,
+        ControlPlane::Running {
+            current: true,
+            failing: None,
+            ..
+        }
+    );
     // What was not brought up to date this time may be the pod of the version before.
     if current
         && outcome.published
@@ -68,7 +75,7 @@ pub(super) fn plan_phase(
     }
     let starting = match &outcome.control_plane {
         ControlPlane::Running { started, .. } => now.duration_since(*started) < START_TIME,
-        ControlPlane::Failing { .. } => false,
+        ControlPlane::Failing(_) => false,
         _ => before.phase != Some(Phase::Unavailable),
     };
     if ran && !starting {

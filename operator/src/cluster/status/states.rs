@@ -213,10 +213,7 @@ fn plan_ready(outcome: &Outcome) -> State {
         return State::no(Reason::Paused, "Reconciliation is paused.");
     }
     match &outcome.control_plane {
-        ControlPlane::Failing { container, why } => State::no(
-            Reason::ContainerFailing,
-            format!("Container {container} ends again and again ({why})."),
-        ),
+        ControlPlane::Failing(failure) => State::no(Reason::ContainerFailing, failure.to_string()),
         ControlPlane::Pending(why) => State::no(Reason::PodPending, why.clone()),
         ControlPlane::Running { .. } => match (&outcome.inside, &outcome.outside) {
             (Err(why), _) => State::no(Reason::APIServerNotReady, sentence(why)),
@@ -269,11 +266,12 @@ fn plan_degraded(outcome: &Outcome) -> State {
     if let Some(failure) = &outcome.failure {
         return State::yes(Reason::ReconcileFailed, sentence(failure));
     }
-    if let ControlPlane::Failing { container, why } = &outcome.control_plane {
-        return State::yes(
-            Reason::ContainerFailing,
-            format!("Container {container} ends again and again ({why})."),
-        );
+    if let ControlPlane::Failing(failure)
+    | ControlPlane::Running {
+        failing: Some(failure), ..
+    } = &outcome.control_plane
+    {
+        return State::yes(Reason::ContainerFailing, failure.to_string());
     }
     if outcome.takeover_failed() {
         return State::yes(

@@ -226,6 +226,7 @@ fn history_tells_versions_that_ran() {
         pod: "p".into(),
         started: at(1000),
         current: false,
+        failing: None,
     };
     let begun = Outcome {
         version: Some("v1.35.5".into()),
