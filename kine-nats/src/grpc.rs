@@ -66,18 +66,20 @@ impl Node {
         }
     }
 
-    /// The store, once this process serves it. Callers that need a leader are turned away at once when there is none.
+    /// The store, once this process serves it. Callers that need a leader wait for one as long as a request may. Etcd turns them
+    /// away at once, upon which the watch caches of kube-apiserver (1.35) try again without a pause, for half a minute, and use
+    /// a whole core.
     async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
         let known = self.store.borrow().clone();
         let store = match known {
             Some(store) => store,
             None => self.wait().await.ok_or(Refusal::NoLeader)?,
         };
+        if needs_leader(metadata) && timeout(REQUEST_LIMIT, store.led()).await.is_err() {
+            return Err(Refusal::NoLeader.into());
+        }
         if store.is_stopping() {
             return Err(Refusal::Stopped.into());
-        }
-        if needs_leader(metadata) && !store.has_leader() {
-            return Err(Refusal::NoLeader.into());
         }
         Ok(store)
     }

@@ -31,6 +31,17 @@ impl Store {
         !self.leader_left().is_zero()
     }
 
+    /// Waits until there is one, or the store stops.
+    pub(crate) async fn led(&self) {
+        loop {
+            let changed = self.changed();
+            if self.has_leader() || self.is_stopping() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// For how long there is a leader if nobody hears of it any more.
     fn leader_left(&self) -> Duration {
         match self.leader_until.load(Ordering::Acquire) {
