@@ -39,6 +39,7 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
             labels::SLEEP,
             labels::SLEEP_END
         )),
+        Verdict::Waiting(_) if is_failing(cluster) => {}
         Verdict::Waiting(_) => advice.push(for_waiting(cluster)),
     }
     advice
@@ -65,8 +66,8 @@ fn for_refusal(reason: &str, name: &str, namespace: &str) -> String {
 }
 
 fn is_failing(cluster: &Cluster) -> bool {
-    let degraded = find(conditions(cluster), ConditionType::Degraded);
-    degraded.is_some_and(|degraded| degraded.status == "True" && degraded.reason == Reason::ContainerFailing.as_str())
+    let mut conditions = conditions(cluster).iter();
+    conditions.any(|condition| condition.reason == Reason::ContainerFailing.as_str())
 }
 
 fn conditions(cluster: &Cluster) -> &[Condition] {
@@ -144,6 +145,7 @@ mod tests {
         ] {
             let advice = advise(&cluster(&rest), "a", "t");
             assert!(advice[0].contains(part), "{rest}: {advice:?}");
+            assert!(!part.contains("extraArgs") || advice.len() == 1, "{rest}: {advice:?}");
         }
     }
 }

@@ -28,7 +28,7 @@ use pb::watch_server::WatchServer;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore, watch as channel};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
@@ -70,12 +70,13 @@ impl Node {
     /// away at once, upon which the watch caches of kube-apiserver (1.35) try again without a pause, for half a minute, and use
     /// a whole core.
     async fn store(&self, metadata: &MetadataMap) -> Result<Arc<Store>, Status> {
+        let limit = Instant::now() + REQUEST_LIMIT;
         let known = self.store.borrow().clone();
         let store = match known {
             Some(store) => store,
-            None => self.wait().await.ok_or(Refusal::NoLeader)?,
+            None => self.wait(limit).await.ok_or(Refusal::NoLeader)?,
         };
-        if needs_leader(metadata) && timeout(REQUEST_LIMIT, store.led()).await.is_err() {
+        if needs_leader(metadata) && timeout_at(limit, store.led()).await.is_err() {
             return Err(Refusal::NoLeader.into());
         }
         if store.is_stopping() {
@@ -85,9 +86,9 @@ impl Node {
     }
 
     /// Waits until there is a store.
-    async fn wait(&self) -> Option<Arc<Store>> {
+    async fn wait(&self, limit: Instant) -> Option<Arc<Store>> {
         let mut receiver = self.store.clone();
-        let ready = timeout(REQUEST_LIMIT, receiver.wait_for(Option::is_some)).await;
+        let ready = timeout_at(limit, receiver.wait_for(Option::is_some)).await;
         let store = ready.ok()?.ok()?;
         store.clone()
     }

@@ -110,7 +110,7 @@ struct Calls {
     /// JoinTokens of the Tenant that wait until it may read their Secrets.
     readers: bool,
     /// JoinTokens that wait for the API of this Cluster.
-    workers_of: Option<String>,
+    join_tokens_of: Option<String>,
     others: Others,
     /// Clusters of any Tenant that ask for one of these host names, or one under it.
     names: BTreeSet<String>,
@@ -174,7 +174,7 @@ impl Triggers {
     }
 
     fn find_join_tokens(&self, tenant: &str, calls: &Calls) -> Vec<ObjectRef<JoinToken>> {
-        if !calls.readers && calls.workers_of.is_none() {
+        if !calls.readers && calls.join_tokens_of.is_none() {
             return Vec::new();
         }
         let found = self
@@ -197,7 +197,7 @@ impl Calls {
     /// Whether a JoinToken of the Tenant waits for what there is now.
     fn are_for_waiting(&self, token: &JoinToken) -> bool {
         self.readers && plan::awaits_role(token)
-            || self.workers_of.as_ref() == Some(&token.spec.cluster_name) && plan::awaits_api(token)
+            || self.join_tokens_of.as_ref() == Some(&token.spec.cluster_name) && plan::awaits_api(token)
     }
 
     /// Whether a Cluster beside the one that is named is called for.
@@ -231,7 +231,7 @@ impl Memory {
                         Others::None
                     },
                     names: difference.names,
-                    workers_of: meta.name.clone().filter(|_| difference.api_answers),
+                    join_tokens_of: meta.name.clone().filter(|_| difference.api_answers),
                     ..Calls::default()
                 }
             }
@@ -424,15 +424,15 @@ mod tests {
                 "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
         };
         let nobody = Calls::default();
-        let workers = Calls {
-            workers_of: Some("a".to_owned()),
+        let waiting = Calls {
+            join_tokens_of: Some("a".to_owned()),
             ..Calls::default()
         };
         let itself = calls(true, Some("a"), Others::Refused);
         for (rule, value, expected) in [
             ("first sight", cluster("True", "x"), &itself),
             ("it starts anew", cluster("False", "x"), &nobody),
-            ("it answers", cluster("True", "x"), &workers),
+            ("it answers", cluster("True", "x"), &waiting),
             ("what else is said of it", cluster("True", "y"), &nobody),
         ] {
             check::<Cluster>(rule, &mut memory, value, false, expected);
@@ -451,8 +451,8 @@ mod tests {
             readers: true,
             ..Calls::default()
         };
-        let workers = Calls {
-            workers_of: Some("a".to_owned()),
+        let waiting = Calls {
+            join_tokens_of: Some("a".to_owned()),
             ..Calls::default()
         };
         for (cluster, reason, by_role, by_api) in [
@@ -462,7 +462,7 @@ mod tests {
             ("a", "UsedUp", false, false),
         ] {
             let token = token(cluster, reason);
-            let found = (readers.are_for_waiting(&token), workers.are_for_waiting(&token));
+            let found = (readers.are_for_waiting(&token), waiting.are_for_waiting(&token));
             assert_eq!(found, (by_role, by_api), "{cluster} {reason}");
         }
     }

@@ -349,7 +349,7 @@ async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, cop
 }
 
 /// Whether a control plane that runs is not started anew yet, because others are. What its owner asked for is done at once,
-/// by a JoinToken too, and so is what would end it anyway.
+/// by a JoinToken too, and so is what would end it anyway. One of which a part fails already would keep its turn for long.
 fn waits_for_turn(
     context: &Context,
     cluster: &Cluster,
@@ -360,9 +360,10 @@ fn waits_for_turn(
 ) -> bool {
     let asked_for = gate::running_incarnation(observed.stateful_set.as_deref());
     match (control_plane, planned) {
-        (ControlPlane::Running { .. }, Incarnation::New(_)) => {
+        (ControlPlane::Running { failing, .. }, Incarnation::New(_)) => {
             let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
             let is_at_once = gets_agents
+                || failing.is_some()
                 || seen != cluster.metadata.generation
                 || Rest::of(cluster).is_asleep()
                 || context.losses.of(&identity.id).is_some()

@@ -12,7 +12,7 @@ use yoke_api::labels;
 
 use super::build::stateful_set;
 
-/// A pod that waits longer than this between two starts of a container is replaced: the wait grows to five minutes.
+/// A pod whose API waits longer than this between two starts is replaced: the wait grows to five minutes.
 const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
 
 /// Containers without which no API answers.
@@ -249,14 +249,16 @@ fn is_of_api(status: &ContainerStatus) -> bool {
     API_PATH.contains(&status.name.as_str())
 }
 
-/// Whether the kubelet says so of each container of its path.
+/// Whether the kubelet says that each container of the API's path is ready, and what is not beside it fails: it is no start.
 fn is_api_ready(pod: &Pod) -> bool {
     let is_ready = |name: &str| statuses(pod).any(|status| status.name == name && status.ready);
-    API_PATH.into_iter().all(is_ready)
+    let mut others = statuses(pod).filter(|status| !is_of_api(status));
+    API_PATH.into_iter().all(is_ready) && others.all(|status| status.ready || find_failure(status).is_some())
 }
 
 fn find_failure(status: &ContainerStatus) -> Option<Failure> {
-    let fails = is_backing_off(status) && status.restart_count >= 3;
+    let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
+    let fails = !runs && status.restart_count >= 3;
     fails.then(|| {
         let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
         Failure {

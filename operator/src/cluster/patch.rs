@@ -250,7 +250,8 @@ pub(super) async fn write_status(
     let told = if begins { &status::TOLD[1..] } else { &status::TOLD };
     let mut told = told.to_vec();
     // Whatever else degrades it is told by another condition.
-    told.extend(outcome.takeover_failed().then_some(ConditionType::Degraded));
+    let is_degraded = outcome.takeover_failed() || outcome.fails_in_part();
+    told.extend(is_degraded.then_some(ConditionType::Degraded));
     let notices = conditions::build_notices(&states, &before.conditions, &told, "Reconcile");
     context.events.publish(cluster, &notices).await;
     if let Some(woken) = rest::plan_woken(&status) {

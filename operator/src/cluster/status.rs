@@ -119,6 +119,11 @@ impl Outcome {
     pub const fn takeover_failed(&self) -> bool {
         matches!(self.leaving, Some(notice::State::Failed(_)))
     }
+
+    /// Whether a part of the control plane fails, and its API does not.
+    pub const fn fails_in_part(&self) -> bool {
+        matches!(self.control_plane, ControlPlane::Running { failing: Some(_), .. })
+    }
 }
 
 /// The status to write.

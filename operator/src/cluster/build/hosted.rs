@@ -65,7 +65,7 @@ pub fn build_service(identity: &Identity, konnectivity: bool, number: i32) -> Se
     }
 }
 
-/// Has evictions wait. One that is not ready serves nobody, and goes at any time.
+/// Has evictions wait. One that is not ready goes at any time.
 pub fn build_budget(identity: &Identity) -> PodDisruptionBudget {
     PodDisruptionBudget {
         metadata: identity.hosted_meta(stateful_set::NAME, component::CONTROL_PLANE),

@@ -139,9 +139,9 @@ pub fn is_ready(pod: &Pod) -> bool {
     find_ready(pod).is_some_and(|ready| ready.status == "True")
 }
 
-/// Whether the kubelet says that its API is ready, whatever else is not.
+/// Whether the kubelet says that its API is ready, and nothing else is to come up.
 pub fn has_ready_api(pod: &Pod) -> bool {
-    // Of a machine that is silent somebody else changes the condition, and gives no such reason.
+    // Of a machine that falls silent somebody else changes the condition, and leaves the reason as it was.
     let lacks = |ready: &PodCondition| ready.reason.as_deref() == Some("ContainersNotReady");
     is_ready(pod) || find_ready(pod).is_some_and(lacks) && is_api_ready(pod)
 }
@@ -184,8 +184,11 @@ mod tests {
 
     #[test]
     fn an_api_is_ready_though_a_controller_is_not() {
-        let pod = |ready: &str, reason: Option<&str>, api_server: bool| -> Pod {
-            let container = |name: &str, is_ready: bool| serde_json::json!({"name": name, "image": "", "imageID": "", "ready": is_ready, "restartCount": 0});
+        let pod = |ready: &str, reason: Option<&str>, api_server: bool, restarts: i32| -> Pod {
+            let container = |name: &str, is_ready: bool| {
+                serde_json::json!({"name": name, "image": "", "imageID": "", "ready": is_ready,
+                    "restartCount": restarts, "state": {"waiting": {"reason": "x"}}})
+            };
             serde_json::from_value(serde_json::json!({"status": {
                 "conditions": [{"type": "Ready", "status": ready, "reason": reason}],
                 "containerStatuses": [container("kine-nats", true), container("kube-apiserver", api_server),
@@ -194,10 +197,11 @@ mod tests {
         };
         let lacks = Some("ContainersNotReady");
         for (rule, pod, expected) in [
-            ("all is ready", pod("True", None, true), (true, true)),
-            ("a controller is not", pod("False", lacks, true), (false, true)),
-            ("the API server is not", pod("False", lacks, false), (false, false)),
-            ("its machine is silent", pod("False", None, true), (false, false)),
+            ("all is ready", pod("True", None, true, 0), (true, true)),
+            ("a controller fails", pod("False", lacks, true, 3), (false, true)),
+            ("a controller is to come", pod("False", lacks, true, 0), (false, false)),
+            ("the API server is not", pod("False", lacks, false, 3), (false, false)),
+            ("its machine is silent", pod("False", None, true, 3), (false, false)),
             ("nothing is said", Pod::default(), (false, false)),
         ] {
             assert_eq!((is_ready(&pod), has_ready_api(&pod)), expected, "{rule}");

@@ -28,14 +28,7 @@ pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Ti
         );
         history.truncate(HISTORY_LENGTH);
     }
-    let current = matches!(
-        outcome.control_plane,
-        ControlPlane::Running {
-            current: true,
-            failing: None,
-            ..
-        }
-    );
+    let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
     // What was not brought up to date this time may be the pod of the version before.
     if current
         && outcome.published

@@ -2,6 +2,7 @@ use yoke_api::workers::WorkersStatus;
 
 use super::*;
 use crate::cluster::fixtures::{cluster, config, identity, outcome};
+use crate::cluster::gate::Failure;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -216,6 +217,31 @@ fn unchanged_outcome_is_the_same_status() {
     let first = plan(None, &outcome(), 1001);
     let second = plan(Some(first.clone()), &outcome(), 2000);
     assert!(is_same(&first, &second));
+}
+
+#[test]
+fn what_fails_beside_an_api_degrades_it_and_no_more() {
+    let mut limping = outcome();
+    let ControlPlane::Running { failing, .. } = &mut limping.control_plane else {
+        unreachable!("it runs");
+    };
+    *failing = Some(Failure {
+        container: "kube-scheduler".into(),
+        why: "exit code 1".into(),
+    });
+    let status = plan(None, &limping, 1001);
+    assert_eq!(
+        (status.phase, ready(&status)),
+        (Some(Phase::Running), ("True", "AsExpected"))
+    );
+    let degraded = conditions::find(&status.conditions, ConditionType::Degraded).unwrap();
+    assert_eq!(
+        (degraded.reason.as_str(), degraded.message.as_str()),
+        (
+            "ContainerFailing",
+            "Container kube-scheduler ends again and again (exit code 1)."
+        )
+    );
 }
 
 #[test]
