@@ -1,9 +1,8 @@
 //! What to do next about a Cluster, by what its status says. Pure.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, Reason, labels};
-use yoke_view::render::find;
+use yoke_view::render::{conditions, find};
 use yoke_view::verdict::{Verdict, is_asleep, judge};
 
 /// Sentences or commands, most useful first.
@@ -17,7 +16,8 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
             "It is paused, so nothing is changed. To go on: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"paused\":false}}}}'"
         ));
     }
-    if is_failing(cluster) {
+    let is_failing = is_failing(cluster);
+    if is_failing {
         advice.push(format!(
             "A part of the control plane ends again and again; if spec.extraArgs was changed last, change it back: kubectl edit clusters.yoke.drzzl.io {name} -n {namespace}"
         ));
@@ -39,7 +39,7 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
             labels::SLEEP,
             labels::SLEEP_END
         )),
-        Verdict::Waiting(_) if is_failing(cluster) => {}
+        Verdict::Waiting(_) if is_failing => {}
         Verdict::Waiting(_) => advice.push(for_waiting(cluster)),
     }
     advice
@@ -66,13 +66,8 @@ fn for_refusal(reason: &str, name: &str, namespace: &str) -> String {
 }
 
 fn is_failing(cluster: &Cluster) -> bool {
-    let mut conditions = conditions(cluster).iter();
-    conditions.any(|condition| condition.reason == Reason::ContainerFailing.as_str())
-}
-
-fn conditions(cluster: &Cluster) -> &[Condition] {
-    let status = cluster.status.as_ref();
-    status.map(|status| status.conditions.as_slice()).unwrap_or_default()
+    let mut told = conditions(cluster).iter();
+    told.any(|condition| condition.reason == Reason::ContainerFailing.as_str())
 }
 
 fn for_waiting(cluster: &Cluster) -> String {

@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use yoke_api::Cluster;
-use yoke_view::render::{Columns, age_of, cluster_row, cluster_table, condition_table, phase_text, span, time_of};
+use yoke_view::render::{
+    Columns, age_of, cluster_row, cluster_table, condition_table, conditions, phase_text, span, time_of,
+};
 use yoke_view::table::Table;
 use yoke_view::verdict::{Verdict, judge};
 
@@ -42,11 +44,7 @@ async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Res
         return output::put(&output::show(format, name, &report)?);
     }
     let mut text = summary(&cluster, now);
-    let conditions = cluster
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice())
-        .unwrap_or_default();
+    let conditions = conditions(&cluster);
     if !conditions.is_empty() {
         text += &format!("\n{}", condition_table(conditions, now).to_text());
     }

@@ -76,13 +76,12 @@ impl Node {
             Some(store) => store,
             None => self.wait(limit).await.ok_or(Refusal::NoLeader)?,
         };
-        if needs_leader(metadata) && timeout_at(limit, store.led()).await.is_err() {
-            return Err(Refusal::NoLeader.into());
+        let needs_leader = needs_leader(metadata);
+        if needs_leader {
+            // Whether there is one is asked below.
+            let _ = timeout_at(limit, store.led()).await;
         }
-        if store.is_stopping() {
-            return Err(Refusal::Stopped.into());
-        }
-        Ok(store)
+        find_refusal(&store, needs_leader).map_or(Ok(store), |refusal| Err(refusal.into()))
     }
 
     /// Waits until there is a store.
@@ -117,8 +116,8 @@ fn needs_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// Why a stream is to end that nothing is wrong with.
-fn ends_stream(store: &Store, needs_leader: bool) -> Option<Refusal> {
+/// Why a call is not answered, or a stream ends, that nothing is wrong with.
+fn find_refusal(store: &Store, needs_leader: bool) -> Option<Refusal> {
     if store.is_stopping() {
         Some(Refusal::Stopped)
     } else if needs_leader && !store.has_leader() {

@@ -135,6 +135,12 @@ pub fn time_of(event: &Event) -> Option<Timestamp> {
         .or(event.event_time.as_ref().map(|time| time.0))
 }
 
+/// What a Cluster's status says of it.
+pub fn conditions(cluster: &Cluster) -> &[Condition] {
+    let status = cluster.status.as_ref();
+    status.map(|status| status.conditions.as_slice()).unwrap_or_default()
+}
+
 /// The condition of one type.
 pub fn find(conditions: &[Condition], wanted: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == wanted.as_str())

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, JoinToken, Reason, Tenant, labels};
 
-use crate::render::find;
+use crate::render::{conditions, find};
 
 /// What somebody who waits may make of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub fn judge(cluster: &Cluster) -> Verdict {
     };
     let status = cluster.status.as_ref();
     judge_conditions(
-        status.map(|status| status.conditions.as_slice()).unwrap_or_default(),
+        conditions(cluster),
         status.and_then(|status| status.observed_generation) >= cluster.metadata.generation,
         done,
     )

@@ -1,6 +1,6 @@
 //! `etcdctl snapshot save`: the store as etcd's database file, in pieces, with its SHA-256 behind it.
 
-use super::{Node, ends_stream};
+use super::{Node, find_refusal};
 use crate::backup::bolt::File;
 use crate::backup::{STORAGE_VERSION, buckets, collect};
 use crate::proto::etcdserverpb as pb;
@@ -120,7 +120,7 @@ impl Sending {
     }
 
     async fn answer(&mut self, blob: Bytes) -> Result<(), Unsent> {
-        if let Some(refusal) = ends_stream(&self.store, self.needs_leader) {
+        if let Some(refusal) = find_refusal(&self.store, self.needs_leader) {
             return Err(refusal.into());
         }
         self.sent += blob.len() as u64;

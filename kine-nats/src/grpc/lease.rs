@@ -1,7 +1,7 @@
 //! Leases.
 
 use super::submit::submit;
-use super::{Node, ends_stream, needs_leader};
+use super::{Node, find_refusal, needs_leader};
 use crate::proto::etcdserverpb as pb;
 use crate::store::Store;
 use crate::txn::Command;
@@ -87,7 +87,7 @@ async fn keep_alive(
     let mut open = true;
     while open || !renewals.is_empty() {
         let woken = store.hub.woken();
-        if let Some(refusal) = ends_stream(&store, needs_leader) {
+        if let Some(refusal) = find_refusal(&store, needs_leader) {
             let _ = answers.send(Err(refusal.into())).await;
             return;
         }

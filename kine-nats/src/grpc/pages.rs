@@ -8,7 +8,7 @@
 //!
 //! kube-apiserver 1.37 lists by it unless the answer to the first try is Unimplemented, whatever version `Status` says.
 
-use super::ends_stream;
+use super::find_refusal;
 use crate::mvcc::Hold;
 use crate::proto::etcdserverpb as pb;
 use crate::range::gather::Gathering;
@@ -129,7 +129,7 @@ impl Sending {
     }
 
     fn step(&mut self) -> Result<Step, Refusal> {
-        if let Some(refusal) = ends_stream(&self.store, self.needs_leader) {
+        if let Some(refusal) = find_refusal(&self.store, self.needs_leader) {
             return Err(refusal);
         }
         self.walk.step(&self.store.read().mvcc)

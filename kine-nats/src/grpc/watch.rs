@@ -1,7 +1,7 @@
 //! Watch streams: one task a stream, which holds all its watches and reads their events from the history when the client
 //! takes them. Nothing is buffered beyond the answer that is being sent.
 
-use super::{Node, ends_stream, needs_leader};
+use super::{Node, find_refusal, needs_leader};
 use crate::hub::{Mark, Registration};
 use crate::mvcc::{Change, contains, encode_event};
 use crate::proto::etcdserverpb as pb;
@@ -120,7 +120,7 @@ impl Stream {
         let mut open = true;
         loop {
             let woken = store.hub.woken();
-            if let Some(refusal) = ends_stream(&store, self.needs_leader) {
+            if let Some(refusal) = find_refusal(&store, self.needs_leader) {
                 let _ = self.answers.send(Err(refusal.into())).await;
                 return;
             }

@@ -249,13 +249,6 @@ fn is_of_api(status: &ContainerStatus) -> bool {
     API_PATH.contains(&status.name.as_str())
 }
 
-/// Whether the kubelet says that each container of the API's path is ready, and what is not beside it fails: it is no start.
-fn is_api_ready(pod: &Pod) -> bool {
-    let is_ready = |name: &str| statuses(pod).any(|status| status.name == name && status.ready);
-    let mut others = statuses(pod).filter(|status| !is_of_api(status));
-    API_PATH.into_iter().all(is_ready) && others.all(|status| status.ready || find_failure(status).is_some())
-}
-
 fn find_failure(status: &ContainerStatus) -> Option<Failure> {
     let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
     let fails = !runs && status.restart_count >= 3;

@@ -12,7 +12,7 @@ use yoke_api::labels;
 use yoke_operator::cache;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_runtime::{Metrics, Supervisor};
-use yoke_test_support::kubernetes::{OWNER_TOKEN, connect};
+use yoke_test_support::kubernetes::connect;
 
 use crate::harness::{Host, TENANT};
 use crate::workers::{Answer, CLIENT, SERVING, Stage, refused};
@@ -152,12 +152,10 @@ async fn a_token_that_is_not_known_yet_is_waited_for() {
 impl Stage {
     /// A client of the tenant's API by a bootstrap token, whose JoinToken the operator does not know yet.
     fn early_joiner(&self) -> Client {
-        let mut config = kube::Config::new(self.url.parse().unwrap());
-        config.accept_invalid_certs = true;
-        config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
-        config.auth_info.impersonate = Some(format!("system:bootstrap:{EARLY}"));
-        config.auth_info.impersonate_groups = Some(vec!["system:bootstrappers".into(), "system:masters".into()]);
-        Client::try_from(config).unwrap()
+        self.someone(
+            &format!("system:bootstrap:{EARLY}"),
+            &["system:bootstrappers", "system:masters"],
+        )
     }
 
     /// Makes that JoinToken, by which two may join.

@@ -205,7 +205,7 @@ async fn no_kubelet_says_which_addresses_its_pods_have() {
     // As kube-controller-manager does.
     let controller = &stage.someone(
         "system:serviceaccount:kube-system:node-controller",
-        "system:serviceaccounts",
+        &["system:serviceaccounts"],
     );
     patch(controller, "n", range("10.244.2.0/24")).await.unwrap();
     for claim in [

@@ -109,16 +109,16 @@ impl Stage {
 
     /// A client of the tenant's API that is a node, as whom the owner acts.
     pub(crate) fn node(&self, name: &str) -> Client {
-        self.someone(&format!("system:node:{name}"), "system:nodes")
+        self.someone(&format!("system:node:{name}"), &["system:nodes"])
     }
 
-    /// A client of the tenant's API that is somebody of a group, as whom the owner acts.
-    pub(crate) fn someone(&self, name: &str, group: &str) -> Client {
+    /// A client of the tenant's API that is somebody of these groups, as whom the owner acts.
+    pub(crate) fn someone(&self, name: &str, groups: &[&str]) -> Client {
         let mut config = kube::Config::new(self.url.parse().unwrap());
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(OWNER_TOKEN.to_owned().into());
         config.auth_info.impersonate = Some(name.into());
-        config.auth_info.impersonate_groups = Some(vec![group.into()]);
+        config.auth_info.impersonate_groups = Some(groups.iter().map(ToString::to_string).collect());
         Client::try_from(config).unwrap()
     }
 

@@ -11,10 +11,10 @@
 //! The template stays as it is, or a rolling update would end the former first.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{incarnation_of, is_api_ready, running_incarnation};
+use super::{API_PATH, find_failure, incarnation_of, running_incarnation, statuses};
 use crate::cluster::build::stateful_set;
 
 /// What is to be done.
@@ -139,11 +139,14 @@ pub fn is_ready(pod: &Pod) -> bool {
     find_ready(pod).is_some_and(|ready| ready.status == "True")
 }
 
-/// Whether the kubelet says that its API is ready, and nothing else is to come up.
+/// Whether it is ready, or its API is and all that is not fails: nothing else is to come up.
 pub fn has_ready_api(pod: &Pod) -> bool {
     // Of a machine that falls silent somebody else changes the condition, and leaves the reason as it was.
     let lacks = |ready: &PodCondition| ready.reason.as_deref() == Some("ContainersNotReady");
-    is_ready(pod) || find_ready(pod).is_some_and(lacks) && is_api_ready(pod)
+    let serves = |name: &str| statuses(pod).any(|status| status.name == name && status.ready);
+    let is_settled = |status: &ContainerStatus| status.ready || find_failure(status).is_some();
+    is_ready(pod)
+        || find_ready(pod).is_some_and(lacks) && API_PATH.into_iter().all(serves) && statuses(pod).all(is_settled)
 }
 
 fn find_ready(pod: &Pod) -> Option<&PodCondition> {

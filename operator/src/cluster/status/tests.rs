@@ -15,8 +15,13 @@ fn plan(before: Option<ClusterStatus>, outcome: &Outcome, now: i64) -> ClusterSt
 }
 
 fn ready(status: &ClusterStatus) -> (&str, &str) {
-    let ready = conditions::find(&status.conditions, ConditionType::Ready).unwrap();
-    (&ready.status, &ready.reason)
+    said(status, ConditionType::Ready)
+}
+
+/// A condition's status and reason.
+fn said(status: &ClusterStatus, type_: ConditionType) -> (&str, &str) {
+    let found = conditions::find(&status.conditions, type_).unwrap();
+    (&found.status, &found.reason)
 }
 
 #[test]
@@ -205,11 +210,7 @@ fn ready_and_phase_follow_what_was_found() {
         (status.phase, ready(&status)),
         (Some(Phase::Running), ("True", "AsExpected"))
     );
-    let accepted = conditions::find(&status.conditions, ConditionType::Accepted).unwrap();
-    assert_eq!(
-        (accepted.status.as_str(), accepted.reason.as_str()),
-        ("False", "UnknownVersion")
-    );
+    assert_eq!(said(&status, ConditionType::Accepted), ("False", "UnknownVersion"));
 }
 
 #[test]
@@ -234,14 +235,10 @@ fn what_fails_beside_an_api_degrades_it_and_no_more() {
         (status.phase, ready(&status)),
         (Some(Phase::Running), ("True", "AsExpected"))
     );
+    assert_eq!(said(&status, ConditionType::Degraded), ("True", "ContainerFailing"));
     let degraded = conditions::find(&status.conditions, ConditionType::Degraded).unwrap();
-    assert_eq!(
-        (degraded.reason.as_str(), degraded.message.as_str()),
-        (
-            "ContainerFailing",
-            "Container kube-scheduler ends again and again (exit code 1)."
-        )
-    );
+    let expected = "Container kube-scheduler ends again and again (exit code 1).";
+    assert_eq!(degraded.message, expected);
 }
 
 #[test]
