@@ -66,7 +66,7 @@ pub struct SleepSchedule {
     #[schemars(length(max = 100), regex(pattern = r"^([0-9A-Za-z*/,#?-]+ ){4}[0-9A-Za-z*/,#?-]+$"))]
     pub wake: Option<String>,
     /// Where these times are shown by a clock, such as `Europe/Berlin`; UTC if not given. A time that is left out there when
-    /// clocks change comes as much later, and one that is there twice comes the first time.
+    /// clocks change comes when they do, and one that is there twice comes the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), regex(pattern = r"^[A-Za-z][-A-Za-z0-9_+]*(/[-A-Za-z0-9_+]+)*$"))]
     pub time_zone: Option<String>,
@@ -94,8 +94,9 @@ pub enum WithWorkers {
 pub enum WakeOnConnect {
     /// Nobody.
     Never,
-    /// Who has a client certificate of the cluster's CA, or a token of one of its service accounts. Nodes, the control plane's
-    /// own identities and the service accounts of `kube-system` do not count.
+    /// Who has a client certificate of the cluster's CA, or a token of one of its service accounts that expires: one of a Secret
+    /// can be checked by the cluster alone. Nodes, the control plane's own identities and the service accounts of `kube-system` do
+    /// not count.
     #[default]
     Authenticated,
     /// Everybody who knows the public name.

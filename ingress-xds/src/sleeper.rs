@@ -6,7 +6,7 @@
 //!                                                                └─▶ Status 503, Retry-After; the connection ends
 //! ```
 //!
-//! Who is known and may wake it is answered when it is awake, to come again at once, or after [`HOLD`]: client-go sleeps for a
+//! Who is known and may wake it is answered when it is awake, or after [`HOLD`], and comes again at once: client-go would sleep for a
 //! whole second between two tries, in which a cluster may have woken.
 //!
 //! A client that comes back is led by Envoy to wherever the cluster is then. Each connection ends with its first answers: one
@@ -122,6 +122,17 @@ enum Stage {
     Silent,
     Asked,
     Answered,
+}
+
+/// How the wait for a cluster ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waited {
+    /// It is awake, and Envoy leads there.
+    Awake,
+    /// As long as anybody waits.
+    Long,
+    /// By another answer, or for nothing that is waited for.
+    Ended,
 }
 
 /// Says at its end that a caller has had an answer.
@@ -320,11 +331,11 @@ impl Caller {
             let reading = timeout(BODY_LIMIT, read_some(body));
             match answer {
                 Answer::Waking(_) => {
-                    let (_, is_awake) = tokio::join!(reading, self.wait_awake());
-                    answer = if is_awake {
-                        Answer::Awake
-                    } else {
-                        self.answer_waited(call)
+                    let (_, waited) = tokio::join!(reading, self.wait_awake());
+                    answer = match waited {
+                        Waited::Awake => Answer::Awake,
+                        Waited::Long => self.answer_waited(call, Answer::Waited),
+                        Waited::Ended => self.answer_waited(call, answer),
                     };
                 }
                 _ => drop(reading.await),
@@ -351,11 +362,11 @@ impl Caller {
         }
     }
 
-    /// The answer to who has waited in vain. The operator was told; who comes again says so again.
-    fn answer_waited(&self, call: Call<'_>) -> Answer {
+    /// The answer to who has waited in vain, `still` if nothing else is known now. The operator was told; who comes again says so again.
+    fn answer_waited(&self, call: Call<'_>, still: Answer) -> Answer {
         match self.plan(call) {
             Decision::Answer(answer) => answer,
-            Decision::Wait | Decision::Wake(_) | Decision::WakeForStranger(_) => Answer::Waking(0),
+            Decision::Wait | Decision::Wake(_) | Decision::WakeForStranger(_) => still,
         }
     }
 
@@ -364,8 +375,8 @@ impl Caller {
         plan_answer(snapshot.as_deref(), call, Timestamp::now())
     }
 
-    /// Waits for the cluster for a while, or until the connection ends by another answer; whether it is awake, and Envoy leads there.
-    async fn wait_awake(&self) -> bool {
+    /// Waits for the cluster for a while, or until the connection ends by another answer.
+    async fn wait_awake(&self) -> Waited {
         let name = resource_name(&self.name);
         let mut snapshots = self.context.snapshots.clone();
         let settled = snapshots.wait_for(|all| {
@@ -382,13 +393,14 @@ impl Caller {
                 let entry = all.as_ref().and_then(|all| all.get(&name));
                 entry.is_some_and(|entry| entry.route.asleep.is_none())
             }),
-            () = sleep(HOLD) => false,
+            () = sleep(HOLD) => return Waited::Long,
             () = self.reached(Stage::Answered) => false,
         };
-        if is_awake {
-            sleep(FLIP).await;
+        if !is_awake {
+            return Waited::Ended;
         }
-        is_awake
+        sleep(FLIP).await;
+        Waited::Awake
     }
 
     fn wake(&self, entry: &Entry) -> Answer {

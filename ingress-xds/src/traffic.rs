@@ -32,11 +32,16 @@ const CONNECTION_VERDICTS: [&str; 6] = [
     gate::Refusal::NameRate.as_str(),
 ];
 /// What it says of requests with a token of the cluster's.
-const REQUEST_VERDICTS: [&str; 5] = [
+const REQUEST_VERDICTS: [&str; 10] = [
     ALLOWED,
     request::Refusal::SourceNotAllowed.as_str(),
     request::Refusal::Misdirected.as_str(),
     request::Refusal::NoEndpoints.as_str(),
+    request::Refusal::Asleep.as_str(),
+    request::Refusal::Held.as_str(),
+    request::Refusal::Unneeded.as_str(),
+    request::Refusal::Ignored.as_str(),
+    request::Refusal::Stuck.as_str(),
     request::Refusal::Rate.as_str(),
 ];
 /// Classes of status codes; first that of requests to which nobody heard an answer.

@@ -33,7 +33,7 @@ pub struct Call<'a> {
 /// What to do.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Wake the cluster, and answer when it is awake, or after a while [`Answer::Waking`] of no seconds.
+    /// Wake the cluster, and answer when it is awake, or after a while [`Answer::Waited`].
     Wake(Arc<Entry>),
     /// Wake it for a stranger, and answer him [`Answer::Waking`] of no seconds at once: who waits takes a place, and those are
     /// for whom the cluster knows.
@@ -51,8 +51,10 @@ pub enum Answer {
     Elsewhere,
     /// It was being woken a moment ago, and is awake now.
     Awake,
-    /// It is being woken, for so many seconds by now. Of no seconds to who has been held: each of his tries lasts longer.
+    /// It is being woken, for so many seconds by now.
     Waking(i32),
+    /// It is being woken still. The caller has been held: his next try, which is held too, may come at once.
+    Waited,
     /// It is being woken, and that does not come to an end: to repeat the request does not help.
     Stuck(String),
     /// More is asked for than may be.
@@ -75,7 +77,7 @@ impl Answer {
         match self {
             Self::Elsewhere => "elsewhere",
             Self::Awake => "awake",
-            Self::Waking(_) => "waking",
+            Self::Waking(_) | Self::Waited => "waking",
             Self::Stuck(_) => "stuck",
             Self::Busy => "busy",
             Self::Unneeded => "unneeded",
@@ -104,11 +106,14 @@ impl Answer {
                 "the cluster was asleep, and is awake now",
                 Some(NOW),
             ),
-            Self::Waking(seconds) => (
+            Self::Waking(_) | Self::Waited => (
                 503,
                 "ServiceUnavailable",
                 "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing",
-                Some(plan_retry(*seconds)),
+                Some(match self {
+                    Self::Waking(seconds) => plan_retry(*seconds),
+                    _ => NOW,
+                }),
             ),
             Self::Stuck(problem) => (503, "ServiceUnavailable", problem.as_str(), None),
             Self::Busy => (
@@ -205,8 +210,8 @@ pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[Certifi
     identify(&entry.route, &asleep.client_ca, certificates, None, now).is_ok()
 }
 
-/// How long to wait before the next try of a cluster that has been woken for so long. client-go tries ten times: with these
-/// it is there for half a minute, and who is held each time for 55 seconds.
+/// How long to wait before the next try of a cluster that has been woken for so long. client-go repeats ten times: with these
+/// it is there for half a minute, and who is held each time for 50 seconds.
 fn plan_retry(seconds: i32) -> i32 {
     match seconds {
         ..4 => SOON,

@@ -304,7 +304,12 @@ fn attacks_are_refused() {
         // Times
         ("expired", a.token(&with("exp", json!(NOW - 60))), Expired),
         ("expired long ago", a.token(&with("exp", json!(i64::MIN))), Expired),
-        ("no exp, as of legacy tokens", a.token(&without("exp")), Malformed),
+        ("no exp", a.token(&without("exp")), Malformed),
+        (
+            "of a Secret",
+            a.token(&json!({"iss": "kubernetes/serviceaccount", "sub": "system:serviceaccount:default:robot"})),
+            Issuer,
+        ),
         ("exp is a text", a.token(&with("exp", json!("9999999999"))), Malformed),
         ("exp beyond all numbers", a.token(&with("exp", json!(1e300))), Malformed),
         ("not valid yet", a.token(&with("nbf", json!(NOW + 61))), Early),

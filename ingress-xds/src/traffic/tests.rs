@@ -75,6 +75,7 @@ fn series_are_those_of_the_clusters_that_are_served() {
         request("allowed", 200),
         request("allowed", 101),
         request("request_rate", 429),
+        request("asleep", 503),
     ] {
         assert!(series.count(&record));
     }
@@ -88,15 +89,16 @@ fn series_are_those_of_the_clusters_that_are_served() {
         format!("cluster_requests_total{{{owner},verdict=\"allowed\",code=\"1xx\"}} 1"),
         format!("cluster_requests_total{{{owner},verdict=\"allowed\",code=\"2xx\"}} 1"),
         format!("cluster_requests_total{{{owner},verdict=\"request_rate\",code=\"4xx\"}} 1"),
+        format!("cluster_requests_total{{{owner},verdict=\"asleep\",code=\"5xx\"}} 1"),
         format!("cluster_requests_total{{{of_b},verdict=\"allowed\",code=\"none\"}} 1"),
         format!("cluster_received_bytes_total{{{owner},by=\"name\"}} 30"),
-        format!("cluster_received_bytes_total{{{owner},by=\"token\"}} 3"),
+        format!("cluster_received_bytes_total{{{owner},by=\"token\"}} 4"),
         format!("cluster_received_bytes_total{{{of_b},by=\"token\"}} 1"),
         format!("cluster_sent_bytes_total{{{owner},by=\"name\"}} 60"),
-        format!("cluster_sent_bytes_total{{{owner},by=\"token\"}} 6"),
+        format!("cluster_sent_bytes_total{{{owner},by=\"token\"}} 8"),
         format!("cluster_sent_bytes_total{{{of_b},by=\"token\"}} 2"),
         format!("cluster_open_seconds_total{{{owner},by=\"name\"}} 1.5"),
-        format!("cluster_open_seconds_total{{{owner},by=\"token\"}} 3.0"),
+        format!("cluster_open_seconds_total{{{owner},by=\"token\"}} 4.0"),
         format!("cluster_open_seconds_total{{{of_b},by=\"token\"}} 1.0"),
     ];
     expected.sort_unstable();
