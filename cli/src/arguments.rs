@@ -25,7 +25,7 @@ const EXIT_CODES: &str = "Exit codes:
   2  the command line is wrong
   3  the wait ran out; what was asked for goes on (not of run and join: 1, and nothing is left)
   126, 127  run: the command cannot be run, or is not there
-  129, 130, 143  join or run was ended by SIGHUP, Ctrl-C or SIGTERM; its JoinToken or Cluster is deleted";
+  129, 130, 131, 143  join or run was ended by SIGHUP, Ctrl-C, SIGQUIT or SIGTERM; its JoinToken or Cluster is deleted";
 
 const COMPLETION: &str =
     "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \
@@ -38,7 +38,7 @@ To complete `kubectl-yoke` itself, in bash:
   source <(kubectl yoke completion bash)";
 
 const RUN: &str = "The command has the Cluster's kubeconfig in KUBECONFIG, and its name in YOKE_CLUSTER. The exit code is the command's own; \
-127 if there is no such command, 128 and its number if a signal ended it. Ctrl-C and SIGTERM are passed on to the command, and the \
+127 if there is no such command, 128 and its number if a signal ended it. Signals are passed on to the command, and the \
 Cluster is deleted after it. Should this program be killed, the host deletes the Cluster when its --ttl is over.
 
   kubectl yoke run -- kubectl get namespaces

@@ -145,7 +145,7 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
             signal = signals.next() => signal,
             status = child.wait() => return status.map_err(Error::CommandLost),
         };
-        let has_heard = signal == SignalKind::interrupt() && is_in_foreground();
+        let has_heard = [SignalKind::interrupt(), SignalKind::quit()].contains(&signal) && is_in_foreground();
         let signal = Signal::from_named_raw(signal.as_raw_value()).filter(|_| !has_heard);
         if let (Some(pid), Some(signal)) = (pid, signal) {
             // It may have ended by itself.
@@ -154,7 +154,7 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
     }
 }
 
-/// Whether Ctrl-C of the terminal reaches this process, and with it the command.
+/// Whether what is typed at the terminal (Ctrl-C, Ctrl-\) reaches this process, and with it the command.
 fn is_in_foreground() -> bool {
     let terminal = std::fs::File::open("/dev/tty");
     terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()))

@@ -6,9 +6,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::Error;
 
-/// Ctrl-C, SIGTERM, and the end of the terminal unless whoever called wants none of it (`nohup`).
+/// Ctrl-C, Ctrl-\, SIGTERM, and the end of the terminal unless whoever called wants none of it (`nohup`).
 pub(crate) struct Signals {
     interrupt: Signal,
+    quit: Signal,
     terminate: Signal,
     hangup: Option<Signal>,
 }
@@ -19,6 +20,7 @@ impl Signals {
         let listen = |kind| signal(kind).map_err(Error::Signals);
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
+            quit: listen(SignalKind::quit())?,
             terminate: listen(SignalKind::terminate())?,
             hangup: (!ignores_hangup()).then(|| listen(SignalKind::hangup())).transpose()?,
         })
@@ -28,6 +30,7 @@ impl Signals {
     pub(crate) async fn next(&mut self) -> SignalKind {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
+            _ = self.quit.recv() => SignalKind::quit(),
             _ = self.terminate.recv() => SignalKind::terminate(),
             () = hear(self.hangup.as_mut()) => SignalKind::hangup(),
         }

@@ -68,7 +68,12 @@ async fn a_failure_can_be_looked_into() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cluster_goes_with_who_is_interrupted() {
     // While the API is waited for.
-    for (signal, code) in [(Signal::HUP, 129), (Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [
+        (Signal::HUP, 129),
+        (Signal::INT, 130),
+        (Signal::QUIT, 131),
+        (Signal::TERM, 143),
+    ] {
         let host = Host::start().await;
         let running = host.begin("run -- /bin/true");
         host.until_watched().await;
@@ -78,7 +83,12 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         assert_eq!(host.object(CLUSTER), None, "{said:?}");
     }
     // While the command runs: it hears of it, and ends as it likes.
-    for (signal, name) in [(Signal::HUP, "HUP"), (Signal::INT, "INT"), (Signal::TERM, "TERM")] {
+    for (signal, name) in [
+        (Signal::HUP, "HUP"),
+        (Signal::INT, "INT"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::TERM, "TERM"),
+    ] {
         let host = Host::start().await;
         let script = format!("trap 'echo heard; exit 9' {name}; echo begun; while true; do sleep 0.05; done");
         let (running, _) = begin(&host, "", &script).await;
