@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
 use k8s_openapi::jiff::civil::DateTime;
-use k8s_openapi::jiff::tz::TimeZone;
+use k8s_openapi::jiff::tz::{AmbiguousOffset, TimeZone};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use yoke_api::Cluster;
 use yoke_api::sleep::{SleepReason, SleepSchedule};
@@ -40,6 +40,13 @@ pub struct Due {
     pub time: Timestamp,
 }
 
+/// When a clock shows a time. Of two that come at once, as it is put forward, the one comes first that it would have shown first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment {
+    time: Timestamp,
+    would_be: Timestamp,
+}
+
 /// One time of a schedule.
 struct Line {
     times: Crontab,
@@ -48,21 +55,31 @@ struct Line {
 }
 
 impl Line {
-    /// When it was due last. What falls into an hour that is left out comes an hour later, and what falls into one that is there
-    /// twice comes the first time: expressions are held against what a clock on the wall shows.
-    fn last(&self, now: Timestamp) -> Option<Timestamp> {
+    /// When it was due last. What falls into an hour that is left out comes when clocks are put forward, and what falls into one that is
+    /// there twice comes the first time: expressions are held against what a clock on the wall shows.
+    fn last(&self, now: Timestamp) -> Option<Moment> {
         let shown = self.zone.to_datetime(now);
         let until_shown = |after| self.next(after).filter(|time| *time <= shown);
         let from = |hours: &i64| shown.checked_sub(SignedDuration::from_hours(*hours)).ok();
         let first = BACK.iter().find_map(|hours| until_shown(from(hours)?))?;
-        let last = find_last(first, shown, until_shown);
-        self.zone.to_timestamp(last).ok()
+        self.find_moment(find_last(first, shown, until_shown))
+    }
+
+    /// When a clock shows a time, or first shows a later one.
+    fn find_moment(&self, shown: DateTime) -> Option<Moment> {
+        let AmbiguousOffset::Gap { after, .. } = self.zone.to_ambiguous_timestamp(shown).offset() else {
+            let time = self.zone.to_timestamp(shown).ok()?;
+            return Some(Moment { time, would_be: time });
+        };
+        let would_be = after.to_timestamp(shown).ok()?;
+        let time = self.zone.following(would_be).next()?.timestamp();
+        Some(Moment { time, would_be })
     }
 
     /// When it is due next. In an hour that is there twice it is not known, and looked for again.
     fn following(&self, now: Timestamp) -> Option<Timestamp> {
         let next = self.next(self.zone.to_datetime(now))?;
-        let next = self.zone.to_timestamp(next).ok()?;
+        let next = self.find_moment(next)?.time;
         Some(if next > now { next } else { now + AGAIN })
     }
 
@@ -106,9 +123,9 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
     };
     let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.word)));
     // Of both at once, to be awake does less harm.
-    let (time, word) = lasts
-        .filter(|(time, _)| *time <= now)
-        .max_by_key(|(time, word)| (*time, *word == Word::Wake))?;
+    let (Moment { time, .. }, word) = lasts
+        .filter(|(moment, _)| moment.time <= now)
+        .max_by_key(|(moment, word)| (*moment, *word == Word::Wake))?;
     let rest = Rest::of(cluster);
     let changes = match word {
         Word::Sleep(_) => !rest.is_asleep(),
@@ -287,8 +304,19 @@ mod tests {
         // At 02:00 it is 03:00.
         let spring = "2026-03-28T01:30:00Z";
         assert_eq!(due(spring, "2026-03-29T00:59:59Z"), None);
-        assert_eq!(due(spring, "2026-03-29T01:29:59Z"), None);
-        assert_eq!(due(spring, "2026-03-29T01:30:00Z"), some("2026-03-29T01:30:00Z"));
+        assert_eq!(due(spring, "2026-03-29T01:00:00Z"), some("2026-03-29T01:00:00Z"));
+        assert_eq!(due("2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"), None);
+        // A short night stays one: who is woken at 03:00 is not sent to sleep after that.
+        let short = asleep(done(schedule("30 2 * * *", "0 3 * * *", "Europe/Berlin"), spring));
+        let woken = plan_due(&short, at("2026-03-29T02:00:00Z")).unwrap();
+        assert_eq!((woken.word, woken.time), (Some(Word::Wake), at("2026-03-29T01:00:00Z")));
+        let job = asleep(done(schedule("45 2 * * *", "0 2 * * *", "Europe/Berlin"), spring));
+        let slept = plan_due(&job, at("2026-03-29T02:00:00Z")).unwrap();
+        assert_eq!(
+            (slept.word, slept.time),
+            (None, at("2026-03-29T01:00:00Z")),
+            "it sleeps on"
+        );
         // At 03:00 it is 02:00.
         let autumn = "2026-10-24T00:30:00Z";
         assert_eq!(due(autumn, "2026-10-25T00:29:59Z"), None);
@@ -310,7 +338,7 @@ mod tests {
         for (rule, schedule, now, expected) in [
             ("evening", office(), "2026-11-20T18:59:59.5Z", "2026-11-20T19:00:00Z"),
             ("just then", office(), "2026-11-20T19:00:00Z", "2026-11-23T07:00:00Z"),
-            ("left out", night(), "2026-03-29T00:10:00Z", "2026-03-29T01:30:00Z"),
+            ("left out", night(), "2026-03-29T00:10:00Z", "2026-03-29T01:00:00Z"),
             (
                 "the first of two",
                 night(),

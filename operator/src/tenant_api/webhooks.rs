@@ -99,12 +99,24 @@ fn blocks(hook: &Hook<'_>) -> bool {
             .objects
             .is_none_or(|selector| may_match(selector, Label::of_object))
         && NEEDED.iter().any(|(group, resource, namespace)| {
-            hook.rules.iter().any(|rule| concerns(rule, group, resource))
+            let is_at = |rule: &&RuleWithOperations| is_in_scope(rule, namespace.is_some());
+            hook.rules
+                .iter()
+                .filter(is_at)
+                .any(|rule| concerns(rule, group, resource))
                 && namespace.is_none_or(|name| {
                     let takes = |selector| may_match(selector, |key| Label::of_namespace(key, name));
                     hook.namespaces.is_none_or(takes)
                 })
         })
+}
+
+fn is_in_scope(rule: &RuleWithOperations, is_namespaced: bool) -> bool {
+    match rule.scope.as_deref() {
+        Some("Namespaced") => is_namespaced,
+        Some("Cluster") => !is_namespaced,
+        _ => true,
+    }
 }
 
 fn concerns(rule: &RuleWithOperations, group: &str, resource: &str) -> bool {
@@ -204,6 +216,10 @@ mod tests {
         json!({"rules": [{"operations": [operation], "apiGroups": [group], "apiVersions": ["*"], "resources": [resource]}]})
     }
 
+    fn everything(scope: &str) -> Value {
+        json!([{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "scope": scope}])
+    }
+
     #[test]
     fn what_workers_need_must_not_wait_for_them() {
         let not_kube = json!({"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn",
@@ -258,6 +274,21 @@ mod tests {
             ),
             // Nodes are in no namespace.
             ("everything elsewhere", json!({"namespaceSelector": not_kube}), true),
+            (
+                "everything in other namespaces",
+                json!({"rules": everything("Namespaced"), "namespaceSelector": not_kube}),
+                false,
+            ),
+            (
+                "everything in namespaces",
+                json!({"rules": everything("Namespaced")}),
+                true,
+            ),
+            (
+                "everything that is in none",
+                json!({"rules": everything("Cluster"), "namespaceSelector": not_kube}),
+                true,
+            ),
         ] {
             assert_eq!(blocked(&change), expected, "{case}");
         }
