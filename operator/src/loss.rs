@@ -31,7 +31,7 @@ use crate::context::Context;
 use crate::notice;
 use crate::tenant_api::Way;
 pub use plan::Lost;
-use plan::{Evidence, JURY, Member, REMEMBERED, Sight, TRIAL, Verdict};
+use plan::{Evidence, JURY, Member, REMEMBERED, Room, Sight, TRIAL, Verdict};
 
 /// Pace of looking at each machine.
 const EVERY: Duration = Duration::from_secs(1);
@@ -204,24 +204,32 @@ impl Watch {
             }
             Verdict::Lost => {
                 self.sights.remove(&machine);
+                let members = list_machines(context).remove(&machine).unwrap_or_default();
+                let is_given = members.iter().all(|member| {
+                    let lost = context.losses.of(&member.id);
+                    !serves(context, member) || lost.is_some_and(|lost| lost.pod == member.pod)
+                });
                 let most = context.config.machine_loss.per_minute;
-                if !plan::plan_room(&mut self.past, now, most) {
-                    context.metrics.held_loss();
-                    tracing::warn!(
-                        machine,
-                        most,
-                        "machine is silent, and is not given up: too many were within a minute"
-                    );
-                    return Vec::new();
+                match plan::plan_loss(&mut self.past, is_given, now, most) {
+                    Room::Given => {}
+                    Room::There => {
+                        context.metrics.lost_machine();
+                        tracing::warn!(
+                            machine,
+                            control_planes = members.len(),
+                            "machine is lost; its control planes are started elsewhere"
+                        );
+                    }
+                    Room::Taken => {
+                        context.metrics.held_loss();
+                        tracing::warn!(
+                            machine,
+                            most,
+                            "machine is silent, and is not given up: too many were within a minute"
+                        );
+                        return Vec::new();
+                    }
                 }
-                let mut machines = list_machines(context);
-                let members = machines.remove(&machine).unwrap_or_default();
-                context.metrics.lost_machine();
-                tracing::warn!(
-                    machine,
-                    control_planes = members.len(),
-                    "machine is lost; its control planes are started elsewhere"
-                );
                 return give_up(context, &machine, &members.iter().collect::<Vec<_>>());
             }
         }

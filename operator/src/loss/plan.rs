@@ -178,7 +178,27 @@ pub fn is_credible<'s>(
     is_alone || is_unreachable || others.flatten().any(is_new)
 }
 
-/// Whether one more machine may be given up now, of so many in a minute; notes it if so.
+/// Whether a machine that is silent may be given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// All that is there was already: it stays, of Clusters that are paused or wait for their turn.
+    Given,
+    /// It may, and that is noted.
+    There,
+    /// Too many were within a minute.
+    Taken,
+}
+
+/// Whether a machine may be given up now, of so many in a minute.
+pub fn plan_loss(past: &mut VecDeque<Instant>, is_given: bool, now: Instant, most: usize) -> Room {
+    match is_given {
+        true => Room::Given,
+        false if plan_room(past, now, most) => Room::There,
+        false => Room::Taken,
+    }
+}
+
+/// Whether one more machine may be dealt with now, of so many in a minute; notes it if so.
 pub fn plan_room(past: &mut VecDeque<Instant>, now: Instant, most: usize) -> bool {
     while past.front().is_some_and(|time| now.duration_since(*time) >= MINUTE) {
         past.pop_front();

@@ -145,9 +145,26 @@ fn one_sign_of_life_clears_a_machine() {
 fn so_many_machines_are_given_up_in_a_minute() {
     let began = Instant::now();
     let mut past = VecDeque::new();
-    let mut room = |second: u64| plan_room(&mut past, began + Duration::from_secs(second), 2);
-    assert_eq!([0, 1, 2, 59].map(&mut room), [true, true, false, false]);
-    assert_eq!([60, 60, 61, 62].map(&mut room), [true, false, true, false]);
+    let mut room = |(is_given, second): (bool, u64)| {
+        let now = began + Duration::from_secs(second);
+        plan_loss(&mut past, is_given, now, 2)
+    };
+    let (new, again) = (false, true);
+    for (machine, second, expected) in [
+        (new, 0, Room::There),
+        (again, 0, Room::Given),
+        (again, 1, Room::Given),
+        (new, 1, Room::There),
+        (new, 2, Room::Taken),
+        (again, 2, Room::Given),
+        (new, 59, Room::Taken),
+        (new, 60, Room::There),
+        (new, 60, Room::Taken),
+        (new, 61, Room::There),
+        (new, 62, Room::Taken),
+    ] {
+        assert_eq!(room((machine, second)), expected, "second {second}");
+    }
 }
 
 #[test]
