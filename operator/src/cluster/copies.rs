@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
@@ -270,9 +270,14 @@ pub(super) async fn replace_stuck(context: &Context, observed: &Observed) -> Res
     let api = Api::<Pod>::namespaced(context.client.clone(), &namespace);
     let name = pod.metadata.name.clone().unwrap_or_default();
     tracing::info!(namespace, pod = name, "control plane waits in back-off and is replaced");
-    match api.delete(&name, &DeleteParams::default()).await {
+    let params = DeleteParams::default().preconditions(Preconditions {
+        uid: pod.uid(),
+        resource_version: None,
+    });
+    match api.delete(&name, &params).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        // It is gone already, and perhaps another one of its name is there.
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
         Err(error) => Err(ReconcileError::host("a stuck pod")(error)),
     }
 }

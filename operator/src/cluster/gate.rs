@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use yoke_api::labels;
 
@@ -15,8 +15,17 @@ use super::build::stateful_set;
 /// A pod whose API waits longer than this between two starts is replaced: the wait grows to five minutes.
 const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
 
+/// The same of an API server that had served. A kubelet waits for ten seconds at the second end within ten minutes, whether
+/// something fails or was killed (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>); one that was
+/// told to wait for a second only is quicker than this.
+const BACK_OFF_OF_SERVING: SignedDuration = SignedDuration::from_secs(3);
+
+/// What ran for longer than its startup probe gives it has served.
+const SERVED: SignedDuration = SignedDuration::from_mins(5);
+
 /// Containers without which no API answers.
-const API_PATH: [&str; 2] = ["kine-nats", "kube-apiserver"];
+const API_PATH: [&str; 2] = ["kine-nats", API_SERVER];
+const API_SERVER: &str = "kube-apiserver";
 
 /// A pod that is still there this long after its grace period is on a machine that does not answer.
 const LONGEST_END: SignedDuration = SignedDuration::from_secs(10);
@@ -110,12 +119,23 @@ pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Po
         pod.metadata.deletion_timestamp.is_none()
             && statuses(pod).any(|status| {
                 let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-                let since = ended.and_then(|ended| ended.finished_at.as_ref());
-                is_of_api(status)
-                    && is_backing_off(status)
-                    && since.is_some_and(|since| now.duration_since(since.0) > LONGEST_BACK_OFF)
+                is_of_api(status) && is_backing_off(status) && ended.is_some_and(|ended| waits_long(status, ended, now))
             })
     })
+}
+
+fn waits_long(status: &ContainerStatus, ended: &ContainerStateTerminated, now: Timestamp) -> bool {
+    let Some(end) = ended.finished_at.as_ref().map(|end| end.0) else {
+        return false;
+    };
+    let began = ended.started_at.as_ref();
+    let has_served = began.is_some_and(|began| end.duration_since(began.0) >= SERVED);
+    // Without its store an API server stays, and goes on sooner than another pod would.
+    let longest = match has_served && status.name == API_SERVER {
+        true => BACK_OFF_OF_SERVING,
+        false => LONGEST_BACK_OFF,
+    };
+    now.duration_since(end) > longest
 }
 
 /// What becomes of the turn of a control plane to start.
@@ -263,7 +283,7 @@ fn find_failure(status: &ContainerStatus) -> Option<Failure> {
 
 /// Since when the API server runs.
 fn find_started(pod: &Pod) -> Option<Timestamp> {
-    let status = statuses(pod).find(|status| status.name == "kube-apiserver")?;
+    let status = statuses(pod).find(|status| status.name == API_SERVER)?;
     let running = status.state.as_ref()?.running.as_ref()?;
     Some(running.started_at.as_ref()?.0)
 }

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
 
 fn set(replicas: i32) -> StatefulSet {
@@ -122,12 +124,25 @@ fn long_back_off_is_cut_short() {
         waiting("CrashLoopBackOff"),
         4
     )]))];
-    for (now, expected) in [("2026-11-21T00:00:19Z", false), ("2026-11-21T00:00:21Z", true)] {
-        assert_eq!(
-            plan_replacement(&stuck, now.parse().unwrap()).is_some(),
-            expected,
-            "{now}"
-        );
+    let ran_for = |began: &str| {
+        let mut pod = stuck[0].clone();
+        let status = Arc::make_mut(&mut pod).status.as_mut().unwrap();
+        let status = &mut status.container_statuses.as_mut().unwrap()[0];
+        let ended = status.last_state.as_mut().unwrap().terminated.as_mut().unwrap();
+        ended.started_at = Some(Time(began.parse().unwrap()));
+        [pod]
+    };
+    let (killed, failed) = (ran_for("2026-11-20T23:55:00Z"), ran_for("2026-11-20T23:55:01Z"));
+    for (rule, pods, second, expected) in [
+        ("of unknown life", &stuck, 20, false),
+        ("of unknown life, for long", &stuck, 21, true),
+        ("it fails", &failed, 20, false),
+        ("it fails, for long", &failed, 21, true),
+        ("it had served, and a kubelet may be quick", &killed, 3, false),
+        ("it had served, and the kubelet waits", &killed, 4, true),
+    ] {
+        let now = format!("2026-11-21T00:00:{second:02}Z").parse().unwrap();
+        assert_eq!(plan_replacement(pods, now).is_some(), expected, "{rule}");
     }
     let up = container("kube-apiserver", running(), 4);
     for (rule, statuses) in [
