@@ -94,6 +94,8 @@ pub(crate) struct Report {
     pub(crate) last: Second,
     /// Requests that are open.
     pub(crate) open: usize,
+    /// When the last of them began.
+    pub(crate) opened: Option<Second>,
 }
 
 impl Seen {
@@ -131,6 +133,7 @@ impl Seen {
             since: self.since,
             last: self.last,
             open: self.open.len(),
+            opened: self.open.values().copied().max(),
         }
     }
 
@@ -228,6 +231,17 @@ mod tests {
         ] {
             assert_eq!(after(&mut seen(&[]), &messages), expected, "{rule}");
         }
+    }
+
+    #[test]
+    fn the_last_that_is_open_tells_of_which_api_server_it_is() {
+        let mut seen = seen(&[]);
+        assert_eq!(seen.report(100).opened, None);
+        let watches = ["a", "b"].map(|id| vec![event(id, "ResponseStarted", "watch")]);
+        after(&mut seen, &watches);
+        assert_eq!(seen.report(103).opened, Some(102));
+        seen.hear(&events(&[event("b", "ResponseComplete", "watch")]), 104);
+        assert_eq!(seen.report(104).opened, Some(101));
     }
 
     #[test]

@@ -187,6 +187,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     let now = Timestamp::now();
     let due = [
+        rest::plan_late(outcome.told.as_ref(), now),
         expiry::plan_remaining(&cluster, now),
         schedule::plan_remaining(&cluster, now),
         rest::plan_renewal(&cluster, now),
@@ -332,6 +333,7 @@ fn plan_kept(
             cluster,
             identity,
             observed,
+            &State::unknown(Reason::Paused, "Not looked at."),
             plan_held(cluster, observed, refusal),
         ),
     }
@@ -354,7 +356,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         paused: cluster.spec.paused,
         kept: false,
         rest: find_rest(cluster, observed),
-        wake_problem: None,
+        told: None,
         version: None,
         store: unknown.clone(),
         account: None,
@@ -385,7 +387,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         paused: false,
         kept: false,
         rest: Rest::of(cluster),
-        wake_problem: applied.wake_problem,
+        told: applied.told,
         version: version.map(|version| version.to_string()),
         store: applied.store.state,
         account: applied.store.account,
@@ -473,10 +475,10 @@ async fn tell_failed(
     }
     // Not its causes, which may be of the host: whoever connects reads it.
     let wait = || {
-        format!(
+        Some(format!(
             "The host cannot carry it out ({}): see the Cluster's condition Degraded.",
             error.reason()
-        )
+        ))
     };
     let told = rest::plan_told(None, before.as_ref(), answers, wait, Timestamp::now());
     withdraw::tell_asleep(context, identity, told).await
@@ -508,14 +510,15 @@ pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Cont
         "reconciliation of a Cluster failed"
     );
     let cluster = context.caches.clusters.get(key);
-    let known = cluster.and_then(|cluster| Some((cluster.id()?, cluster.metadata.generation)));
-    let failures = known.map_or(1, |(id, generation)| {
+    let asked_for = |cluster: &Cluster| (cluster.metadata.generation, Rest::of(cluster).is_asleep());
+    let known = cluster.and_then(|cluster| Some((cluster.id()?, asked_for(&cluster))));
+    let failures = known.map_or(1, |(id, asked_for)| {
         let mut count = 1;
         context.note(&id, |seen| {
-            // What failed with another spec says nothing about this one.
-            let before = seen.failures.filter(|(known, _)| *known == generation);
+            // What failed with another spec, or while it slept, says nothing about this one.
+            let before = seen.failures.filter(|(known, _)| *known == asked_for);
             count = before.map_or(0, |(_, count)| count).saturating_add(1);
-            seen.failures = Some((generation, count));
+            seen.failures = Some((asked_for, count));
         });
         count
     });

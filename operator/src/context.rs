@@ -92,8 +92,8 @@ pub struct Seen {
     pub store: Option<(u64, Instant, Result<i64, String>)>,
     /// A hash of what was copied, and of what it was copied from, with what is read of that.
     pub copied: Option<(u64, Gist)>,
-    /// Reconciliations of one generation that failed since the last that did not.
-    pub failures: Option<(Option<i64>, u32)>,
+    /// Reconciliations that failed since the last that did not, of one generation that was asleep or was not.
+    pub failures: Option<((Option<i64>, bool), u32)>,
     /// Number of the pod that serves, since a takeover.
     pub first: i32,
     /// UIDs of pods that were told that nobody takes over from them.
@@ -117,8 +117,8 @@ pub struct Awake {
     pub workers: WorkersSeen,
     /// UID of the pod whose controllers were seen at work.
     pub controllers: Option<String>,
-    /// UID of the pod that the ingress was told answers, after a wake.
-    pub told: Option<String>,
+    /// UID of the pod that the ingress was told answers, after a wake, and when.
+    pub told: Option<(String, Instant)>,
     /// When its Nodes were looked at, and the name of one that is connected.
     pub connected: Option<(Instant, Option<String>)>,
     /// When its webhooks were looked at, and the name of one that would keep workers from coming back.

@@ -17,7 +17,7 @@ use super::rest::{self, Rest, Word};
 use super::status::Outcome;
 use super::store_api::StoreApiError;
 use super::{patch, schedule, store_api};
-use crate::conditions::State;
+use crate::conditions::{self, State};
 use crate::context::{ActivitySeen, Context};
 use crate::error::ReconcileError;
 use crate::events::Notice;
@@ -74,6 +74,10 @@ async fn heed_schedules(
         return Ok(Some(cluster));
     };
     let sleeps = matches!(due.word, Some(Word::Sleep(_)));
+    // A control plane whose spec is refused goes on: that it slept would be carried out long after, under those who use it.
+    if sleeps && !is_carried_out(&cluster) {
+        return patch::note(context, &cluster, None, Some(due.time)).await;
+    }
     // It stays due.
     if sleeps && find_possible(context, &cluster, identity, AGAIN).await.status != Some(true) {
         return Ok(Some(cluster));
@@ -124,7 +128,7 @@ async fn heed_use(
     let (Some(after), ControlPlane::Running { pod, started, .. }, false) = (
         cluster.spec.sleep.inactivity(),
         control_plane,
-        cluster.spec.paused || Rest::of(&cluster).is_asleep(),
+        !is_carried_out(&cluster) || Rest::of(&cluster).is_asleep(),
     ) else {
         if context.awake(id).activity.is_some() {
             context.note_awake(id, |awake| awake.activity = None);
@@ -143,8 +147,10 @@ async fn heed_use(
         Some(pod) => store_api::find_activity(pod).await,
         None => Err(StoreApiError::NoAddress),
     };
+    let told = context.awake(id).told.filter(|(pod, _)| *pod == key.0);
+    let served = told.map(|(_, since)| since.elapsed());
     let next = match &asked {
-        Ok(report) => idle::plan_next(report, started, after),
+        Ok(report) => idle::plan_next(report, started, served, after),
         Err(error) => {
             tracing::info!(cluster = %id, error = %crate::chain(error), "not known when the cluster was last used");
             Next::Look(AGAIN)
@@ -154,7 +160,7 @@ async fn heed_use(
         Next::Sleep => (true, AGAIN),
         Next::Look(pause) => (false, pause),
     };
-    let used = asked.ok().and_then(|report| report.used());
+    let used = asked.ok().and_then(|report| report.used(started));
     // How many Nodes there are is known soon after the operator has started.
     let is_new = context.awake(id).nodes.is_none();
     let due = Instant::now() + if is_new { pause.min(SOON) } else { pause };
@@ -164,6 +170,12 @@ async fn heed_use(
     }
     tracing::info!(cluster = %id, ?used, "nobody uses the cluster: it goes to sleep");
     patch::note(context, &cluster, Some(Word::Sleep(SleepReason::Inactivity)), None).await
+}
+
+/// Whether it is known of the spec as it is now that it is carried out.
+fn is_carried_out(cluster: &Cluster) -> bool {
+    let observed = cluster.status.as_ref().and_then(|status| status.observed_generation);
+    conditions::is_carried_out(cluster) && observed == cluster.metadata.generation
 }
 
 /// Whether nothing stands against that it goes to sleep by itself, by what was found not longer ago than this.

@@ -1,6 +1,8 @@
 //! Writes what was built, in the order that gets an API soonest: whatever waits for nothing goes out at once.
 
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
@@ -44,8 +46,8 @@ pub(super) struct Applied {
     pub(super) nodes: Option<i32>,
     pub(super) addons: Option<State>,
     pub(super) workers: Option<workers::Workers>,
-    /// Why it takes longer to wake than it should.
-    pub(super) wake_problem: Option<String>,
+    /// What the ingress tells those who connect while no API answers.
+    pub(super) told: Option<Asleep>,
     /// Whether its pod was lost lately with its machine.
     pub(super) lost: bool,
     /// Whether it waits for its turn to be made, or started.
@@ -70,7 +72,7 @@ impl Applied {
             nodes: None,
             addons: None,
             workers: None,
-            wake_problem: None,
+            told: None,
             lost: false,
             leaving: None,
             queued: false,
@@ -132,13 +134,12 @@ pub(super) async fn apply(
             cluster,
             identity,
             observed,
+            &applied.store.state,
             Rest::of(cluster).to_told(&identity.uid),
         ),
         ..Asked::of(blueprint.spec)
     };
-    if let Some(Asleep::Waking { problem, .. }) = &asked.asleep {
-        applied.wake_problem.clone_from(problem);
-    }
+    applied.told.clone_from(&asked.asleep);
     let copied = copies::bring(context, identity, plan, (asked.clone(), !is_asleep), &mut applied).await?;
     let gist = match copied {
         Some(Copied { gist, given }) => {
@@ -173,11 +174,10 @@ pub(super) async fn apply(
         && let Some(pod) = observed.staying_pod()
         && probe::answers(context, cluster, identity, observed, &reach).await
     {
-        asked.asleep = None;
-        applied.wake_problem = None;
+        (asked.asleep, applied.told) = (None, None);
         let ingress = hosted::build_ingress(identity, asked.clone(), &reach.trust);
         context.clusters.apply(&context.caches.config_maps, &ingress).await?;
-        context.note_awake(&identity.id, |awake| awake.told.clone_from(&pod.metadata.uid));
+        note_let_in(context, identity, pod);
         context.starts.finish(&identity.id);
     }
     probe::look_at_api(context, identity, observed, &reach, &asked, &mut applied).await;
@@ -209,28 +209,57 @@ pub(super) fn plan_told(
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
+    store: &State,
     wanted: Option<Asleep>,
 ) -> Option<Asleep> {
     let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
     let answers = answers(context, cluster, identity, observed);
-    let wait = || match gate::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods) {
-        ControlPlane::Pending(why) => why,
-        ControlPlane::Failing(failure) => failure.to_string(),
-        ControlPlane::Running { .. } => "The API server does not answer yet.".to_owned(),
-        _ if context.starts.has_waiting(&identity.id) => "Others are started first.".to_owned(),
-        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => "No pod is made yet.".to_owned(),
+    let set = observed.stateful_set.as_deref();
+    let wait = || match lost::plan_control_plane(context, identity, set, observed) {
+        _ if !context.starts.has_had_time(&identity.id, rest::LONGEST_WAKE) => None,
+        ControlPlane::Pending(why) => Some(why),
+        ControlPlane::Failing(failure) => Some(failure.to_string()),
+        ControlPlane::Running { .. } => Some("The API server does not answer yet.".to_owned()),
+        // Not what the host's NATS says: whoever connects reads it.
+        ControlPlane::Absent if store.status != Some(true) => Some(format!(
+            "Its store is not there ({}): see the Cluster's condition StoreReady.",
+            store.reason
+        )),
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => {
+            Some("No pod is made yet: see the Cluster's condition Ready.".to_owned())
+        }
     };
-    rest::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now())
+    let told = rest::plan_told(wanted, before.as_ref(), answers, wait, Timestamp::now());
+    if let (Some(Asleep::Waking { .. }), None, Some(pod)) = (&before, &told, observed.staying_pod()) {
+        note_let_in(context, identity, pod);
+    }
+    told
+}
+
+/// Notes that the ingress lets in those who woke a Cluster, as of now unless that is known.
+fn note_let_in(context: &Context, identity: &Identity, pod: &Pod) {
+    let Some(uid) = pod.uid() else {
+        return;
+    };
+    context.note_awake(&identity.id, |awake| {
+        if awake.told.as_ref().is_none_or(|(known, _)| *known != uid) {
+            awake.told = Some((uid, Instant::now()));
+        }
+    });
 }
 
 /// Whether the API of a pod that stays is known to answer.
 pub(super) fn answers(context: &Context, cluster: &Cluster, identity: &Identity, observed: &Observed) -> bool {
     // The cache may lag behind what the ingress was told, and the kubelet behind the API. Of a first start the kubelet does
     // not know when it is complete.
-    let known = context.awake(&identity.id).told;
+    let known = context.awake(&identity.id).told.map(|(pod, _)| pod);
     let found = kept::had_api(cluster) && observed.answers().is_ok();
+    // Of one that was lost the kubelet's last word stays.
+    let lost = context.losses.of(&identity.id);
+    let is_there = |pod: &&Pod| !lost.as_ref().is_some_and(|lost| lost::is_lost(pod, lost));
     observed
         .staying_pod()
+        .filter(is_there)
         .is_some_and(|pod| found || known.is_some() && known == pod.metadata.uid)
 }
 
@@ -359,6 +388,10 @@ fn waits_for_turn(
     gets_agents: bool,
 ) -> bool {
     let asked_for = gate::running_incarnation(observed.stateful_set.as_deref());
+    if context.losses.of(&identity.id).is_some() {
+        context.restarts.finish(&identity.id);
+        return false;
+    }
     match (control_plane, planned) {
         (ControlPlane::Running { failing, .. }, Incarnation::New(_)) => {
             let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
@@ -366,7 +399,6 @@ fn waits_for_turn(
                 || failing.is_some()
                 || seen != cluster.metadata.generation
                 || Rest::of(cluster).is_asleep()
-                || context.losses.of(&identity.id).is_some()
                 || takeover::find_state(context, observed).is_some()
                 || takeover::is_ending(observed);
             if is_at_once {
@@ -392,19 +424,20 @@ fn waits_for_turn(
 fn waits_to_start(
     context: &Context,
     cluster: &Cluster,
-    blueprint: &Blueprint<'_>,
+    identity: &Identity,
     observed: &Observed,
     control_plane: &ControlPlane,
     is_lost: bool,
 ) -> bool {
-    let identity = blueprint.identity;
     let is_asleep = Rest::of(cluster).is_asleep();
     let answers = answers(context, cluster, identity, observed);
     match gate::plan_start(control_plane, &observed.pods, is_asleep, is_lost, answers) {
         Start::Begins => {
             let machines = context.caches.machines.state();
             let taints = &context.config.planned_takeover.taints;
-            let cores = notice::plan::count_cores(&machines, taints, &blueprint.accepted.class.tolerations);
+            let classes = context.config.classes.iter();
+            let classes: Vec<_> = classes.map(|class| class.tolerations.as_slice()).collect();
+            let cores = notice::plan::count_cores(&machines, taints, &classes);
             context.starts.set_rule(Rule::of_starts(cores));
             !context.starts.take(find_wanted(cluster, identity))
         }
@@ -428,13 +461,14 @@ async fn apply_control_plane(
     applied: &mut Applied,
 ) -> Result<(), ReconcileError> {
     let caches = &context.caches;
+    let present = observed.stateful_set.as_deref();
+    applied.control_plane = lost::plan_control_plane(context, blueprint.identity, present, observed);
     let store_ready = applied.store.state.status == Some(true);
     // Once there is a control plane it is kept in step even while NATS does not answer the operator.
     if !store_ready && observed.stateful_set.is_none() {
         return Ok(());
     }
     // A certificate that is issued again changes nothing that is read once.
-    let present = observed.stateful_set.as_deref();
     // What NATS could not be given yet, a control plane that runs without it goes on without.
     let has_spare = streams::has_spare(blueprint.accepted.class.store_replicas)
         && (store_ready || present.is_some_and(stateful_set::uses_spare));
@@ -473,9 +507,14 @@ async fn apply_control_plane(
         return Ok(());
     }
     let is_lost = start.lost.is_some() && start.lost != observed.stateful_set.as_deref().and_then(place::read_lost);
-    if waits_to_start(context, cluster, blueprint, observed, &applied.control_plane, is_lost) {
-        let present = observed.stateful_set.as_deref();
-        applied.control_plane = lost::plan_control_plane(context, blueprint.identity, present, observed);
+    if waits_to_start(
+        context,
+        cluster,
+        blueprint.identity,
+        observed,
+        &applied.control_plane,
+        is_lost,
+    ) {
         (applied.queued, applied.lost) = (true, is_lost);
         return Ok(());
     }

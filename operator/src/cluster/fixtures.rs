@@ -98,7 +98,7 @@ pub(super) fn outcome() -> Outcome {
         paused: false,
         kept: false,
         rest: Rest::Awake,
-        wake_problem: None,
+        told: None,
         version: Some("v1.35.4".into()),
         store: State::yes(Reason::AsExpected, "There."),
         account: Some("A".into()),

@@ -27,6 +27,8 @@ pub struct Report {
     pub last: i64,
     /// Requests that are open.
     pub open: u64,
+    /// When the last of them began; older stores do not say.
+    pub opened: Option<i64>,
 }
 
 /// What follows from it.
@@ -40,29 +42,36 @@ pub enum Next {
 
 impl Report {
     /// When the cluster was last used, as far as it can be told.
-    pub fn used(&self) -> Option<Timestamp> {
-        let last = if self.open > 0 { self.now } else { self.last };
+    pub fn used(&self, started: Timestamp) -> Option<Timestamp> {
+        let last = if self.is_open(started) { self.now } else { self.last };
         Timestamp::from_second(last).ok()
+    }
+
+    /// Whether somebody uses it now. An API server that was killed tells of no end: what began before the one that was
+    /// `started` then is over.
+    fn is_open(&self, started: Timestamp) -> bool {
+        let is_of_this = |opened| opened >= started.as_second();
+        self.open > 0 && self.opened.is_none_or(is_of_this)
     }
 }
 
 /// What follows for a Cluster that sleeps `after` so long, and whose API server was `started` then, by the clock of the same
-/// machine. Its start counts as use.
-pub fn plan_next(report: &Report, started: Timestamp, after: Duration) -> Next {
+/// machine. Its start counts as use, and so does that those who woke it were let in, if it is known for how long it has `served` them.
+pub fn plan_next(report: &Report, started: Timestamp, served: Option<Duration>, after: Duration) -> Next {
+    if report.is_open(started) {
+        return Next::Look(after);
+    }
     let started = started.as_second();
     // A store that was started again under an API server that goes on has not heard which watches were open.
     let from = match report.since > started {
         true => report.last.max(report.since.saturating_add(WATCH_MAX)),
         false => report.last.max(started),
     };
-    if report.open > 0 {
-        return Next::Look(after);
-    }
-    let quiet = u64::try_from(report.now.saturating_sub(from)).map(Duration::from_secs);
-    match quiet {
-        Ok(quiet) if quiet >= after => Next::Sleep,
-        Ok(quiet) => Next::Look(after - quiet),
-        Err(_) => Next::Look(after),
+    let quiet = u64::try_from(report.now.saturating_sub(from)).unwrap_or_default();
+    let quiet = Duration::from_secs(quiet).min(served.unwrap_or(Duration::MAX));
+    match after.checked_sub(quiet) {
+        None | Some(Duration::ZERO) => Next::Sleep,
+        Some(left) => Next::Look(left),
     }
 }
 
@@ -160,7 +169,17 @@ mod tests {
     #[test]
     fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
         let look = |seconds| Next::Look(Duration::from_secs(seconds));
-        let report = |now, since, last, open| Report { now, since, last, open };
+        let report = |now, since, last, open| Report {
+            now,
+            since,
+            last,
+            open,
+            opened: None,
+        };
+        let opened = |opened| Report {
+            opened: Some(opened),
+            ..report(2000, 995, 1050, 1)
+        };
         // The API server was started at second 1000, and it sleeps after 60 s.
         for (rule, report, expected) in [
             ("just started", report(1001, 995, 995, 0), look(59)),
@@ -169,13 +188,24 @@ mod tests {
             ("used since", report(1100, 995, 1050, 0), look(10)),
             ("and long ago", report(1110, 995, 1050, 0), Next::Sleep),
             ("something is open", report(2000, 995, 1050, 1), look(60)),
+            ("something is open since it started", opened(1000), look(60)),
+            ("what was open has gone with the former one", opened(999), Next::Sleep),
             ("started in the same second", report(1060, 1000, 1000, 0), Next::Sleep),
             ("the store was started again", report(1400, 1300, 1300, 0), look(60)),
             ("watches of before may be open", report(4900, 1300, 1300, 0), look(60)),
             ("they have ended", report(4960, 1300, 1300, 0), Next::Sleep),
             ("its clock was set back", report(900, 995, 995, 0), look(60)),
         ] {
-            let next = plan_next(&report, at(1000), Duration::from_secs(60));
+            let next = plan_next(&report, at(1000), None, Duration::from_secs(60));
+            assert_eq!(next, expected, "{rule}");
+        }
+        let long_quiet = report(1500, 995, 995, 0);
+        for (rule, served, expected) in [
+            ("who woke it came in just now", 1, look(59)),
+            ("and long ago", 60, Next::Sleep),
+        ] {
+            let served = Some(Duration::from_secs(served));
+            let next = plan_next(&long_quiet, at(1000), served, Duration::from_secs(60));
             assert_eq!(next, expected, "{rule}");
         }
     }
@@ -249,8 +279,11 @@ mod tests {
             since: 1,
             last: 10,
             open,
+            opened: Some(5),
         };
-        assert_eq!((report(0).used(), report(1).used()), (Some(at(10)), Some(at(20))));
+        let used = |open, started| report(open).used(at(started));
+        assert_eq!((used(0, 5), used(1, 5)), (Some(at(10)), Some(at(20))));
+        assert_eq!(used(1, 6), Some(at(10)), "of a former API server");
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub(super) fn plan_control_plane(
     gate::plan_control_plane(set, &pods)
 }
 
-fn is_lost(pod: &Pod, lost: &Lost) -> bool {
+pub(super) fn is_lost(pod: &Pod, lost: &Lost) -> bool {
     pod.metadata.uid.as_ref() == Some(&lost.pod)
 }
 

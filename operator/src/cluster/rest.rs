@@ -23,7 +23,7 @@ use yoke_pki::request::Use;
 use crate::conditions;
 
 /// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
-const LONGEST_WAKE: SignedDuration = SignedDuration::from_secs(30);
+pub(super) const LONGEST_WAKE: Duration = Duration::from_secs(30);
 /// How long a Cluster with Nodes sleeps at least and at most until it is woken for them, in hundredths of the lifetime of a kubelet's
 /// certificate, and in how many parts the time between is shared.
 const SLEPT_LEAST: u32 = 6;
@@ -165,12 +165,12 @@ pub fn hold(until: &str) -> Asleep {
 }
 
 /// What the ingress is told next: of a cluster that is asked for again, that it is being woken, until its API answers; and of
-/// one that takes long what it waits for.
+/// one that takes long what it waits for, if it does not wait for others who come first, or begun a moment ago.
 pub fn plan_told(
     wanted: Option<Asleep>,
     before: Option<&Asleep>,
     answers: bool,
-    wait: impl FnOnce() -> String,
+    wait: impl FnOnce() -> Option<String>,
     now: Timestamp,
 ) -> Option<Asleep> {
     if wanted.is_some() {
@@ -182,11 +182,21 @@ pub fn plan_told(
         Asleep::Waking { since, .. } if since.0 <= now => since.0,
         _ => Timestamp::from_second(now.as_second()).unwrap_or(now),
     };
-    let is_late = now.duration_since(since) > LONGEST_WAKE;
+    let is_late = now.duration_since(since).unsigned_abs() > LONGEST_WAKE;
     Some(Asleep::Waking {
         since: Time(since),
-        problem: is_late.then(wait),
+        problem: is_late.then(wait).flatten(),
     })
+}
+
+/// How long it is until those who wait for a Cluster that wakes are told why, if it is not awake before.
+pub fn plan_late(told: Option<&Asleep>, now: Timestamp) -> Option<Duration> {
+    let Some(Asleep::Waking { since, problem: None }) = told else {
+        return None;
+    };
+    // To the second, as it is told. Who is late already and has no problem is called for.
+    let late = LONGEST_WAKE + Duration::from_secs(1);
+    late.checked_sub(Duration::try_from(now.duration_since(since.0)).unwrap_or_default())
 }
 
 /// How long a Cluster that has Nodes sleeps until it is woken for them; `None`: for as long as it likes. So does one that nobody is to
@@ -508,9 +518,27 @@ mod tests {
             ),
             ("is awake", None, waking(69, Some("no room")), true, None),
         ] {
-            let told = plan_told(wanted, before.as_ref(), answers, || "no room".into(), at(100).0);
+            let told = plan_told(wanted, before.as_ref(), answers, || Some("no room".into()), at(100).0);
             assert_eq!(told, expected, "{rule}");
         }
+        for (rule, since, expected) in [
+            ("others come first", waking(69, None), waking(69, None)),
+            (
+                "now there is room, and others come first",
+                waking(9, Some("no room")),
+                waking(9, None),
+            ),
+        ] {
+            let told = plan_told(None, since.as_ref(), false, || None, at(100).0);
+            assert_eq!(told, expected, "{rule}");
+        }
+        let late = |told: Option<Asleep>| plan_late(told.as_ref(), at(100).0).map(|late| late.as_secs());
+        assert_eq!(late(waking(70, None)), Some(1));
+        assert_eq!(late(waking(90, None)), Some(21));
+        assert_eq!(late(waking(9, None)), None, "it waits for its turn");
+        assert_eq!(late(waking(9, Some("no room"))), None, "they know");
+        assert_eq!(late(asleep()), None);
+        assert_eq!(late(None), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod usage;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use yoke_api::cluster::{CaGeneration, ClusterStatus, EndpointStatus, Phase, PkiStatus, SecretRef, StorageStatus};
+use yoke_api::ingress::Asleep;
 use yoke_api::names::kubeconfig_secret;
 use yoke_api::{Cluster, ConditionType, Reason};
 
@@ -68,8 +69,8 @@ pub struct Outcome {
     pub kept: bool,
     /// Whether a control plane is asked for; of a spec that is not carried out, whether one was.
     pub rest: Rest,
-    /// Why it takes longer to wake than it should.
-    pub wake_problem: Option<String>,
+    /// What the ingress tells those who connect while no API answers.
+    pub told: Option<Asleep>,
     /// Version to run; absent if the spec was refused.
     pub version: Option<String>,
     /// Account, stream, bytes.

@@ -115,9 +115,11 @@ impl Turns {
         state.taken.contains_key(&id)
     }
 
-    /// Whether a Cluster waits for its turn.
-    pub(super) fn has_waiting(&self, id: &ClusterId) -> bool {
-        self.lock().waiting.contains_key(id)
+    /// Whether a Cluster neither waits for its turn nor has begun it less than so long ago.
+    pub(super) fn has_had_time(&self, id: &ClusterId, long: Duration) -> bool {
+        let state = self.lock();
+        let is_young = |(_, since): &(Option<String>, Instant)| since.elapsed() < long;
+        !state.waiting.contains_key(id) && !state.taken.get(id).is_some_and(is_young)
     }
 
     /// Ends the turn of a Cluster, or its waiting.
@@ -241,7 +243,7 @@ mod tests {
         assert!(first.iter().all(|wanted| turns.take(wanted.clone())));
         let next_of_a = wanted("a", 2, false);
         assert!(!turns.take(next_of_a.clone()));
-        assert!(turns.has_waiting(&next_of_a.id));
+        assert!(!turns.has_had_time(&next_of_a.id, Duration::ZERO));
         assert!((3..5).all(|number| turns.take(wanted("b", number, false))));
         assert!(!turns.take(wanted("c", 5, false)), "four have a turn");
         turns.finish(&first[0].id);
@@ -249,7 +251,10 @@ mod tests {
         turns.set_rule(Rule::of_starts(5));
         turns.finish(&first[1].id);
         assert_eq!(next(&mut called).as_deref(), Some("c2"));
-        assert!(!turns.has_waiting(&next_of_a.id));
+        assert!(turns.has_had_time(&next_of_a.id, Duration::ZERO));
+        assert!(!turns.has_had_time(&next_of_a.id, Duration::from_secs(60)));
+        turns.finish(&next_of_a.id);
+        assert!(turns.has_had_time(&next_of_a.id, Duration::from_secs(60)));
     }
 
     #[test]

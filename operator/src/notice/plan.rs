@@ -72,10 +72,13 @@ pub fn is_leaving(machine: &Machine, taints: &[String]) -> bool {
     own.any(|taint| taints.contains(&taint.key)) || is_shut_down(machine)
 }
 
-/// How many cores the machines have that a pod with these tolerations can be put on.
-pub fn count_cores<M: AsRef<Machine>>(machines: &[M], taints: &[String], tolerations: &[Toleration]) -> usize {
+/// How many cores the machines have that a pod of some class can be put on, by the tolerations of each.
+pub fn count_cores<M: AsRef<Machine>>(machines: &[M], taints: &[String], classes: &[&[Toleration]]) -> usize {
     let machines = machines.iter().map(AsRef::as_ref);
-    let takes = machines.filter(|machine| takes(machine, taints, tolerations));
+    let takes = machines.filter(|machine| {
+        let mut classes = classes.iter();
+        classes.any(|tolerations| takes(machine, taints, tolerations))
+    });
     let thousandths = takes.filter_map(|machine| to_millicores(machine.status.allocatable.get("cpu")?));
     thousandths.sum::<usize>().div_ceil(1000)
 }

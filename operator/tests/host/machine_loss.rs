@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::channel::mpsc;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use yoke_api::Cluster;
 use yoke_operator::loss;
@@ -18,7 +18,7 @@ use yoke_runtime::Supervisor;
 use yoke_test_support::Process;
 
 use crate::answers::ready;
-use crate::harness::Host;
+use crate::harness::{Host, condition};
 
 /// What a trial and what leads to it take at most, and more than once that.
 const LONG: Duration = Duration::from_secs(15);
@@ -150,9 +150,29 @@ async fn start_store(host: &Host, hosted: &str) -> Process {
     Process::spawn(&dir, "kine-nats", &arguments)
 }
 
+/// A machine of the host that has one core, for one control plane of a Tenant that starts at a time.
+async fn make_machine(host: &Host, name: &str) {
+    let nodes = Api::<Node>::all(host.client.clone());
+    let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    nodes.create(&PostParams::default(), &node).await.unwrap();
+    // Kubernetes gives each a taint, until its conditions are known.
+    let taints = json!({"spec": {"taints": null}});
+    nodes
+        .patch(name, &PatchParams::default(), &Patch::Merge(taints))
+        .await
+        .unwrap();
+    let status = json!({"status": {"allocatable": {"cpu": "1", "memory": "1Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}]}});
+    nodes
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     let mut stage = Stage::start().await;
+    make_machine(&stage.host, "two").await;
     let (host, before) = (&stage.host, stage.incarnation().await);
     let former = stage.pod().await.unwrap();
     host.until("the store writes", async || stage.store.log().contains("is the writer"))
@@ -175,6 +195,14 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
     assert_eq!(stage.incarnation().await, before + 1);
     assert_eq!(ready(host).await, "False/MachineLost");
+    // It keeps its turn until the next one serves.
+    host.make_cluster("b").await;
+    host.bring("b", "it could be started", async || {
+        condition(&host.cluster("b").await, "CertificatesReady") == "True/AsExpected"
+    })
+    .await;
+    host.reconcile("b").await.unwrap();
+    assert_eq!(condition(&host.cluster("b").await, "Ready"), "False/Queued");
     assert!(host.events().await.contains(&"MachineLost".to_owned()));
     let affinity = stage
         .pod()
@@ -213,6 +241,11 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
     })
     .await;
     assert_eq!(stage.incarnation().await, before + 1, "it is started once");
+    let other = host.hosted("b").await;
+    host.bring("b", "its turn has come", async || {
+        host.stateful_set(&other).await.is_some()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

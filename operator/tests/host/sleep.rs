@@ -15,6 +15,7 @@ use yoke_api::ingress::{Asleep, Callers, IngressConfig};
 
 use crate::answers::{ready, run_pod, run_ready, see_set};
 use crate::harness::{Host, TENANT, condition};
+use crate::support::Server;
 use crate::tenant_api::TenantServer;
 
 const SLEEP: &str = "yoke.drzzl.io/sleep";
@@ -366,6 +367,31 @@ async fn a_wake_that_fails_says_so() {
         why,
         "The host cannot carry it out (ReconcileFailed): see the Cluster's condition Degraded."
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wake_without_a_store_says_so() {
+    // Room for the host's own store, and for less than a Cluster's by default.
+    let host = Host::start_on(Server::start_with_room("3GB").await).await;
+    host.make_cluster("a").await;
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps, and never ran", async || {
+        condition(&host.cluster("a").await, "CertificatesReady") == "True/AsExpected"
+    })
+    .await;
+    let store = condition(&host.cluster("a").await, "StoreReady");
+    assert_eq!(store, "False/StoreQuotaExceeded");
+    ask(&host).await;
+    host.bring("a", "it is woken", async || {
+        matches!(told(&host).await, Some(Asleep::Waking { problem: None, .. }))
+    })
+    .await;
+    wait_long(&host).await;
+    host.bring("a", "who waits is told", async || {
+        matches!(told(&host).await, Some(Asleep::Waking { problem: Some(why), .. }) if why.contains("StoreQuotaExceeded"))
+    })
+    .await;
+    assert_eq!(asleep(&host).await, "False/WakeDelayed");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
 //! The state of each condition. Pure.
 
 use yoke_api::cluster::ClusterStatus;
+use yoke_api::ingress::Asleep;
 use yoke_api::{ConditionType, Reason};
 
 use super::Outcome;
@@ -120,10 +121,16 @@ fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
             rest.reason(),
             format!("The control plane is being stopped, {}.", rest.why()),
         ),
-        (false, _) if let Some(problem) = &outcome.wake_problem => State::no(
-            Reason::WakeDelayed,
-            format!("It is being woken, which takes long: {problem}"),
-        ),
+        (false, _)
+            if let Some(Asleep::Waking {
+                problem: Some(problem), ..
+            }) = &outcome.told =>
+        {
+            State::no(
+                Reason::WakeDelayed,
+                format!("It is being woken, which takes long: {problem}"),
+            )
+        }
         (false, _) if is_woken(before) => State::no(
             Reason::WokenOnConnect,
             "A control plane is asked for since somebody connected.",

@@ -257,7 +257,7 @@ fn cores_count_where_a_pod_can_be_put() {
     ];
     let machines = machines.map(std::sync::Arc::new);
     let tolerations = pod("p", "a").spec.unwrap().tolerations.unwrap();
-    assert_eq!(count_cores(&machines, &taints(), &tolerations), 3);
-    assert_eq!(count_cores(&machines[..2], &taints(), &[]), 2);
-    assert_eq!(count_cores::<std::sync::Arc<Machine>>(&[], &taints(), &[]), 0);
+    assert_eq!(count_cores(&machines, &taints(), &[&[], &tolerations]), 3);
+    assert_eq!(count_cores(&machines[..2], &taints(), &[&[]]), 2);
+    assert_eq!(count_cores::<std::sync::Arc<Machine>>(&[], &taints(), &[&[]]), 0);
 }
