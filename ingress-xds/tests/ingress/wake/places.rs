@@ -60,7 +60,11 @@ async fn strangers_who_wake_it_leave_room() {
         night.ask(&night.admin(), Http::One, None).await
     };
     let (answered, answer) = tokio::join!(futures::future::join_all(strangers), asking);
-    assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("0")), "he was held");
+    assert_eq!(
+        told(&answer),
+        (StatusCode::SERVICE_UNAVAILABLE, Some("0")),
+        "he was held"
+    );
     assert!(answered.iter().all(|as_expected| *as_expected));
 }
 
