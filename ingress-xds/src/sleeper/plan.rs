@@ -14,6 +14,8 @@ use crate::snapshot::{Entry, Snapshot, resource_name};
 
 /// When to come again who need not wait any more.
 const NOW: i32 = 0;
+const WAKING: &str =
+    "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing";
 
 /// What is looked at of a request.
 #[derive(Clone, Copy, Debug)]
@@ -106,15 +108,8 @@ impl Answer {
                 "the cluster was asleep, and is awake now",
                 Some(NOW),
             ),
-            Self::Waking(_) | Self::Waited => (
-                503,
-                "ServiceUnavailable",
-                "the cluster was asleep and is being woken; if this lasts, its condition Ready says what is missing",
-                Some(match self {
-                    Self::Waking(seconds) => plan_retry(*seconds),
-                    _ => NOW,
-                }),
-            ),
+            Self::Waking(seconds) => (503, "ServiceUnavailable", WAKING, Some(plan_retry(*seconds))),
+            Self::Waited => (503, "ServiceUnavailable", WAKING, Some(NOW)),
             Self::Stuck(problem) => (503, "ServiceUnavailable", problem.as_str(), None),
             Self::Busy => (
                 429,
