@@ -333,7 +333,7 @@ fn plan_kept(
             cluster,
             identity,
             observed,
-            &State::unknown(Reason::Paused, "Not looked at."),
+            None,
             plan_held(cluster, observed, refusal),
         ),
     }

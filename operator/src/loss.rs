@@ -62,6 +62,11 @@ impl Losses {
         (since.elapsed() < REMEMBERED).then(|| lost.clone())
     }
 
+    /// Whether the pod of a Cluster with this UID was lost lately.
+    pub fn has(&self, id: &ClusterId, uid: Option<&str>) -> bool {
+        self.of(id).is_some_and(|lost| Some(lost.pod.as_str()) == uid)
+    }
+
     /// Notes that a machine is lost, and these with it.
     fn note(&self, machine: &str, members: &[&Member], now: Instant) {
         let mut memory = self.lock();
@@ -205,10 +210,9 @@ impl Watch {
             Verdict::Lost => {
                 self.sights.remove(&machine);
                 let members = list_machines(context).remove(&machine).unwrap_or_default();
-                let is_given = members.iter().all(|member| {
-                    let lost = context.losses.of(&member.id);
-                    !serves(context, member) || lost.is_some_and(|lost| lost.pod == member.pod)
-                });
+                let is_given = members
+                    .iter()
+                    .all(|member| !serves(context, member) || context.losses.has(&member.id, Some(&member.pod)));
                 let most = context.config.machine_loss.per_minute;
                 match plan::plan_loss(&mut self.past, is_given, now, most) {
                     Room::Given => {}

@@ -134,7 +134,7 @@ pub(super) async fn apply(
             cluster,
             identity,
             observed,
-            &applied.store.state,
+            (applied.store.state.status != Some(true)).then_some(applied.store.state.reason),
             Rest::of(cluster).to_told(&identity.uid),
         ),
         ..Asked::of(blueprint.spec)
@@ -203,29 +203,31 @@ fn find_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
     }
 }
 
-/// What the ingress tells those who connect while no API answers.
+/// What the ingress tells those who connect while no API answers; `missing_store` is why there is no store, if there is none.
 pub(super) fn plan_told(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     observed: &Observed,
-    store: &State,
+    missing_store: Option<Reason>,
     wanted: Option<Asleep>,
 ) -> Option<Asleep> {
     let before = withdraw::find_told(context, identity).and_then(|told| told.asleep);
     let answers = answers(context, cluster, identity, observed);
     let set = observed.stateful_set.as_deref();
-    let wait = || match lost::plan_control_plane(context, identity, set, observed) {
+    let wait = || match (
+        lost::plan_control_plane(context, identity, set, observed),
+        missing_store,
+    ) {
         _ if !context.starts.has_had_time(&identity.id, rest::LONGEST_WAKE) => None,
-        ControlPlane::Pending(why) => Some(why),
-        ControlPlane::Failing(failure) => Some(failure.to_string()),
-        ControlPlane::Running { .. } => Some("The API server does not answer yet.".to_owned()),
+        (ControlPlane::Pending(why), _) => Some(why),
+        (ControlPlane::Failing(failure), _) => Some(failure.to_string()),
+        (ControlPlane::Running { .. }, _) => Some("The API server does not answer yet.".to_owned()),
         // Not what the host's NATS says: whoever connects reads it.
-        ControlPlane::Absent if store.status != Some(true) => Some(format!(
-            "Its store is not there ({}): see the Cluster's condition StoreReady.",
-            store.reason
+        (ControlPlane::Absent, Some(reason)) => Some(format!(
+            "Its store is not there ({reason}): see the Cluster's condition StoreReady."
         )),
-        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => {
+        (ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep, _) => {
             Some("No pod is made yet: see the Cluster's condition Ready.".to_owned())
         }
     };
@@ -254,13 +256,11 @@ pub(super) fn answers(context: &Context, cluster: &Cluster, identity: &Identity,
     // not know when it is complete.
     let known = context.awake(&identity.id).told.map(|(pod, _)| pod);
     let found = kept::had_api(cluster) && observed.answers().is_ok();
-    // Of one that was lost the kubelet's last word stays.
-    let lost = context.losses.of(&identity.id);
-    let is_there = |pod: &&Pod| !lost.as_ref().is_some_and(|lost| lost::is_lost(pod, lost));
-    observed
-        .staying_pod()
-        .filter(is_there)
-        .is_some_and(|pod| found || known.is_some() && known == pod.metadata.uid)
+    observed.staying_pod().is_some_and(|pod| {
+        let uid = &pod.metadata.uid;
+        // Of one that was lost the kubelet's last word stays.
+        !context.losses.has(&identity.id, uid.as_deref()) && (found || known.is_some() && known == *uid)
+    })
 }
 
 /// The hosted namespace, then what is in it and waits for nothing.
@@ -387,11 +387,11 @@ fn waits_for_turn(
     (control_plane, planned): (&ControlPlane, Incarnation),
     gets_agents: bool,
 ) -> bool {
-    let asked_for = gate::running_incarnation(observed.stateful_set.as_deref());
     if context.losses.of(&identity.id).is_some() {
         context.restarts.finish(&identity.id);
         return false;
     }
+    let asked_for = gate::running_incarnation(observed.stateful_set.as_deref());
     match (control_plane, planned) {
         (ControlPlane::Running { failing, .. }, Incarnation::New(_)) => {
             let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
@@ -468,7 +468,6 @@ async fn apply_control_plane(
     if !store_ready && observed.stateful_set.is_none() {
         return Ok(());
     }
-    // A certificate that is issued again changes nothing that is read once.
     // What NATS could not be given yet, a control plane that runs without it goes on without.
     let has_spare = streams::has_spare(blueprint.accepted.class.store_replicas)
         && (store_ready || present.is_some_and(stateful_set::uses_spare));
@@ -481,6 +480,7 @@ async fn apply_control_plane(
         false => lost::find(context, blueprint.identity, observed),
     };
     let present = present.and_then(stateful_set::read_digest);
+    // A certificate that is issued again changes nothing that is read once.
     let digest = gist.map(|gist| gist.restart_digest(has_konnectivity));
     let Some(digest) = digest.or_else(|| present.cloned()) else {
         return Ok(());

@@ -11,9 +11,8 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
@@ -25,10 +24,10 @@ use super::apply::Applied;
 use super::build::hosted::{self, Asked};
 use super::build::secrets::{self, Data, MaterialError};
 use super::build::{Gist, Materials};
-use super::gate;
 use super::identity::Identity;
 use super::kept::{self, data_of};
 use super::observe::Observed;
+use super::{delete, gate};
 use crate::apply::{digest_of, hash_of};
 use crate::conditions::State;
 use crate::context::Context;
@@ -266,18 +265,9 @@ pub(super) async fn replace_stuck(context: &Context, observed: &Observed) -> Res
     let Some(pod) = gate::plan_replacement(&observed.pods, Timestamp::now()) else {
         return Ok(());
     };
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let api = Api::<Pod>::namespaced(context.client.clone(), &namespace);
-    let name = pod.metadata.name.clone().unwrap_or_default();
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     tracing::info!(namespace, pod = name, "control plane waits in back-off and is replaced");
-    let params = DeleteParams::default().preconditions(Preconditions {
-        uid: pod.uid(),
-        resource_version: None,
-    });
-    match api.delete(&name, &params).await {
-        Ok(_) => Ok(()),
-        // It is gone already, and perhaps another one of its name is there.
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-        Err(error) => Err(ReconcileError::host("a stuck pod")(error)),
-    }
+    let deleted = delete::remove_pod(context, pod, None).await;
+    deleted.map_err(ReconcileError::host("a stuck pod"))?;
+    Ok(())
 }

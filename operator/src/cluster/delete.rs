@@ -184,22 +184,30 @@ fn is_labelled<K: Resource>(object: &K, identity: &Identity) -> bool {
 /// Takes away pods that no kubelet has ended in time.
 pub(super) async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
     for pod in pods {
-        let api = Api::<Pod>::namespaced(context.client.clone(), &pod.namespace().unwrap_or_default());
-        let params = DeleteParams {
-            grace_period_seconds: Some(0),
-            preconditions: Some(Preconditions {
-                uid: pod.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        match api.delete(&pod.name_any(), &params).await {
-            Ok(_) => tracing::warn!(pod = pod.name_any(), "pod did not end in time and is removed by force"),
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
-            Err(error) => return Err(ReconcileError::host("a pod that does not end")(error)),
+        let deleted = remove_pod(context, pod, Some(0)).await;
+        if deleted.map_err(ReconcileError::host("a pod that does not end"))? {
+            tracing::warn!(pod = pod.name_any(), "pod did not end in time and is removed by force");
         }
     }
     Ok(())
+}
+
+/// Deletes a pod, with its own grace period if none is given, and no other of its name; whether it was there.
+pub(super) async fn remove_pod(context: &Context, pod: &Pod, grace_seconds: Option<u32>) -> kube::Result<bool> {
+    let api = Api::<Pod>::namespaced(context.client.clone(), &pod.namespace().unwrap_or_default());
+    let params = DeleteParams {
+        grace_period_seconds: grace_seconds,
+        preconditions: Some(Preconditions {
+            uid: pod.uid(),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match api.delete(&pod.name_any(), &params).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes the streams with their account, and then the Secret that names it; says whether that is still there. Data that

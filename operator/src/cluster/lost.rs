@@ -1,5 +1,7 @@
 //! A control plane whose pod was lost with its machine, or is never ended by it: what is known of it, and how the pod goes.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -44,8 +46,7 @@ pub(super) async fn remove(
     if !is_seen(set, incarnation) {
         return Ok(());
     }
-    let lost = context.losses.of(&identity.id);
-    let went = |pod: &&Pod| lost.as_ref().is_some_and(|lost| is_lost(pod, lost));
+    let went = |pod: &&Pod| context.losses.has(&identity.id, pod.metadata.uid.as_deref());
     let mut pods: Vec<&Pod> = observed.pods.iter().map(AsRef::as_ref).filter(went).collect();
     if pods.is_empty() {
         pods = gate::plan_replaced(set, &observed.pods, Timestamp::now());
@@ -66,14 +67,9 @@ pub(super) fn plan_control_plane(
     set: Option<&StatefulSet>,
     observed: &Observed,
 ) -> ControlPlane {
-    let lost = context.losses.of(&identity.id);
-    let is_there = |pod: &&std::sync::Arc<Pod>| !lost.as_ref().is_some_and(|lost| is_lost(pod, lost));
-    let pods: Vec<_> = observed.pods.iter().filter(is_there).collect();
+    let went = |pod: &&Arc<Pod>| context.losses.has(&identity.id, pod.metadata.uid.as_deref());
+    let pods: Vec<_> = observed.pods.iter().filter(|pod| !went(pod)).collect();
     gate::plan_control_plane(set, &pods)
-}
-
-pub(super) fn is_lost(pod: &Pod, lost: &Lost) -> bool {
-    pod.metadata.uid.as_ref() == Some(&lost.pod)
 }
 
 /// Whether the controller of StatefulSets knows of a start.

@@ -19,8 +19,8 @@ const STORELESS: Duration = Duration::from_millis(500);
 const WAITING: Duration = Duration::from_secs(2);
 /// Pace of looking at a cluster that is as it should be. What waits this long is spread.
 pub(super) const STEADY: Duration = Duration::from_secs(30);
-/// Pace of looking at a cluster that sleeps as it should. Its schedules have times of their own, and whatever else becomes of it comes by a watch, but for
-/// its streams, which nobody needs before it wakes. There may be thousands.
+/// Pace of looking at a cluster that sleeps as it should. Its schedules have times of their own, and whatever else becomes of it
+/// comes by a watch, but for its streams, which nobody needs before it wakes. There may be thousands.
 pub(super) const ASLEEP: Duration = Duration::from_secs(1800);
 /// Pace for a store that the host's NATS has no room for, where nothing else is waited for.
 const LIMITED: Duration = Duration::from_secs(300);

@@ -160,11 +160,10 @@ pub(super) async fn release_ending(context: &Context, identity: &Identity, obser
 /// Tells each once. Who is not reached ends a while later, by itself.
 async fn release(context: &Context, identity: &Identity, observed: &Observed, pods: &[&Pod]) {
     let known = context.seen(&identity.id).released;
-    let lost = context.losses.of(&identity.id);
     let started = |pod: &&&Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
     let told = pods.iter().filter(started).filter_map(|pod| {
         let uid = pod.metadata.uid.clone()?;
-        let is_lost = lost.as_ref().is_some_and(|lost| lost.pod == uid);
+        let is_lost = context.losses.has(&identity.id, Some(&uid));
         (!known.contains(&uid) && !is_lost).then_some(async move { (uid, store_api::release(pod).await) })
     });
     let told = futures::future::join_all(told).await;

@@ -99,11 +99,9 @@ fn blocks(hook: &Hook<'_>) -> bool {
             .objects
             .is_none_or(|selector| may_match(selector, Label::of_object))
         && NEEDED.iter().any(|(group, resource, namespace)| {
-            let is_at = |rule: &&RuleWithOperations| is_in_scope(rule, namespace.is_some());
             hook.rules
                 .iter()
-                .filter(is_at)
-                .any(|rule| concerns(rule, group, resource))
+                .any(|rule| is_in_scope(rule, namespace.is_some()) && concerns(rule, group, resource))
                 && namespace.is_none_or(|name| {
                     let takes = |selector| may_match(selector, |key| Label::of_namespace(key, name));
                     hook.namespaces.is_none_or(takes)
