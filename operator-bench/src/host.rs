@@ -141,11 +141,13 @@ fn build_crd(plural: &str, kind: &str) -> Value {
     })
 }
 
-/// What the operator asks for, and nobody else, once for each request: a watch when it begins.
+/// What the operator asks for, and nobody else, once for each request, a watch when it begins; but for its Lease, which it renews
+/// every three seconds.
 fn build_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
         "rules": [
+            {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
             {"level": "Metadata", "users": [USER], "verbs": ["watch"], "omitStages": ["RequestReceived", "ResponseComplete"]},
             {"level": "Metadata", "users": [USER]},
             {"level": "None"},

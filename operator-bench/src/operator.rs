@@ -63,7 +63,11 @@ impl Operator {
         ];
         let kubeconfig = self.kubeconfig.display().to_string();
         // As the chart sets it.
-        let environment = [("KUBECONFIG", kubeconfig.as_str()), ("MALLOC_ARENA_MAX", "1")];
+        let environment = [
+            ("KUBECONFIG", kubeconfig.as_str()),
+            ("MALLOC_ARENA_MAX", "1"),
+            ("POD_NAME", "yoke-operator"),
+        ];
         let process = Process::spawn_with(&self.dir, "yoke-operator", &arguments, &environment);
         let id = process.id();
         self.process = Some(process);

@@ -1,15 +1,16 @@
 //! The operator: brings Tenants and Clusters on the host to what their specs ask for.
 //!
 //! ```text
-//!  config file, NATS secret ─▶ run ─┬─ watches (cache) ─▶ triggers ─┬─▶ tenant::reconcile ──▶ namespace, role
-//!                                   │                               ├─▶ cluster::reconcile ─▶ certificates, store, control
-//!                                   │                               │                         plane, ingress, kubeconfig
-//!                                   │                               └─▶ join_token::reconcile ─▶ what a worker joins by
-//!                                   ├─ signer: requests of kubelets in tenants' clusters ─▶ certificates
-//!                                   ├─ reaper: Nodes there whose workers fell silent ─▶ removed
-//!                                   ├─ loss: machines of the host ─▶ lost: their control planes start on others
-//!                                   ├─ /metrics /livez /readyz
-//!                                   └─ NATS connection ─▶ all Clusters again when it comes back
+//!  config file ─▶ leader: the Lease, by which one operator acts and others stand by
+//!    ─▶ NATS secret ─▶ run ─┬─ watches (cache) ─▶ triggers ─┬─▶ tenant::reconcile ──▶ namespace, role
+//!                           │                               ├─▶ cluster::reconcile ─▶ certificates, store, control
+//!                           │                               │                         plane, ingress, kubeconfig
+//!                           │                               └─▶ join_token::reconcile ─▶ what a worker joins by
+//!                           ├─ signer: requests of kubelets in tenants' clusters ─▶ certificates
+//!                           ├─ reaper: Nodes there whose workers fell silent ─▶ removed
+//!                           ├─ loss: machines of the host ─▶ lost: their control planes start on others
+//!                           ├─ /metrics /livez /readyz
+//!                           └─ NATS connection ─▶ all Clusters again when it comes back
 //! ```
 //!
 //! It holds no state of its own: what it draws once (keys) it keeps in Secrets, and everything else follows from objects.
@@ -24,6 +25,7 @@ pub mod context;
 pub mod error;
 pub mod events;
 pub mod join_token;
+pub mod leader;
 pub mod ledger;
 pub mod loss;
 pub mod metrics;

@@ -81,6 +81,7 @@ pub struct OperatorMetrics {
     losses_held: Counter,
     takeovers: Counter,
     takeover_failures: Counter,
+    acting: Gauge,
 }
 
 impl OperatorMetrics {
@@ -105,6 +106,7 @@ impl OperatorMetrics {
             losses_held: Counter::default(),
             takeovers: Counter::default(),
             takeover_failures: Counter::default(),
+            acting: Gauge::default(),
         };
         metrics.register(|registry| {
             registry.register("reconciles", "Reconciliations", own.reconciles.clone());
@@ -180,6 +182,11 @@ impl OperatorMetrics {
                 "Those of them for which none came in time",
                 own.takeover_failures.clone(),
             );
+            registry.register(
+                "acting",
+                "1 in the operator that acts, 0 in one that stands by",
+                own.acting.clone(),
+            );
         });
         own
     }
@@ -242,6 +249,11 @@ impl OperatorMetrics {
     /// One was not, since too many were.
     pub fn held_loss(&self) {
         self.losses_held.inc();
+    }
+
+    /// This operator is the one that acts.
+    pub fn acts(&self) {
+        self.acting.set(1);
     }
 
     /// A takeover was begun.

@@ -1,11 +1,13 @@
 //! The process: reads the configuration, connects, starts watches and controllers, and ends them in order.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use clap::builder::NonEmptyStringValueParser;
 use futures::channel::mpsc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
@@ -22,6 +24,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::events::Events;
 use crate::join_token::Slots;
+use crate::leader::{Election, Held, LEASE, Terms};
 use crate::metrics::OperatorMetrics;
 use crate::nats::Nats;
 use crate::tenant_api::{TenantApis, build_base};
@@ -54,6 +57,9 @@ pub struct Arguments {
     /// Where metrics and probes are served.
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
+    /// The name by which this operator holds the Lease: its pod's. One is drawn without.
+    #[arg(long, env = "POD_NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub identity: Option<String>,
 }
 
 /// Runs the operator until it is told to end.
@@ -65,15 +71,28 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let drain = supervisor.drain();
     let metrics = Metrics::new("operator");
     let readiness = Readiness::new();
-    let (synced, connected) = (readiness.check("watches"), readiness.check("nats"));
+    let leased = readiness.check("lease");
     let endpoint = Endpoint::bind(arguments.listen).await?;
-    supervisor.spawn_background("endpoint", endpoint.serve(metrics.clone(), readiness, drain.clone()));
+    supervisor.spawn_background(
+        "endpoint",
+        endpoint.serve(metrics.clone(), readiness.clone(), drain.clone()),
+    );
 
     let client = Client::try_default().await.context("connecting to the host API")?;
+    let counters = OperatorMetrics::new(&metrics);
+    let identity = arguments.identity;
+    let identity = identity.unwrap_or_else(|| format!("{LEASE}-{:016x}", rand::random::<u64>()));
+    let mut election = Election::new(client.clone(), &config.namespace, identity, Terms::default(), leased);
+    if yoke_runtime::until_signal(election.win()).await?.is_none() {
+        return Ok(());
+    }
+    counters.acts();
+    let (held, leaving) = (election.held(), election.clone());
+    supervisor.spawn_background("leader", hold(election));
+    let (synced, connected) = (readiness.check("watches"), readiness.check("nats"));
     let ca = config.nats.secret_dir.join("ca.crt");
     let nats_ca = std::fs::read_to_string(&ca).with_context(|| format!("reading {}", ca.display()))?;
     let nats = Nats::connect(&config.nats).await?;
-    let counters = OperatorMetrics::new(&metrics);
     let (caches, triggered) = cache::start(&client, &mut supervisor, &counters);
     let (guard, keeper) = cluster::Guard::new();
     let (turns, made) = cluster::Turns::new(cluster::Rule::MADE);
@@ -133,11 +152,21 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             triggered,
             stream::select_all([made, restarted, started]).boxed(),
             synced,
+            held,
             drain,
         ),
     );
-    supervisor.run().await?;
-    Ok(())
+    let ended = supervisor.run().await;
+    // Nothing acts any more: the next one need not wait.
+    leaving.leave().await;
+    Ok(ended?)
+}
+
+/// Holds on to the Lease, and ends the process when another has it: at once, for what is under way is the other's now.
+async fn hold(mut election: Election) -> Result<(), Infallible> {
+    let lost = election.hold().await;
+    tracing::error!(error = %lost, "this operator ends");
+    std::process::exit(1)
 }
 
 /// Controllers start when the watches hold their first lists: what is missing is told from what is not known yet.
@@ -149,6 +178,7 @@ async fn run_controllers(
     triggered: Triggered,
     due: BoxStream<'static, ObjectRef<Cluster>>,
     synced: Check,
+    held: Held,
     drain: Drain,
 ) -> Result<(), cache::SyncError> {
     let triggered = match drain.until_started(triggered.wait(&context.caches)).await {
@@ -164,14 +194,19 @@ async fn run_controllers(
     context.notices.look(&context);
     let notices = notice::run(Arc::clone(&context), calls, drain.clone());
     let triggers = stream::select_all([triggered.clusters, called.boxed(), due]).boxed();
-    let clusters = run_clusters(Arc::clone(&context), triggers, drain.clone());
-    let join_tokens = run_join_tokens(Arc::clone(&context), triggered.join_tokens, drain.clone());
-    let tenants = run_tenants(context, triggered.tenants, drain);
+    let clusters = run_clusters(Arc::clone(&context), triggers, held.clone(), drain.clone());
+    let join_tokens = run_join_tokens(Arc::clone(&context), triggered.join_tokens, held.clone(), drain.clone());
+    let tenants = run_tenants(context, triggered.tenants, held, drain);
     let (_, (), (), (), (), (), ()) = tokio::join!(orphans, guarded, losses, notices, clusters, join_tokens, tenants);
     Ok(())
 }
 
-async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Cluster>>, drain: Drain) {
+async fn run_clusters(
+    context: Arc<Context>,
+    triggers: BoxStream<'static, ObjectRef<Cluster>>,
+    held: Held,
+    drain: Drain,
+) {
     // NATS may have come back without what was seen there.
     let reconnected = stream::unfold(
         (context.nats.connected(), Arc::clone(&context)),
@@ -191,9 +226,9 @@ async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, Object
         .with_config(ControllerConfig::default().concurrency(CLUSTERS_AT_ONCE))
         .reconcile_on(triggers.map(to_named))
         .reconcile_all_on(reconnected)
-        .graceful_shutdown_on(async move { drain.started().await })
+        .graceful_shutdown_on(ended(drain.clone()))
         .run(
-            move |named, context| cluster::reconcile(to_key(&named), context),
+            move |named, context| while_held(&held, &drain, cluster::reconcile(to_key(&named), context)),
             move |named, error, context| cluster::on_error(&to_key(&named), error, &context),
             context,
         )
@@ -201,28 +236,54 @@ async fn run_clusters(context: Arc<Context>, triggers: BoxStream<'static, Object
         .await;
 }
 
-async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Tenant>>, drain: Drain) {
+async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<Tenant>>, held: Held, drain: Drain) {
     Controller::for_shared_stream(stream::pending::<Arc<Tenant>>(), context.caches.tenants.clone())
         .with_config(ControllerConfig::default().concurrency(TENANTS_AT_ONCE))
         .reconcile_on(triggers)
-        .graceful_shutdown_on(async move { drain.started().await })
-        .run(tenant::reconcile, tenant::on_error, context)
+        .graceful_shutdown_on(ended(drain.clone()))
+        .run(
+            move |tenant, context| while_held(&held, &drain, tenant::reconcile(tenant, context)),
+            tenant::on_error,
+            context,
+        )
         .for_each(async |_| ())
         .await;
 }
 
-async fn run_join_tokens(context: Arc<Context>, triggers: BoxStream<'static, ObjectRef<JoinToken>>, drain: Drain) {
+async fn run_join_tokens(
+    context: Arc<Context>,
+    triggers: BoxStream<'static, ObjectRef<JoinToken>>,
+    held: Held,
+    drain: Drain,
+) {
     Controller::for_shared_stream(stream::pending::<Arc<JoinToken>>(), context.caches.join_tokens.clone())
         .with_config(ControllerConfig::default().concurrency(JOIN_TOKENS_AT_ONCE))
         .reconcile_on(triggers)
-        .graceful_shutdown_on(async move { drain.started().await })
-        .run(join_token::reconcile, join_token::on_error, context)
+        .graceful_shutdown_on(ended(drain.clone()))
+        .run(
+            move |token, context| while_held(&held, &drain, join_token::reconcile(token, context)),
+            join_token::on_error,
+            context,
+        )
         .for_each(async |_| ())
         .await;
 }
 
+async fn ended(drain: Drain) {
+    drain.started().await;
+}
+
+/// A reconciliation that begins while the Lease is held, or the process drains and has what it began ended.
+fn while_held<F: Future>(held: &Held, drain: &Drain, reconciliation: F) -> impl Future<Output = F::Output> + use<F> {
+    let (held, drain) = (held.clone(), drain.clone());
+    async move {
+        drain.until_started(held.wait()).await;
+        reconciliation.await
+    }
+}
+
 /// Keeps `/readyz` in step with the connection to NATS.
-async fn watch_nats(context: Arc<Context>, check: Check, drain: Drain) -> Result<(), std::convert::Infallible> {
+async fn watch_nats(context: Arc<Context>, check: Check, drain: Drain) -> Result<(), Infallible> {
     loop {
         if context.nats.is_connected() {
             check.set_ready();

@@ -29,5 +29,5 @@ pub use drain::{Drain, DrainTrigger};
 pub use logging::init_tracing;
 pub use metrics::{Endpoint, Metrics};
 pub use readiness::{Check, Readiness};
-pub use supervise::Supervisor;
+pub use supervise::{Supervisor, until_signal};
 pub use trust::trust;

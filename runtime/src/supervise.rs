@@ -83,6 +83,15 @@ struct Signals {
     interrupt: Signal,
 }
 
+/// Waits for something without which there is no work yet; `None` if SIGTERM or SIGINT arrives first.
+pub async fn until_signal<T>(work: impl Future<Output = T>) -> Result<Option<T>, SuperviseError> {
+    let mut signals = Signals::listen().map_err(SuperviseError::Signals)?;
+    Ok(tokio::select! {
+        () = signals.next() => None,
+        result = work => Some(result),
+    })
+}
+
 impl Supervisor {
     /// No tasks yet. After the drain has started, tasks have `grace` to end.
     pub fn new(grace: Duration) -> Self {

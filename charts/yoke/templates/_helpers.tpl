@@ -61,12 +61,13 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{/* Spreads replicas over nodes where there is a choice. */}}
+{{/* Spreads replicas over nodes where there is a choice; those of another template, which are about to go, do not count. */}}
 {{- define "yoke.spread" -}}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
     whenUnsatisfiable: ScheduleAnyway
+    matchLabelKeys: [pod-template-hash]
     labelSelector:
       matchLabels:
         {{- include "yoke.selector" . | nindent 8 }}

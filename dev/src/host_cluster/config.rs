@@ -130,13 +130,14 @@ pub(super) fn build_kubelet(node: &Node, network: &Network, cgroup_root: &str) -
     format!("{config:#}\n")
 }
 
-/// What the API server writes down: each write that the operator asks for, and nothing else.
+/// What the API server writes down: each write that the operator asks for but renewals of its Lease, and nothing else.
 pub(super) fn build_audit_policy() -> String {
     let policy = json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
         "rules": [
+            {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
             {
                 "level": "Metadata",
                 "users": [format!("system:serviceaccount:{NAMESPACE}:yoke-operator")],

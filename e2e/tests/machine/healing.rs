@@ -27,7 +27,7 @@ const CHANGED: &str = "changed";
 type Written = BTreeMap<String, Vec<Option<&'static str>>>;
 
 /// What Yoke's processes say of those that were killed.
-const LOSSES: [Expected; 17] = {
+const LOSSES: [Expected; 18] = {
     const NATS: &str = "nats-server was killed";
     const HOST: &str = "the host's API server, or its store, was killed";
     const YOUNG: &str = "the host's API server has just started, and does not know of roles yet";
@@ -52,6 +52,7 @@ const LOSSES: [Expected; 17] = {
         expected("reconciliation of a", HOST),
         expected("status cannot be written", HOST),
         expected("event cannot be written", HOST),
+        expected("the Lease by which one operator acts is tried again", HOST),
     ]
 };
 

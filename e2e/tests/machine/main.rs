@@ -3,5 +3,6 @@
 mod base;
 mod healing;
 mod make;
+mod operators;
 mod routing;
 mod supervisor;

@@ -116,7 +116,7 @@ async fn chart_installs_on_another_cluster_and_leaves_what_it_says() -> Result<(
     .await?;
     read(std::slice::from_ref(helm)).await?;
 
-    // The defaults: its own kinds and namespace, two replicas where the ingress is, an address from a load balancer.
+    // The defaults: its own kinds and namespace, two replicas of each, an address from a load balancer.
     let deployments = [
         "get",
         "deployments",
@@ -127,7 +127,7 @@ async fn chart_installs_on_another_cluster_and_leaves_what_it_says() -> Result<(
     ];
     let deployments = get(&deployments).await?;
     ensure!(
-        deployments.trim() == "envoy=2 yoke-ingress-xds=2 yoke-operator=1",
+        deployments.trim() == "envoy=2 yoke-ingress-xds=2 yoke-operator=2",
         "{deployments}"
     );
     let service = get(&[

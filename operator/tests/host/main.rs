@@ -15,6 +15,7 @@ mod host_names;
 mod issuer;
 mod join_tokens;
 mod konnectivity;
+mod leader;
 mod leaving;
 mod lost;
 mod machine_loss;
