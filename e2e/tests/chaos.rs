@@ -246,25 +246,42 @@ fn require(faults: &[Fault], length: Duration) -> Result<()> {
     Ok(())
 }
 
+/// A time without what clients want, and the fault before the one that it came of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Outage {
+    length: Duration,
+    before: Option<(Fault, Duration)>,
+}
+
+impl std::fmt::Display for Outage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:>12.1?}", self.length)?;
+        match self.before {
+            Some((fault, ago)) => write!(f, " {:>34}", format!("{fault}, {:.0} s", ago.as_secs_f64())),
+            None => write!(f, " {:>34}", "-"),
+        }
+    }
+}
+
 /// The longest times without an answer, and without an acknowledged change, after each kind of fault: the last that came before
-/// their end.
+/// their end. And what had come before that, for what it left may have been in the way.
 fn show_outages(faults: &[(Instant, Fault)], record: &Record) -> String {
     let (answers, changes) = (
         find_longest(faults, &record.answers),
         find_longest(faults, &record.changes),
     );
     let mut lines = vec![format!(
-        "{:<28} {:>6} {:>12} {:>12}",
-        "fault", "times", "no answer", "no change"
+        "{:<28} {:>6} {:>12} {:>34} {:>12} {:>34}",
+        "fault", "times", "no answer", "and before it", "no change", "and before it"
     )];
     let names: BTreeSet<_> = faults.iter().map(|(_, fault)| fault.to_string()).collect();
-    let longest = |of: &BTreeMap<String, Duration>, name: &str| of.get(name).copied().unwrap_or_default();
+    let longest = |of: &BTreeMap<String, Outage>, name: &str| of.get(name).copied().unwrap_or_default();
     for name in &names {
         let times = faults.iter().filter(|(_, fault)| fault.to_string() == *name).count();
         let (answer, change) = (longest(&answers, name), longest(&changes, name));
-        lines.push(format!("{name:<28} {times:>6} {answer:>12.1?} {change:>12.1?}"));
+        lines.push(format!("{name:<28} {times:>6} {answer} {change}"));
     }
-    let longest = |of: &BTreeMap<String, Duration>| of.values().max().copied().unwrap_or_default();
+    let longest = |of: &BTreeMap<String, Outage>| of.values().map(|outage| outage.length).max().unwrap_or_default();
     lines.push(format!(
         "the longest outage: {:.1?} without an answer, {:.1?} without a change",
         longest(&answers),
@@ -273,14 +290,18 @@ fn show_outages(faults: &[(Instant, Fault)], record: &Record) -> String {
     lines.join("\n")
 }
 
-fn find_longest(faults: &[(Instant, Fault)], times: &[Instant]) -> BTreeMap<String, Duration> {
-    let mut longest: BTreeMap<String, Duration> = BTreeMap::new();
+fn find_longest(faults: &[(Instant, Fault)], times: &[Instant]) -> BTreeMap<String, Outage> {
+    let mut longest: BTreeMap<String, Outage> = BTreeMap::new();
     for pair in times.windows(2) {
-        let gap = pair[1] - pair[0];
-        let last = faults.iter().rev().find(|(begun, _)| *begun < pair[1]);
-        if let Some((_, fault)) = last.filter(|_| gap > PROBE_EVERY * 4) {
-            let known = longest.entry(fault.to_string()).or_default();
-            *known = gap.max(*known);
+        let length = pair[1] - pair[0];
+        let count = faults.partition_point(|(begun, _)| *begun < pair[1]);
+        let Some((&(begun, fault), earlier)) = faults[..count].split_last() else {
+            continue;
+        };
+        let known = longest.entry(fault.to_string()).or_default();
+        if length > PROBE_EVERY * 4 && length > known.length {
+            let before = earlier.last().map(|(time, fault)| (*fault, begun - *time));
+            *known = Outage { length, before };
         }
     }
     longest
