@@ -42,6 +42,9 @@ struct Arguments {
     /// Clusters that sleep and are woken, twice each.
     #[arg(long, value_name = "N", default_value_t = 10)]
     wakes: usize,
+    /// Clusters that sleep and are woken at the same time.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    together: usize,
     /// How long each look at the costs at rest takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     rest: u64,
@@ -78,7 +81,7 @@ async fn main() -> Result<()> {
         None => costs::print_with(&with, fleet.count()),
     }
     say("waking some");
-    wake::measure(&fleet, arguments.wakes).await?;
+    wake::measure(&fleet, arguments.wakes, arguments.together).await?;
     say("killing the operator");
     restart::measure(&fleet, rest).await?;
     if arguments.keep {

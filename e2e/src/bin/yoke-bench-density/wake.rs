@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -19,10 +20,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 const TARGETS: [(usize, Duration); 2] = [(50, Duration::from_secs(4)), (99, Duration::from_secs(6))];
 const GET: [&str; 4] = ["get", "namespaces", "-o", "name"];
 
-/// Wakes some, one after the other, sends them to sleep again and wakes them once more; and asks all that are awake.
-pub(crate) async fn measure(fleet: &Fleet, wakes: usize) -> Result<()> {
+/// Wakes some, one after the other, sends them to sleep again and wakes them once more; then so many at the same time; and asks
+/// all that are awake.
+pub(crate) async fn measure(fleet: &Fleet, wakes: usize, together: usize) -> Result<()> {
     let asleep: Vec<_> = fleet.of(Kind::Asleep).collect();
     let every = (asleep.len() / wakes.max(1)).max(1);
+    let herd: Vec<_> = asleep.iter().copied().take(together).collect();
     let (mut first, mut second) = (<[Vec<Duration>; 2]>::default(), <[Vec<Duration>; 2]>::default());
     for number in asleep.into_iter().step_by(every).take(wakes) {
         for times in [&mut first, &mut second] {
@@ -33,6 +36,7 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize) -> Result<()> {
         }
     }
     let ([first, first_floor], [second, second_floor]) = (first, second);
+    let herd = wake_together(fleet, &herd).await?;
     let mut awake = Vec::new();
     for number in fleet.of(Kind::Awake) {
         awake.push(ask(fleet, number).await?);
@@ -42,6 +46,12 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize) -> Result<()> {
     print_row(floor::TITLE, first_floor);
     print_row("sleeps, and ran before: `kubectl get namespaces`", second.clone());
     print_row(floor::TITLE, second_floor);
+    if !herd.is_empty() {
+        print_row(
+            &format!("sleeps, as {} others that are asked at the same time", herd.len() - 1),
+            herd,
+        );
+    }
     print_row("is awake: the second list of Namespaces of a client", awake);
     print_targets_head();
     for (what, times) in [("asleep, and never ran", first), ("asleep, and ran before", second)] {
@@ -63,6 +73,22 @@ async fn wake(fleet: &Fleet, number: usize) -> Result<(Duration, Duration)> {
     };
     let times = tokio::try_join!(answered, floor.measure(LIMIT))?;
     until(fleet, number, |cluster| is_settled(cluster, Kind::Awake)).await?;
+    Ok(times)
+}
+
+/// The same of several at the same time, which start in turns; they are put to sleep again.
+async fn wake_together(fleet: &Fleet, numbers: &[usize]) -> Result<Vec<Duration>> {
+    let wake = async |number: &usize| {
+        let kubeconfig = fleet.kubeconfig(*number).await?;
+        let asked = Instant::now();
+        fleet.stack.kubectl(&kubeconfig, &GET).await?.ok()?;
+        Ok::<_, anyhow::Error>(asked.elapsed())
+    };
+    let times = try_join_all(numbers.iter().map(wake)).await?;
+    for number in numbers {
+        until(fleet, *number, |cluster| is_settled(cluster, Kind::Awake)).await?;
+        put_to_sleep(fleet, *number).await?;
+    }
     Ok(times)
 }
 
