@@ -13,6 +13,7 @@ use yoke_e2e::tenant::is_true;
 use yoke_e2e::{Floor, floor, watch_for};
 
 use crate::fleet::{Fleet, Kind, is_settled};
+use crate::say;
 use crate::table::{print_head, print_row, print_targets_head, print_time_target};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -36,7 +37,7 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize, together: usize) -> Res
         }
     }
     let ([first, first_floor], [second, second_floor]) = (first, second);
-    let herd = wake_together(fleet, &herd).await?;
+    let together = wake_together(fleet, &herd).await?;
     let mut awake = Vec::new();
     for number in fleet.of(Kind::Awake) {
         awake.push(ask(fleet, number).await?);
@@ -47,10 +48,8 @@ pub(crate) async fn measure(fleet: &Fleet, wakes: usize, together: usize) -> Res
     print_row("sleeps, and ran before: `kubectl get namespaces`", second.clone());
     print_row(floor::TITLE, second_floor);
     if !herd.is_empty() {
-        print_row(
-            &format!("sleeps, as {} others that are asked at the same time", herd.len() - 1),
-            herd,
-        );
+        let what = format!("sleeps, as {} others that are asked at the same time", herd.len() - 1);
+        print_row(&what, together);
     }
     print_row("is awake: the second list of Namespaces of a client", awake);
     print_targets_head();
@@ -76,20 +75,28 @@ async fn wake(fleet: &Fleet, number: usize) -> Result<(Duration, Duration)> {
     Ok(times)
 }
 
-/// The same of several at the same time, which start in turns; they are put to sleep again.
+/// The same of several at the same time, which start in turns; they are put to sleep again. Those that were answered: kubectl
+/// asks for what an API serves for 32 s, whatever it is told.
 async fn wake_together(fleet: &Fleet, numbers: &[usize]) -> Result<Vec<Duration>> {
     let wake = async |number: &usize| {
         let kubeconfig = fleet.kubeconfig(*number).await?;
         let asked = Instant::now();
-        fleet.stack.kubectl(&kubeconfig, &GET).await?.ok()?;
-        Ok::<_, anyhow::Error>(asked.elapsed())
+        let output = fleet.stack.kubectl(&kubeconfig, &GET).await?;
+        if !output.success() {
+            say(&format!(
+                "c{number}, after {:.1?}: {}",
+                asked.elapsed(),
+                output.stderr.trim()
+            ));
+        }
+        Ok::<_, anyhow::Error>(output.success().then(|| asked.elapsed()))
     };
     let times = try_join_all(numbers.iter().map(wake)).await?;
     for number in numbers {
         until(fleet, *number, |cluster| is_settled(cluster, Kind::Awake)).await?;
         put_to_sleep(fleet, *number).await?;
     }
-    Ok(times)
+    Ok(times.into_iter().flatten().collect())
 }
 
 async fn put_to_sleep(fleet: &Fleet, number: usize) -> Result<()> {
