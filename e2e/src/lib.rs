@@ -18,6 +18,7 @@ pub mod held_watch;
 pub mod host_node;
 pub mod logs;
 pub mod network;
+pub mod operators;
 pub mod process;
 pub mod readme;
 pub mod ssh;

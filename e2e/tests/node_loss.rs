@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use yoke_api::labels::INCARNATION;
 use yoke_e2e::acknowledged::Clients;
@@ -17,13 +18,15 @@ use yoke_e2e::host_node::place_of;
 use yoke_e2e::stack::client;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::signal;
-use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, wait_for, wait_until, watch_for};
+use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, network, operators, wait_for, wait_until, watch_for};
 
 /// How soon the loss is to be called one.
 const CALLED_SOON: Duration = Duration::from_secs(10);
 /// How soon the API is to answer from elsewhere, on a machine that does nothing else. Without the operator, Kubernetes takes more
 /// than five minutes.
 const BACK_SOON: Duration = Duration::from_secs(15);
+/// The same where the operator that acts is lost with it: another one acts after 10 s, and has that to find out then.
+const BACK_BY_ANOTHER: Duration = Duration::from_secs(35);
 /// How long is waited for that.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
 /// How long one attempt may take: what is not answered is asked again, on a connection of its own.
@@ -168,22 +171,27 @@ fn read_all(file: &mut std::fs::File) -> Result<String> {
 
 /// Ends the clients when what they make from here on was told of. What they noticed.
 async fn conclude(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Result<String> {
+    let noticed = check(watch, clients, elsewhere).await?;
+    let Elsewhere { called, answered } = elsewhere;
+    ensure!(*called < CALLED_SOON && *answered < BACK_SOON, "too late: {noticed}");
+    Ok(noticed)
+}
+
+async fn check(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Result<String> {
     watch.wait_for_more(WRITES, READY_LIMIT).await?;
     let record = clients.end().await?;
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
     let Elsewhere { called, answered } = elsewhere;
-    let noticed = format!(
+    Ok(format!(
         "The loss was called after {called:.1?}, and the API answered from another node after {answered:.1?}.\n\
          {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch told all of them once, in \
          order, paused {gap:.1?} and listed anew {lists} times.",
         record.objects(),
         record.counted,
         record.longest_outage()
-    );
-    ensure!(*called < CALLED_SOON && *answered < BACK_SOON, "too late: {noticed}");
-    Ok(noticed)
+    ))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -206,6 +214,55 @@ async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
     moved.node.start().await?;
     println!("{}", done?);
     moved.tenant.remove().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
+    let _alone = ALONE.lock().await;
+    let moved = Moved::place("node-operator").await?;
+    let place = |replicas: u32, selector: Value| {
+        let template = json!({"spec": {"nodeSelector": selector}});
+        json!({"spec": {"replicas": replicas, "template": template}})
+    };
+    // Null takes it away; on both nodes one, then.
+    operators::change(&moved.stack, &place(2, Value::Null)).await?;
+    let done = kill_with_operator(&moved).await;
+    // Whatever came of it: others use the node, too, and take for granted where the operator is.
+    moved.node.start().await?;
+    operators::change(&moved.stack, &place(1, json!({"kubernetes.io/hostname": "yoke-host"}))).await?;
+    println!("{}", done?);
+    moved.tenant.remove().await
+}
+
+/// What came of a loss of power of the node where the operator is that acts.
+async fn kill_with_operator(moved: &Moved) -> Result<String> {
+    let on_node = |pod: &Pod| place_of(pod) == Some(&moved.node.name);
+    let acting = operators::acting(&moved.stack).await?;
+    if !on_node(&acting) {
+        let pods: Api<Pod> = Api::namespaced(moved.stack.host.clone(), operators::NAMESPACE);
+        pods.delete(&acting.name_any(), &DeleteParams::default()).await?;
+    }
+    wait_until("the operator on the second node to act", BACK_LIMIT, async || {
+        Ok(on_node(&operators::acting(&moved.stack).await?))
+    })
+    .await?;
+    wait_for("another operator to stand by", BACK_LIMIT, async || {
+        let rollout = [
+            "rollout",
+            "status",
+            "-n",
+            operators::NAMESPACE,
+            "deployment/yoke-operator",
+        ];
+        moved.stack.host_kubectl(&rollout).await?.ok().map(Some)
+    })
+    .await?;
+    let (watch, clients) = moved.use_it().await?;
+    moved.node.kill().await?;
+    let elsewhere = moved.wait_elsewhere().await?;
+    let noticed = check(watch, clients, &elsewhere).await?;
+    ensure!(elsewhere.answered < BACK_BY_ANOTHER, "too late: {noticed}");
+    Ok(format!("With the operator that acts: {noticed}"))
 }
 
 /// What came of a loss of power.

@@ -271,6 +271,54 @@ async fn it_sleeps_and_wakes_by_the_clock() {
     .await;
 }
 
+/// What is refused goes on: a sleep that was due meanwhile would come when its spec is mended, under those who use it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_is_not_put_to_sleep() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
+        .await;
+    let _server = run_ready(&host).await;
+    let store = Store::start(&host, "a").await;
+    let change = json!({"spec": {"class": "huge", "sleep": {"schedules": [{"sleep": "0 0 * * *"}]}}});
+    host.patch_cluster("a", change).await;
+    host.bring("a", "it is refused", async || {
+        condition(&host.cluster("a").await, "Accepted") == "False/UnknownClass"
+    })
+    .await;
+
+    // Nobody has used it for hours, and it was midnight.
+    store.say(9000, 10, 0);
+    host.restart_operator().await;
+    be_late(&host).await;
+    let scheduled = async || {
+        host.cluster("a")
+            .await
+            .status
+            .unwrap()
+            .activity
+            .unwrap()
+            .scheduled_time
+            .unwrap()
+    };
+    let late = scheduled().await;
+    host.bring("a", "what was due is over", async || scheduled().await.0 > late.0)
+        .await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
+    assert_eq!(activity.sleep_requested_time, None);
+
+    // By now it is used again.
+    store.say(9000, 8990, 0);
+    host.patch_cluster("a", json!({"spec": {"class": null}})).await;
+    host.restart_operator().await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
+    assert_eq!(replicas(&host).await, Some(1));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn times_that_make_no_sense_are_refused() {
     let host = Host::start().await;
