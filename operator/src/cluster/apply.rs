@@ -552,7 +552,8 @@ async fn apply_control_plane(
     let lingers = pods.lingering.as_ref().map(|(_, state)| *state);
     applied.leaving = lingers.or_else(|| takeover::find_state(context, observed).filter(|_| !is_asleep));
     copies::replace_stuck(context, observed).await?;
-    lost::remove(context, blueprint.identity, observed, start.incarnation).await?;
+    let lost = start.lost.as_ref();
+    lost::remove(context, blueprint.identity, observed, start.incarnation, lost).await?;
     applied.control_plane = takeover::plan_lingering(&pods, &set)
         .unwrap_or_else(|| lost::plan_control_plane(context, blueprint.identity, Some(&set), observed));
     applied.lost = context.losses.of(&blueprint.identity.id).is_some();

@@ -123,7 +123,7 @@ async fn restart(
     let lost = lost::find(context, identity, observed);
     if stateful_set::read_digest(set) == Some(&digest) && place::read_lost(set) == lost {
         let number = gate::running_incarnation(Some(set)).unwrap_or_default();
-        return lost::remove(context, identity, observed, number).await;
+        return lost::remove(context, identity, observed, number, lost.as_ref()).await;
     }
     let after = lost.as_ref().map_or("", |lost| &lost.pod);
     let template = format!("kept-{digest}-{after}");

@@ -35,19 +35,20 @@ pub(super) fn find_stuck(observed: &Observed) -> Option<Lost> {
 }
 
 /// Takes pods away, without their kubelets, that were lost lately, or whose time is over. `incarnation` is what comes in their
-/// place: until the StatefulSet's controller has seen that, it would make the same pod again.
+/// place, and `lost` what that was made for: until the StatefulSet's controller has seen it, it would make the same pod again.
 pub(super) async fn remove(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
     incarnation: u64,
+    lost: Option<&Lost>,
 ) -> Result<(), ReconcileError> {
     let set = observed.stateful_set.as_deref();
     if !is_seen(set, incarnation) {
         return Ok(());
     }
-    let went = |pod: &&Pod| context.losses.has(&identity.id, pod.metadata.uid.as_deref());
-    let mut pods: Vec<&Pod> = observed.pods.iter().map(AsRef::as_ref).filter(went).collect();
+    let lately = context.losses.of(&identity.id);
+    let mut pods = plan_removed(&observed.pods, lost, lately.as_ref());
     if pods.is_empty() {
         pods = gate::plan_replaced(set, &observed.pods, Timestamp::now());
     }
@@ -58,6 +59,13 @@ pub(super) async fn remove(
     context.apis.forget_way(&identity.id, Way::Inside);
     context.note_awake(&identity.id, |awake| awake.slow = None);
     Ok(())
+}
+
+/// Pods that are taken away at once. One whose loss was noted since `lost` was looked up comes next: nothing was made for it yet.
+fn plan_removed<'p>(pods: &'p [Arc<Pod>], lost: Option<&Lost>, lately: Option<&Lost>) -> Vec<&'p Pod> {
+    let is_of = |lost: Option<&Lost>, pod: &Pod| lost.is_some_and(|lost| Some(&lost.pod) == pod.metadata.uid.as_ref());
+    let pods = pods.iter().map(AsRef::as_ref);
+    pods.filter(|pod| is_of(lost, pod) && is_of(lately, pod)).collect()
 }
 
 /// The state of a control plane, but for a pod that was lost.
@@ -78,4 +86,30 @@ fn is_seen(set: Option<&StatefulSet>, incarnation: u64) -> bool {
         return false;
     };
     gate::running_incarnation(Some(set)) == Some(incarnation) && gate::is_observed(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_goes_when_what_comes_next_was_made_for_its_loss() {
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("a".to_owned());
+        let pods = [Arc::new(pod)];
+        let lost = |pod: &str| Lost {
+            pod: pod.to_owned(),
+            machines: ["one".to_owned()].into(),
+        };
+        let (it, another) = (lost("a"), lost("b"));
+        for (rule, made_for, lately, expected) in [
+            ("nothing is lost", None, None, 0),
+            ("its loss was noted after the template was made", None, Some(&it), 0),
+            ("that was made for an earlier loss", Some(&another), Some(&it), 0),
+            ("that was made for it", Some(&it), Some(&it), 1),
+            ("which is long ago", Some(&it), None, 0),
+        ] {
+            assert_eq!(plan_removed(&pods, made_for, lately).len(), expected, "{rule}");
+        }
+    }
 }
