@@ -165,10 +165,19 @@ async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
             .success())
     })
     .await?;
-    let policies = stack
-        .host_kubectl(&["get", "networkpolicy", "-n", &hosted, "-o", "name"])
-        .await?
-        .ok()?;
-    ensure!(!policies.is_empty(), "the NetworkPolicy did not come back");
+    // The former pod may have answered: it ends a moment later.
+    wait_until("the NetworkPolicy to come back", READY_LIMIT, || async {
+        let get = ["get", "networkpolicy", "-n", &hosted, "-o", "name"];
+        Ok(!stack.host_kubectl(&get).await?.ok()?.is_empty())
+    })
+    .await?;
+    wait_until("the StatefulSet to come back", READY_LIMIT, || async {
+        let get = ["get", "statefulset", "-n", &hosted, "-o", "name"];
+        Ok(!stack.host_kubectl(&get).await?.ok()?.is_empty())
+    })
+    .await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
     tenant.remove().await
 }
