@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
@@ -220,16 +220,24 @@ async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
 async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
     let _alone = ALONE.lock().await;
     let moved = Moved::place("node-operator").await?;
-    let place = |replicas: u32, selector: Value| {
-        let template = json!({"spec": {"nodeSelector": selector}});
-        json!({"spec": {"replicas": replicas, "template": template}})
+    let deployments: Api<Deployment> = Api::namespaced(moved.stack.host.clone(), operators::NAMESPACE);
+    let before = deployments.get(operators::NAME).await?.spec.context("no spec")?;
+    let (replicas, before) = (before.replicas, before.template.spec.context("no pods")?);
+    // On each node one, and not as the scheduler likes.
+    let mut apart = before.topology_spread_constraints.clone().unwrap_or_default();
+    for constraint in &mut apart {
+        constraint.when_unsatisfiable = "DoNotSchedule".to_owned();
+    }
+    let change = |replicas, selector: Value, spread: Value| {
+        let pods = json!({"nodeSelector": selector, "topologySpreadConstraints": spread});
+        json!({"spec": {"replicas": replicas, "template": {"spec": pods}}})
     };
-    // Null takes it away; on both nodes one, then.
-    operators::change(&moved.stack, &place(2, Value::Null)).await?;
+    operators::change(&moved.stack, &change(Some(2), Value::Null, json!(apart))).await?;
     let done = kill_with_operator(&moved).await;
     // Whatever came of it: others use the node, too, and take for granted where the operator is.
     moved.node.start().await?;
-    operators::change(&moved.stack, &place(1, json!({"kubernetes.io/hostname": "yoke-host"}))).await?;
+    let back = (json!(before.node_selector), json!(before.topology_spread_constraints));
+    operators::change(&moved.stack, &change(replicas, back.0, back.1)).await?;
     println!("{}", done?);
     moved.tenant.remove().await
 }
@@ -237,7 +245,11 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
 /// What came of a loss of power of the node where the operator is that acts.
 async fn kill_with_operator(moved: &Moved) -> Result<String> {
     let on_node = |pod: &Pod| place_of(pod) == Some(&moved.node.name);
-    let acting = operators::acting(&moved.stack).await?;
+    // The former one has left the Lease, and a new one takes it a moment later.
+    let acting = wait_for("an operator to act", BACK_LIMIT, async || {
+        operators::acting(&moved.stack).await.map(Some)
+    })
+    .await?;
     if !on_node(&acting) {
         let pods: Api<Pod> = Api::namespaced(moved.stack.host.clone(), operators::NAMESPACE);
         pods.delete(&acting.name_any(), &DeleteParams::default()).await?;

@@ -278,7 +278,13 @@ async fn what_is_refused_is_not_put_to_sleep() {
     host.bring_up("a").await;
     host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
         .await;
-    let _server = run_ready(&host).await;
+    let server = TenantServer::start(&host, "a").await;
+    server.behaviour.lock().unwrap().has_account = true;
+    host.bring("a", "its store listens", async || listens(&host).await)
+        .await;
+    run_pod(&host, "a").await;
+    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
+        .await;
     let store = Store::start(&host, "a").await;
     let change = json!({"spec": {"class": "huge", "sleep": {"schedules": [{"sleep": "0 0 * * *"}]}}});
     host.patch_cluster("a", change).await;
@@ -314,8 +320,15 @@ async fn what_is_refused_is_not_put_to_sleep() {
     store.say(9000, 8990, 0);
     host.patch_cluster("a", json!({"spec": {"class": null}})).await;
     host.restart_operator().await;
-    host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
-        .await;
+    host.bring("a", "it is accepted", async || {
+        condition(&host.cluster("a").await, "Accepted").starts_with("True")
+    })
+    .await;
+    for _ in 0..3 {
+        host.reconcile("a").await.unwrap();
+    }
+    let activity = host.cluster("a").await.status.unwrap().activity.unwrap();
+    assert_eq!(activity.sleep_requested_time, None);
     assert_eq!(replicas(&host).await, Some(1));
 }
 
