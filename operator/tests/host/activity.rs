@@ -94,16 +94,21 @@ async fn look(host: &mut Host) {
         .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
-    let mut host = Host::start().await;
+/// A Cluster that is to sleep when nobody has used it for ten minutes, whose store is told of requests.
+async fn bring_up_to_sleep(host: &Host) -> TenantServer {
     host.bring_up("a").await;
     host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
         .await;
-    let server = TenantServer::start(&host, "a").await;
+    let server = TenantServer::start(host, "a").await;
     server.behaviour.lock().unwrap().has_account = true;
-    host.bring("a", "its store listens", async || listens(&host).await)
-        .await;
+    host.bring("a", "its store listens", async || listens(host).await).await;
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
+    let mut host = Host::start().await;
+    let server = bring_up_to_sleep(&host).await;
     let hosted = host.hosted("a").await;
     let policy = host.api::<NetworkPolicy>(&hosted).get("control-plane").await.unwrap();
     assert!(format!("{policy:?}").contains("2381"), "the operator may ask it");
@@ -275,13 +280,7 @@ async fn it_sleeps_and_wakes_by_the_clock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_refused_is_not_put_to_sleep() {
     let mut host = Host::start().await;
-    host.bring_up("a").await;
-    host.patch_cluster("a", json!({"spec": {"sleep": {"afterInactivity": "10m"}}}))
-        .await;
-    let server = TenantServer::start(&host, "a").await;
-    server.behaviour.lock().unwrap().has_account = true;
-    host.bring("a", "its store listens", async || listens(&host).await)
-        .await;
+    let _server = bring_up_to_sleep(&host).await;
     run_pod(&host, "a").await;
     host.bring("a", "it is ready", async || ready(&host).await == "True/AsExpected")
         .await;
