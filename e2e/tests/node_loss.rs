@@ -258,17 +258,7 @@ async fn kill_with_operator(moved: &Moved) -> Result<String> {
         Ok(on_node(&operators::acting(&moved.stack).await?))
     })
     .await?;
-    wait_for("another operator to stand by", BACK_LIMIT, async || {
-        let rollout = [
-            "rollout",
-            "status",
-            "-n",
-            operators::NAMESPACE,
-            "deployment/yoke-operator",
-        ];
-        moved.stack.host_kubectl(&rollout).await?.ok().map(Some)
-    })
-    .await?;
+    operators::wait_rolled_out(&moved.stack).await?;
     let (watch, clients) = moved.use_it().await?;
     moved.node.kill().await?;
     let elsewhere = moved.wait_elsewhere().await?;

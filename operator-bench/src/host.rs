@@ -142,7 +142,7 @@ fn build_crd(plural: &str, kind: &str) -> Value {
 }
 
 /// What the operator asks for, and nobody else, once for each request, a watch when it begins; but for its Lease, which it renews
-/// every three seconds.
+/// every two seconds.
 fn build_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],

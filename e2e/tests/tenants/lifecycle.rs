@@ -166,16 +166,13 @@ async fn what_was_deleted_by_hand_comes_back() -> Result<()> {
     })
     .await?;
     // The former pod may have answered: it ends a moment later.
-    wait_until("the NetworkPolicy to come back", READY_LIMIT, || async {
-        let get = ["get", "networkpolicy", "-n", &hosted, "-o", "name"];
-        Ok(!stack.host_kubectl(&get).await?.ok()?.is_empty())
-    })
-    .await?;
-    wait_until("the StatefulSet to come back", READY_LIMIT, || async {
-        let get = ["get", "statefulset", "-n", &hosted, "-o", "name"];
-        Ok(!stack.host_kubectl(&get).await?.ok()?.is_empty())
-    })
-    .await?;
+    for kind in ["networkpolicy", "statefulset"] {
+        wait_until(&format!("a {kind} to come back"), READY_LIMIT, || async {
+            let get = ["get", kind, "-n", &hosted, "-o", "name"];
+            Ok(!stack.host_kubectl(&get).await?.ok()?.is_empty())
+        })
+        .await?;
+    }
     tenant
         .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
         .await?;

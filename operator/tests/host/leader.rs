@@ -30,8 +30,8 @@ async fn win(election: &mut Election) -> Duration {
 }
 
 async fn holder(host: &Host) -> Option<String> {
-    let lease = host.api::<Lease>(NAMESPACE).get(LEASE).await.unwrap();
-    lease.spec.unwrap().holder_identity
+    let lease = host.api::<Lease>(NAMESPACE).get_opt(LEASE).await.unwrap();
+    lease?.spec.unwrap().holder_identity
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,8 +90,7 @@ async fn a_lease_that_is_gone_is_made_anew() {
     host.delete::<Lease>(NAMESPACE, LEASE).await;
     let holding = tokio::spawn(async move { first.hold().await });
     host.until("the Lease is there again", async || {
-        let lease = host.api::<Lease>(NAMESPACE).get_opt(LEASE).await.unwrap();
-        lease.is_some_and(|lease| lease.spec.unwrap().holder_identity.as_deref() == Some("a"))
+        holder(&host).await.as_deref() == Some("a")
     })
     .await;
     assert!(!holding.is_finished(), "its holder gave up");
