@@ -11,11 +11,12 @@
 //!
 //! What the host's owner adds to Envoy's configuration (a ConfigMap) comes by [`base`] into the same snapshot.
 //!
-//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`], [`traffic`]. The rest are adapters. The answer is a
+//! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`gate`], [`token`], [`answer`], [`traffic`]. The rest are adapters. The answer is a
 //! function of host objects alone, so any number of replicas gives the same one, and none keeps state.
 
 pub mod ads;
 pub mod announce;
+pub mod answer;
 pub mod arguments;
 pub mod base;
 pub mod gate;

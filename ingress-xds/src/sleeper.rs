@@ -46,6 +46,7 @@ use yoke_api::ingress::Asleep;
 use yoke_runtime::Drain;
 use yoke_runtime::tls::{Admission, TlsConfigs, accept};
 
+use crate::answer::{build_body, build_headers};
 use crate::metrics::Metrics;
 use crate::routing::Snapshots;
 use crate::seats::{Seat, Seats};
@@ -82,7 +83,6 @@ const REST_BYTES: u64 = 4 * 1024 * 1024;
 const HANDOVER: Duration = Duration::from_secs(3);
 /// How long those that are open then may go on.
 const END_LIMIT: Duration = Duration::from_secs(2);
-const JSON: &str = "application/json";
 
 /// The listening end; it answers once [`Sleeper::serve`] runs.
 #[derive(Debug)]
@@ -417,17 +417,13 @@ impl Caller {
 }
 
 fn to_response(status: &Status) -> Response<Full<Bytes>> {
-    let body = serde_json::to_vec(status).unwrap_or_default();
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+    let mut response = Response::new(Full::new(Bytes::from(build_body(status))));
     let code = status.code.and_then(|code| u16::try_from(code).ok());
     let code = code.and_then(|code| StatusCode::from_u16(code).ok());
     *response.status_mut() = code.unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
-    let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
-    if let Some(seconds) = retry {
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
+    let headers = build_headers(status);
+    let valid = headers.filter_map(|(name, value)| Some((name, HeaderValue::try_from(value).ok()?)));
+    response.headers_mut().extend(valid);
     response
 }
 

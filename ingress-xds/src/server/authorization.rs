@@ -21,6 +21,7 @@ use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
 use yoke_api::ingress::Asleep;
 
+use crate::answer::{build_body, build_headers};
 use crate::gate::request;
 use crate::gate::{ALLOWED, Gate, Refusal, Verdict};
 use crate::metrics::Metrics;
@@ -49,7 +50,6 @@ const TERMINATED: &str = "terminated";
 const ROUTE_HEADER: &str = "x-yoke-cluster";
 const AUTHORIZATION: &str = "authorization";
 const USER_AGENT: &str = "user-agent";
-const JSON: &str = "application/json";
 
 /// A cluster, with whose of its tokens a request has.
 type Found = Verified<Arc<Entry>>;
@@ -252,15 +252,11 @@ fn translate_refusal(refusal: request::Refusal, route: Option<&Route>) -> Denied
         }
         _ => {}
     }
-    let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
-    let retry = retry.map(|seconds| to_header("retry-after", seconds.to_string()));
+    let headers = build_headers(&status);
     DeniedHttpResponse {
         status: status.code.map(|code| HttpStatus { code }),
-        headers: [to_header("content-type", JSON.to_owned())]
-            .into_iter()
-            .chain(retry)
-            .collect(),
-        body: serde_json::to_string(&status).unwrap_or_default(),
+        headers: headers.map(|(name, value)| to_header(name.as_str(), value)).collect(),
+        body: build_body(&status),
     }
 }
 

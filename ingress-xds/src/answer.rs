@@ -1,0 +1,106 @@
+//! What a client is told in place of the API server's answer: a `Status`, as headers and body of HTTP. Pure.
+//!
+//! kubectl without a discovery cache asks first what an API serves, and shows nothing of such an answer's body: "the server is currently
+//! unable to handle the request", or "unknown" (client-go's `transformResponse`, whose error `Raw` gives as it is). What a header
+//! `Warning` says it shows in any case, so the message stands there, too.
+
+use http::HeaderName;
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WARNING};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+
+const JSON: &str = "application/json";
+/// "Miscellaneous persistent warning", by no agent that is named: as kube-apiserver does it (RFC 7234, section 5.5; KEP-1693).
+const WARN_CODE: &str = "299 -";
+/// Characters of a warning: all headers of an answer have to fit into what clients and Envoy take.
+const LONGEST_WARNING: usize = 1024;
+const UNAUTHORIZED: i32 = 401;
+
+/// The headers of an answer: its type, when to come again, and what to show to people. Who is not known is shown nothing.
+pub fn build_headers(status: &Status) -> impl Iterator<Item = (HeaderName, String)> {
+    let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
+    let message = status.message.as_deref();
+    let shown = message.filter(|_| status.code != Some(UNAUTHORIZED));
+    [
+        Some((CONTENT_TYPE, JSON.to_owned())),
+        retry.map(|seconds| (RETRY_AFTER, seconds.to_string())),
+        shown.map(|message| (WARNING, build_warning(message))),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// The body of an answer.
+pub fn build_body(status: &Status) -> String {
+    serde_json::to_string(status).unwrap_or_default()
+}
+
+/// A quoted string as HTTP has it. No control character is in it, whatever the message has: it would end the header.
+fn build_warning(message: &str) -> String {
+    let mut warning = format!("{WARN_CODE} \"");
+    for shown in message
+        .chars()
+        .filter(|shown| !shown.is_control())
+        .take(LONGEST_WARNING)
+    {
+        if matches!(shown, '"' | '\\') {
+            warning.push('\\');
+        }
+        warning.push(shown);
+    }
+    warning.push('"');
+    warning
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusDetails;
+
+    use super::*;
+
+    fn headers(code: i32, message: &str, retry: Option<i32>) -> Vec<(String, String)> {
+        let status = Status {
+            code: Some(code),
+            message: Some(message.to_owned()),
+            details: retry.map(|seconds| StatusDetails {
+                retry_after_seconds: Some(seconds),
+                ..StatusDetails::default()
+            }),
+            ..Status::default()
+        };
+        let headers = build_headers(&status).map(|(name, value)| (name.to_string(), value));
+        headers.filter(|(name, _)| name != "content-type").collect()
+    }
+
+    #[test]
+    fn a_message_is_shown_by_a_header_too() {
+        let row = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        for (rule, code, message, retry, expected) in [
+            (
+                "quoted",
+                403,
+                r#"no "room" on C:\"#,
+                None,
+                vec![row("warning", r#"299 - "no \"room\" on C:\\""#)],
+            ),
+            (
+                "who comes again",
+                503,
+                "later",
+                Some(0),
+                vec![row("retry-after", "0"), row("warning", r#"299 - "later""#)],
+            ),
+            (
+                "no header of the message's own",
+                503,
+                "a\r\nset-cookie: b\0\u{85}ü",
+                None,
+                vec![row("warning", r#"299 - "aset-cookie: bü""#)],
+            ),
+            ("a stranger", 401, "Unauthorized", None, vec![]),
+        ] {
+            assert_eq!(headers(code, message, retry), expected, "{rule}");
+        }
+        let long = headers(503, &"é".repeat(2 * LONGEST_WARNING), None);
+        assert_eq!(long[0].1.chars().count(), LONGEST_WARNING + r#"299 - """#.len());
+    }
+}
