@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use tokio::sync::{mpsc, watch};
 use yoke_api::names::is_domain;
+use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::Reload;
 use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 
@@ -181,14 +181,5 @@ async fn spawn_sleeper(
 }
 
 async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    let config = match kubeconfig {
-        None => Config::incluster().context("reading the pod's service account")?,
-        Some(path) => {
-            let read = Kubeconfig::read_from(path).context("reading the kubeconfig")?;
-            Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
-                .await
-                .context("using the kubeconfig")?
-        }
-    };
-    Client::try_from(config).context("making a client of the host API")
+    build_client(configure(kubeconfig).await?).context("making a client of the host API")
 }

@@ -11,11 +11,12 @@ use clap::builder::NonEmptyStringValueParser;
 use futures::channel::mpsc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
+use kube::ResourceExt as _;
 use kube::runtime::Controller;
 use kube::runtime::controller::Config as ControllerConfig;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt as _};
 use yoke_api::{Cluster, JoinToken, Tenant};
+use yoke_runtime::host_api::build_client;
 use yoke_runtime::{Check, Drain, Endpoint, Metrics, Readiness, Supervisor};
 
 use crate::apply::Applier;
@@ -78,7 +79,10 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         endpoint.serve(metrics.clone(), readiness.clone(), drain.clone()),
     );
 
-    let client = Client::try_default().await.context("connecting to the host API")?;
+    let access = kube::Config::infer()
+        .await
+        .context("looking for a way to the host API")?;
+    let client = build_client(access).context("making a client of the host API")?;
     let counters = OperatorMetrics::new(&metrics);
     let identity = arguments.identity;
     let identity = identity.unwrap_or_else(|| format!("{LEASE}-{:016x}", rand::random::<u64>()));

@@ -1,13 +1,11 @@
 //! Puts the process together and runs it.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use tokio::sync::watch;
+use yoke_runtime::host_api::{build_client, configure};
 use yoke_runtime::tls::{Reload, TlsConfigs, TlsFiles};
 use yoke_runtime::{Endpoint, Metrics as Registry, Readiness, Supervisor};
 
@@ -42,7 +40,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let config = configure(arguments.kubeconfig.as_deref()).await?;
     let namespace = config.default_namespace.clone();
-    let client = Client::try_from(config).context("making a client of the host API")?;
+    let client = build_client(config).context("making a client of the host API")?;
     let key = host_key::load(client.clone(), &namespace, &arguments.host_key_secret).await?;
 
     let (directory, known) = watch::channel(Directory::default());
@@ -78,16 +76,4 @@ async fn open_api(arguments: &ApiArguments) -> anyhow::Result<(Api, Rules, Reloa
         longest: arguments.token_lifetime,
     };
     Ok((Api::bind(arguments.listen).await?, rules, reload, tls))
-}
-
-async fn configure(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
-    match kubeconfig {
-        None => Config::incluster().context("reading the pod's service account"),
-        Some(path) => {
-            let read = Kubeconfig::read_from(path).context("reading the kubeconfig")?;
-            Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
-                .await
-                .context("using the kubeconfig")
-        }
-    }
 }

@@ -19,7 +19,7 @@ use super::Access;
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// A peer that says nothing is asked this often, by the kernel: a watch may be silent for long.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// How long what was sent may stay without a sign that it has arrived, before the connection is given up.
+/// How long what was sent, that question too, may stay without a sign that it has arrived, before the connection is given up.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Bytes of the longest answer that is read, a watch's being all of its events: it is held in memory, and a tenant may have
@@ -44,6 +44,7 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(SILENCE));
     tcp.set_tcp_user_timeout(Some(SILENCE));
     let name = ServerName::try_from(access.server_name.clone())?;
     let tls = HttpsConnectorBuilder::new()
