@@ -8,6 +8,7 @@ use std::fmt;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt as _;
 use yoke_api::labels;
 
 use super::build::stateful_set;
@@ -20,7 +21,8 @@ const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
 /// told to wait for a second only is quicker than this.
 const BACK_OFF_OF_SERVING: SignedDuration = SignedDuration::from_secs(3);
 
-/// What ran for longer than its startup probe gives it has served.
+/// What ran for longer than its startup probe gives it has served. A pod that is as old is not one whose API server ends each time that it
+/// serves: where another pod came for such a one a moment ago, the kubelet's wait has its reason.
 const SERVED: SignedDuration = SignedDuration::from_mins(5);
 
 /// Containers without which no API answers.
@@ -119,23 +121,35 @@ pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Po
         pod.metadata.deletion_timestamp.is_none()
             && statuses(pod).any(|status| {
                 let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-                is_of_api(status) && is_backing_off(status) && ended.is_some_and(|ended| waits_long(status, ended, now))
+                is_of_api(status)
+                    && is_backing_off(status)
+                    && ended.is_some_and(|ended| waits_long(pod, status, ended, now))
             })
     })
 }
 
-fn waits_long(status: &ContainerStatus, ended: &ContainerStateTerminated, now: Timestamp) -> bool {
+fn waits_long(pod: &Pod, status: &ContainerStatus, ended: &ContainerStateTerminated, now: Timestamp) -> bool {
     let Some(end) = ended.finished_at.as_ref().map(|end| end.0) else {
         return false;
     };
-    let began = ended.started_at.as_ref();
-    let has_served = began.is_some_and(|began| end.duration_since(began.0) >= SERVED);
+    let began = ended.started_at.as_ref().map(|began| began.0);
+    let has_served = began.is_some_and(|began| has_served(pod, began, end));
     // Without its store an API server stays, and goes on sooner than another pod would.
     let longest = match has_served && status.name == API_SERVER {
         true => BACK_OFF_OF_SERVING,
         false => LONGEST_BACK_OFF,
     };
     now.duration_since(end) > longest
+}
+
+/// Whether what ran from `began` to `end` has served: it ran for long, or its pod, which is no new one, was ready meanwhile.
+fn has_served(pod: &Pod, began: Timestamp, end: Timestamp) -> bool {
+    let is_old = |since: Timestamp| end.duration_since(since) >= SERVED;
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.and_then(|all| all.iter().find(|condition| condition.type_ == "Ready"));
+    let changed = ready.and_then(|ready| ready.last_transition_time.as_ref());
+    let was_ready = changed.is_some_and(|changed| changed.0 > began);
+    is_old(began) || was_ready && pod.creation_timestamp().is_some_and(|made| is_old(made.0))
 }
 
 /// What becomes of the turn of a control plane to start.

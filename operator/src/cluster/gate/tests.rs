@@ -133,6 +133,22 @@ fn long_back_off_is_cut_short() {
         [pod]
     };
     let (killed, failed) = (ran_for("2026-11-20T23:55:00Z"), ran_for("2026-11-20T23:55:01Z"));
+    // It ran for a minute, in a pod that was made then and was ready until then.
+    let ready_until = |made: &str, until: &str| {
+        let [mut pod] = ran_for("2026-11-20T23:59:00Z");
+        let changed = Arc::make_mut(&mut pod);
+        changed.metadata.creation_timestamp = Some(Time(made.parse().unwrap()));
+        changed.status.as_mut().unwrap().conditions = Some(vec![PodCondition {
+            type_: "Ready".into(),
+            status: "False".into(),
+            last_transition_time: Some(Time(until.parse().unwrap())),
+            ..PodCondition::default()
+        }]);
+        [pod]
+    };
+    let again = ready_until("2026-11-20T23:55:00Z", "2026-11-20T23:59:01Z");
+    let never = ready_until("2026-11-20T23:55:00Z", "2026-11-20T23:59:00Z");
+    let young = ready_until("2026-11-20T23:55:01Z", "2026-11-21T00:00:00Z");
     for (rule, pods, second, expected) in [
         ("of unknown life", &stuck, 20, false),
         ("of unknown life, for long", &stuck, 21, true),
@@ -140,6 +156,9 @@ fn long_back_off_is_cut_short() {
         ("it fails, for long", &failed, 21, true),
         ("it had served, and a kubelet may be quick", &killed, 3, false),
         ("it had served, and the kubelet waits", &killed, 4, true),
+        ("it had served for a moment", &again, 4, true),
+        ("it had not, since it was killed before", &never, 20, false),
+        ("it ends each time that it serves", &young, 20, false),
     ] {
         let now = format!("2026-11-21T00:00:{second:02}Z").parse().unwrap();
         assert_eq!(plan_replacement(pods, now).is_some(), expected, "{rule}");
