@@ -31,6 +31,9 @@ const KINDS: &str = "namespaces,secrets,configmaps,services,endpointslices,servi
                      poddisruptionbudgets,networkpolicies,certificates,certificaterequests,clusters,jointokens";
 /// Memory that a server may take for its work: it is given back late, and in parts.
 const MEMORY: u64 = 16 << 20;
+/// The same of Yoke's own, which collect no garbage and are much smaller.
+const OWN: &str = "memory of yoke-";
+const OWN_MEMORY: u64 = 4 << 20;
 /// Connections to others come with requests, and go when nobody has used them for a while: of HTTP/1.1 there are as many as
 /// there were requests at once. The kubelet's and the load balancer's probes are connections, too, and may be there just then.
 const FILES: u64 = 8;
@@ -150,6 +153,7 @@ impl Footprint {
 /// By how much a count may grow.
 fn allowance(name: &str, before: u64) -> u64 {
     match name.split(' ').next() {
+        Some("memory") if name.starts_with(OWN) => before / 8 + OWN_MEMORY,
         Some("memory") => before / 4 + MEMORY,
         Some("files") => FILES,
         _ if name == "NATS connections" => CONNECTIONS,
@@ -232,12 +236,19 @@ mod tests {
 
     #[test]
     fn one_process_more_is_a_leak_and_a_little_memory_is_none() {
-        let before = footprint(&[("processes a", 2), ("memory of a", 40 << 20), ("NATS streams", 3)]);
+        let before = footprint(&[
+            ("processes a", 2),
+            ("memory of a", 40 << 20),
+            ("memory of yoke-a", 24 << 20),
+            ("NATS streams", 3),
+        ]);
         let table = [
             ("the same", footprint(&[("processes a", 2), ("NATS streams", 3)]), 0),
             ("fewer", footprint(&[("processes a", 1), ("NATS streams", 2)]), 0),
             ("a little memory", footprint(&[("memory of a", 60 << 20)]), 0),
             ("much memory", footprint(&[("memory of a", 80 << 20)]), 1),
+            ("a little of Yoke's", footprint(&[("memory of yoke-a", 31 << 20)]), 0),
+            ("much of Yoke's", footprint(&[("memory of yoke-a", 32 << 20)]), 1),
             ("one of each", footprint(&[("processes a", 3), ("NATS streams", 4)]), 2),
             ("of another name", footprint(&[("processes b", 1)]), 1),
         ];

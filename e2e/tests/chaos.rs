@@ -24,8 +24,8 @@ use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, Victim, network, wait_f
 
 const SECONDS: u64 = 600;
 /// One fault is asked for in each such time at least: most take less than half of it, with the pause before, and the longest, a
-/// node that is waited for, killed and started again, takes twice as much.
-const SECONDS_EACH: u64 = 30;
+/// node that is waited for, killed and started again, takes three times as much.
+const SECONDS_EACH: u64 = 20;
 /// How long a process is stopped.
 const STOP: Duration = Duration::from_secs(30);
 /// How long a control plane may take to be ready where it can be lost with its node.
@@ -109,7 +109,7 @@ impl Target {
                 due.extend(FAULTS);
                 due.shuffle(random);
             }
-            tokio::time::sleep(Duration::from_millis(random.random_range(2_000..12_000))).await;
+            tokio::time::sleep(Duration::from_millis(random.random_range(1_000..5_000))).await;
             let pause = Duration::from_secs(random.random_range(1..=30));
             let Some(fault) = due.pop() else { continue };
             let mut now = vec![fault];

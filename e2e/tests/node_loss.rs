@@ -183,6 +183,8 @@ async fn check(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Res
     watch.wait_for_all(&record, READY_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     watch.check(&record)?;
+    // What kube-apiserver's cache had not told before its end it cannot tell afterwards.
+    ensure!(lists <= 1, "the watch listed anew {lists} times");
     let Elsewhere { called, answered } = elsewhere;
     Ok(format!(
         "The loss was called after {called:.1?}, and the API answered from another node after {answered:.1?}.\n\

@@ -36,6 +36,12 @@ fn activity(cluster: &Cluster) -> ActivityStatus {
     status.and_then(|status| status.activity.clone()).unwrap_or_default()
 }
 
+fn reason_of(cluster: &Cluster, kind: ConditionType) -> Option<&str> {
+    let mut conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+    let condition = conditions.find(|condition| condition.type_ == kind.as_str())?;
+    Some(&condition.reason)
+}
+
 /// The kubeconfig of an administrator, changed, in a file with this ending.
 fn changed(kubeconfig: &Path, ending: &str, change: impl FnOnce(&mut serde_json::Value)) -> Result<PathBuf> {
     let text = std::fs::read_to_string(kubeconfig).context("reading the kubeconfig")?;
@@ -131,6 +137,14 @@ async fn the_owners_sleep_is_told_and_not_ended() -> Result<()> {
         Ok(answer.refused().is_ok_and(|text| text.contains("spec.state")))
     })
     .await?;
+    // Who asks for the first time asks what the API serves, before anything else.
+    let caches = tempfile::tempdir()?;
+    let cache = format!("--cache-dir={}", caches.path().display());
+    let refusal = stack
+        .kubectl(&kubeconfig, &["get", "namespaces", &cache])
+        .await?
+        .refused()?;
+    ensure!(refusal.contains("spec.state"), "{refusal}");
     let asleep = tenant.clusters().get("a").await?;
     ensure!(
         activity(&asleep) == ActivityStatus::default(),
@@ -164,17 +178,52 @@ async fn a_cluster_that_nobody_uses_sleeps() -> Result<()> {
         let asleep = tenant
             .wait_condition("a", ConditionType::Asleep, "True", READY_LIMIT)
             .await?;
-        let conditions = asleep.status.context("no status")?.conditions;
-        let reason = conditions
-            .iter()
-            .find(|condition| condition.type_ == ConditionType::Asleep.as_str())
-            .map(|condition| condition.reason.as_str());
+        let reason = reason_of(&asleep, ConditionType::Asleep);
         ensure!(reason == Some("AsleepOnInactivity"), "{reason:?}");
         stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
         tenant
             .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
             .await?;
     }
+    tenant.remove().await
+}
+
+/// With an argument that no API server takes it never answers; and wakes when that is mended.
+#[tokio::test]
+async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
+    let stack = Stack::connect().await?;
+    let tenant = TenantFixture::create(&stack, "stuck").await?;
+    let (_, kubeconfig) = tenant.ready_cluster("a").await?;
+    send_to_sleep(&stack, &tenant).await?;
+    let arguments = |given: serde_json::Value| json!({"spec": {"extraArgs": {"apiServer": given}}});
+    let wrong = arguments(json!([{"name": "event-ttl", "value": "never"}]));
+    tenant.patch_cluster("a", wrong).await?;
+    let caches = tempfile::tempdir()?;
+    let cache = format!("--cache-dir={}", caches.path().display());
+    for options in [&[][..], &[cache.as_str()]] {
+        let asked = [&["get", "namespaces"], options].concat();
+        let refusal = stack.kubectl(&kubeconfig, &asked).await?.refused()?;
+        ensure!(
+            refusal.contains("kube-apiserver") && refusal.contains("Ask the cluster's owner"),
+            "{asked:?}: {refusal}"
+        );
+    }
+    let delayed = tenant
+        .wait_condition("a", ConditionType::Asleep, "False", READY_LIMIT)
+        .await?;
+    let reason = reason_of(&delayed, ConditionType::Asleep);
+    ensure!(reason == Some("WakeDelayed"), "{reason:?}");
+    let events = ["get", "events", "-n", &tenant.name, "-o", "jsonpath={.items[*].reason}"];
+    wait_until("it is an event", READY_LIMIT, || async {
+        Ok(stack.host_kubectl(&events).await?.ok()?.contains("WakeDelayed"))
+    })
+    .await?;
+
+    tenant.patch_cluster("a", arguments(json!([]))).await?;
+    tenant
+        .wait_condition("a", ConditionType::Ready, "True", READY_LIMIT)
+        .await?;
+    stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
     tenant.remove().await
 }
 

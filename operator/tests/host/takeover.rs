@@ -119,6 +119,19 @@ impl Stage {
             .await;
     }
 
+    /// Until the operator knows that the first machine's `Ready` has this status, and has looked once more.
+    async fn until_heard(&self, status: &str) {
+        let machine = kube::runtime::reflector::ObjectRef::new("one");
+        self.bring("it is heard", async || {
+            let machine = self.host.context.caches.machines.get(&machine).unwrap();
+            let mut conditions = machine.status.conditions.iter();
+            conditions.any(|condition| condition.type_ == "Ready" && condition.status == status)
+        })
+        .await;
+        self.host.context.notices.look(&self.host.context);
+        self.host.reconcile("a").await.unwrap();
+    }
+
     async fn pod(&self, name: &str) -> Option<Pod> {
         self.host.api(&self.hosted).get_opt(name).await.unwrap()
     }
@@ -276,6 +289,33 @@ async fn another_pod_takes_over_before_its_machine_goes() {
     stage
         .bring("an eviction waits again", async || stage.budget().await.is_some())
         .await;
+}
+
+/// All that a machine lets Kubernetes know that is shut down: its kubelet ends pods, and no taint says more than "not ready".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_is_shut_down_gives_notice() {
+    let stage = Stage::start(&["one", "two"]).await;
+    stage
+        .bring("an eviction waits", async || stage.budget().await.is_some())
+        .await;
+    let tell = async |status: &str, message: &str| {
+        let ready = json!({"type": "Ready", "status": status, "reason": "KubeletNotReady", "message": message});
+        let patch = Patch::Merge(json!({"status": {"conditions": [ready]}}));
+        let nodes = nodes(&stage.host);
+        nodes
+            .patch_status("one", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    };
+    tell("False", "container runtime is down").await;
+    stage.until_heard("False").await;
+    assert_eq!(stage.set().await.1, 1, "it is not ready, and does not go");
+    tell("False", "node is shutting down").await;
+    stage
+        .bring("another pod is to stand by", async || stage.set().await.1 == 2)
+        .await;
+    let state = condition(&stage.host.cluster("a").await, "Progressing");
+    assert_eq!(state, "True/MachineLeaving");
 }
 
 #[tokio::test(flavor = "multi_thread")]
