@@ -191,7 +191,13 @@ impl Watch {
             Verdict::Alive(id) => {
                 // Where that log ends is seen with the next look.
                 let since = now;
-                self.sights.insert(machine, Sight { id, sequence: 0, since });
+                let sight = Sight {
+                    id,
+                    sequence: 0,
+                    since,
+                    grew: Some(now),
+                };
+                self.sights.insert(machine, sight);
             }
             Verdict::Unknown => {
                 tracing::info!(
@@ -244,9 +250,11 @@ impl Watch {
 impl Watch {
     fn is_credible(&self, context: &Context, machine: &str, now: Instant) -> bool {
         let machines = list_machines(context);
+        // Of all that cannot write, some are found unready sooner than others.
+        let served = |member: &Member| member.is_started && serves(context, member);
         let others = machines
             .iter()
-            .filter(|(name, members)| name.as_str() != machine && members.iter().any(|member| member.is_ready));
+            .filter(|(name, members)| name.as_str() != machine && members.iter().any(served));
         let sights = others.map(|(name, _)| self.sights.get(name));
         let node = context.caches.machines.get(&ObjectRef::new(machine));
         plan::is_credible(

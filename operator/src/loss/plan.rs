@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
@@ -42,7 +42,9 @@ pub struct Member {
     pub name: String,
     /// Whether the kubelet's last word is that all of it runs, and that its API server is ready.
     pub is_ready: bool,
-    /// When the pod was made, of one that no kubelet has taken yet.
+    /// Whether its API server was ready once, since that started.
+    pub is_started: bool,
+    /// When the pod was put on the machine, of one that no kubelet has taken yet.
     pub waits_since: Option<Timestamp>,
 }
 
@@ -55,6 +57,8 @@ pub struct Sight {
     pub sequence: u64,
     /// Since when that is its end.
     pub since: Instant,
+    /// When one of the machine's logs was last seen to have grown.
+    pub grew: Option<Instant>,
 }
 
 /// What a trial found of one control plane.
@@ -116,16 +120,23 @@ fn to_member(pod: &Pod) -> Option<Member> {
         .clone()
         .all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
     let is_taken = status.is_some_and(|status| status.start_time.is_some());
+    let server = containers.find(|container| container.name == "kube-apiserver");
+    let scheduled = status.and_then(|status| status.conditions.as_ref()?.iter().find(|one| is_scheduled(one)));
+    let bound = scheduled.and_then(|scheduled| scheduled.last_transition_time.clone());
+    let made = bound.or_else(|| pod.creation_timestamp());
     Some(Member {
         id: label(labels::ID)?.parse().ok()?,
         cluster,
         pod: pod.uid()?,
         name: pod.name_any(),
-        is_ready: runs
-            && pod.metadata.deletion_timestamp.is_none()
-            && containers.any(|container| container.name == "kube-apiserver" && container.ready),
-        waits_since: pod.creation_timestamp().map(|made| made.0).filter(|_| !is_taken),
+        is_ready: runs && pod.metadata.deletion_timestamp.is_none() && server.is_some_and(|server| server.ready),
+        is_started: runs && server.is_some_and(|server| server.started == Some(true)),
+        waits_since: made.map(|made| made.0).filter(|_| !is_taken),
     })
+}
+
+fn is_scheduled(condition: &PodCondition) -> bool {
+    condition.type_ == "PodScheduled" && condition.status == "True"
 }
 
 /// Whose log to look at: the one that was followed before, or the first.
@@ -135,15 +146,22 @@ pub fn plan_followed<'m>(members: &'m [Member], before: Option<&Sight>) -> Optio
     known.or_else(|| ready.next())
 }
 
-/// What is known of a log whose end is there now. Who cannot be asked is not silent.
+/// What is known of a log whose end is there now. Who cannot be asked is not silent. One that was not looked at before has not grown
+/// by that.
 pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, now: Instant) -> Option<Sight> {
     let sequence = sequence?;
-    let same = before.filter(|before| before.id == *id && before.sequence == sequence);
-    Some(same.unwrap_or_else(|| Sight {
+    let (grew, known) = match before {
+        Some(before) if before.id != *id => (before.grew, None),
+        Some(before) if before.sequence == sequence => (before.grew, Some(before.since)),
+        Some(_) => (Some(now), None),
+        None => (None, None),
+    };
+    Some(Sight {
         id: id.clone(),
         sequence,
-        since: now,
-    }))
+        since: known.unwrap_or(now),
+        grew,
+    })
 }
 
 /// Whether the machine is to be tried.
@@ -174,8 +192,8 @@ pub fn is_credible<'s>(
 ) -> bool {
     let mut others = others.into_iter().peekable();
     let is_alone = others.peek().is_none();
-    let is_new = |sight: &Sight| now.duration_since(sight.since) < TRIAL;
-    is_alone || is_unreachable || others.flatten().any(is_new)
+    let writes = |sight: &Sight| sight.grew.is_some_and(|grew| now.duration_since(grew) < TRIAL);
+    is_alone || is_unreachable || others.flatten().any(writes)
 }
 
 /// Whether a machine that is silent may be given up.

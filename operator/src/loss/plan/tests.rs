@@ -15,7 +15,7 @@ fn pod(id: &str, uid: &str, machine: Option<&str>, ready: bool, started: Option<
             "yoke.drzzl.io/id": id, "yoke.drzzl.io/tenant": "demo", "yoke.drzzl.io/cluster": "a"}},
         "spec": {"containers": [], "nodeName": machine},
         "status": {"startTime": started, "containerStatuses": [
-            {"name": "kube-apiserver", "image": "", "imageID": "", "restartCount": 0, "ready": ready,
+            {"name": "kube-apiserver", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "started": ready,
                 "state": {"running": {}}}]},
     });
     serde_json::from_value(value).unwrap()
@@ -75,6 +75,7 @@ fn one_that_runs_is_followed_and_then_goes_on_to_be() {
         id: id(of),
         sequence: 1,
         since: Instant::now(),
+        grew: None,
     };
     for (rule, before, expected) in [
         ("the first that is ready", None, "b"),
@@ -95,15 +96,16 @@ fn silence_is_counted_while_nothing_is_new() {
     let began = Instant::now();
     let at = |millis: u64| began + Duration::from_millis(millis);
     let first = plan_sight(None, &id(A), Some(7), began);
-    for (rule, of, sequence, expected) in [
-        ("nothing new", A, Some(7), Some(0)),
-        ("a record", A, Some(8), Some(2000)),
-        ("a log that was made anew", A, Some(3), Some(2000)),
-        ("another's log", B, Some(7), Some(2000)),
-        ("nobody says", A, None, None),
+    for (rule, of, sequence, expected, grew) in [
+        ("nothing new", A, Some(7), Some(0), None),
+        ("a record", A, Some(8), Some(2000), Some(2000)),
+        ("a log that was made anew", A, Some(3), Some(2000), Some(2000)),
+        ("another's log", B, Some(7), Some(2000), None),
+        ("nobody says", A, None, None, None),
     ] {
         let next = plan_sight(first.clone(), &id(of), sequence, at(2000));
         assert_eq!(next.as_ref().map(|sight| sight.since), expected.map(at), "{rule}");
+        assert_eq!(next.as_ref().and_then(|sight| sight.grew), grew.map(at), "{rule}");
         let suspect = next.is_some_and(|sight| is_suspect(&sight, at(2000)));
         assert_eq!(suspect, expected == Some(0), "{rule}");
     }
@@ -179,23 +181,41 @@ fn a_pod_that_no_kubelet_takes_is_stranded() {
         found.map(|member| member.pod.clone()).collect()
     };
     assert_eq!((stranded(105), stranded(106)), (vec![], vec!["a".to_owned()]));
+    // It waited for room before.
+    let mut late = pod(A, "a", Some("one"), false, None);
+    let scheduled = json!([{"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:03:20Z"}]);
+    late.status.as_mut().unwrap().conditions = serde_json::from_value(scheduled).unwrap();
+    assert_eq!(to_member(&late).unwrap().waits_since, Timestamp::from_second(200).ok());
 }
 
 #[test]
 fn a_loss_is_credible_while_others_write() {
     let began = Instant::now();
     let now = began + Duration::from_secs(60);
+    let ago = |seconds: u64| now - Duration::from_secs(seconds);
     let sight = |seconds: u64| Sight {
         id: id(A),
         sequence: 1,
-        since: now - Duration::from_secs(seconds),
+        since: ago(seconds),
+        grew: Some(ago(seconds)),
     };
     let (fresh, old) = (sight(1), sight(7));
+    // Tried, without a verdict, and looked at anew: nothing was written.
+    let first = plan_sight(None, &id(A), Some(1), ago(1)).unwrap();
+    // Another one of its control planes is followed, since that is not ready any more.
+    let other = plan_sight(Some(fresh.clone()), &id(B), Some(1), now).unwrap();
     for (rule, others, is_unreachable, expected) in [
         ("the only one with control planes", vec![], false, true),
         ("another writes", vec![Some(&fresh)], false, true),
         ("one of two writes", vec![Some(&old), Some(&fresh)], false, true),
         ("all are silent", vec![Some(&old)], false, false),
+        (
+            "another was looked at for the first time",
+            vec![Some(&first)],
+            false,
+            false,
+        ),
+        ("another wrote a moment ago", vec![Some(&other)], false, true),
         ("the other is tried, too", vec![None], false, false),
         ("all are silent, and it is unreachable", vec![None], true, true),
     ] {
