@@ -10,6 +10,7 @@ use yoke_api::sleep::WithWorkers;
 use yoke_api::{Cluster, JoinToken, Reason};
 
 use crate::conditions::State;
+use crate::join_token;
 
 /// The API server ends watches at the latest after this, in seconds, unless a client asked for more.
 const WATCH_MAX: i64 = 3600;
@@ -145,9 +146,10 @@ fn holds(token: &JoinToken, cluster: &Cluster, now: Timestamp) -> bool {
         && Some(&token.spec.cluster_name) == cluster.metadata.name.as_ref();
     let made = token.metadata.creation_timestamp.as_ref();
     let is_over = made.is_none_or(|made| now.duration_since(made.0).unsigned_abs() >= token.spec.lifetime());
-    let uses = token.status.as_ref().map_or(0, |status| status.uses.len());
-    let is_used_up = i32::try_from(uses).is_ok_and(|uses| uses >= token.spec.max_uses);
-    is_of && !is_over && !is_used_up && token.metadata.deletion_timestamp.is_none()
+    let may_join = !is_over && !join_token::plan::is_used_up(token) && token.metadata.deletion_timestamp.is_none();
+    // Of who has joined a moment ago the Node is not counted yet.
+    let joins = cluster.spec.sleep.with_workers == WithWorkers::Prevent && join_token::plan::is_just_used(token, now);
+    is_of && (may_join || joins)
 }
 
 #[cfg(test)]
@@ -288,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_token_that_holds_keeps_its_cluster_awake() {
-        let token = |change: &dyn Fn(&mut JoinToken)| {
+        let token_of = |with_workers, seconds: i64, change: &dyn Fn(&mut JoinToken)| {
             let spec = JoinTokenSpec {
                 cluster_name: "a".into(),
                 ttl: "1m".into(),
@@ -304,10 +306,12 @@ mod tests {
                 nodes: Some(0),
                 ..Inside::default()
             };
-            let possible = plan_possible(&fixtures::cluster("a"), &inside, &tokens, at(1059));
+            let cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.with_workers = with_workers);
+            let possible = plan_possible(&cluster, &inside, &tokens, at(seconds));
             assert!(possible.status == Some(true) || possible.reason == Reason::JoinTokenHolds);
             possible.status == Some(false)
         };
+        let token = |change: &dyn Fn(&mut JoinToken)| token_of(WithWorkers::Allow, 1059, change);
         let used = |token: &mut JoinToken| {
             token.status = Some(JoinTokenStatus {
                 uses: vec![Use {
@@ -324,6 +328,9 @@ mod tests {
             token.spec.max_uses = 2;
         }));
         assert!(!token(&used));
+        let prevented = |seconds| token_of(WithWorkers::Prevent, seconds, &used);
+        assert!(prevented(1059) && prevented(1301), "who joins is not a Node yet");
+        assert!(!prevented(1302));
         assert!(!token(&|token| token.metadata.creation_timestamp = Some(Time(at(999)))));
         assert!(!token(&|token| token.spec.cluster_name = "b".into()));
         assert!(!token(&|token| token.metadata.namespace = Some("other".into())));

@@ -77,8 +77,13 @@ pub(crate) fn is_used_up(token: &JoinToken) -> bool {
 
 /// Whether nobody needs the bootstrap token of one that is used up.
 pub(crate) fn is_spent(token: &JoinToken, now: Timestamp) -> bool {
+    is_used_up(token) && !is_just_used(token, now)
+}
+
+/// Whether somebody has joined by it a moment ago.
+pub(crate) fn is_just_used(token: &JoinToken, now: Timestamp) -> bool {
     let last = token.status.as_ref().and_then(|status| status.uses.last());
-    is_used_up(token) && last.is_none_or(|last| now.duration_since(last.time.0) > AFTERGLOW)
+    last.is_some_and(|last| now.duration_since(last.time.0) <= AFTERGLOW)
 }
 
 /// Whether a token was drawn for it.
