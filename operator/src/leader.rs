@@ -19,10 +19,11 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
+use kube::runtime::controller::Action;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use yoke_runtime::Check;
+use yoke_runtime::{Check, Drain};
 
 use self::plan::{Seen, Turn, plan_lease, plan_release, plan_turn};
 
@@ -102,9 +103,32 @@ pub struct Held {
 impl Held {
     /// Waits while the Lease may be another's: until it is renewed, or the process ends.
     pub async fn wait(&self) {
-        let is_held = |renewed: &Option<Instant>| renewed.is_some_and(|renewed| renewed.elapsed() < self.term);
+        let is_held = |renewed: &Option<Instant>| self.is_within_term(*renewed);
         // An error means that the process ends.
         let _ = self.renewed.clone().wait_for(is_held).await;
+    }
+
+    /// A reconciliation that begins while the Lease is held. Where the process is to end before, and another one may act, none does.
+    pub fn carry_out<F, E>(
+        &self,
+        drain: &Drain,
+        reconciliation: F,
+    ) -> impl Future<Output = Result<Action, E>> + use<F, E>
+    where
+        F: Future<Output = Result<Action, E>>,
+    {
+        let (held, drain) = (self.clone(), drain.clone());
+        async move {
+            drain.until_started(held.wait()).await;
+            if !held.is_within_term(*held.renewed.borrow()) {
+                return Ok(Action::await_change());
+            }
+            reconciliation.await
+        }
+    }
+
+    fn is_within_term(&self, renewed: Option<Instant>) -> bool {
+        renewed.is_some_and(|renewed| renewed.elapsed() < self.term)
     }
 }
 
@@ -280,4 +304,34 @@ async fn limit<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, L
         .await
         .map_err(|_| LeaseError::Limit)?
         .map_err(LeaseError::Request)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use yoke_runtime::DrainTrigger;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_is_to_end_begins_what_the_lease_is_held_for() {
+        let now = Instant::now();
+        let term = Duration::from_secs(60);
+        let (done, idle) = (Action::requeue(term), Action::await_change());
+        for (rule, renewed, expected) in [
+            ("it acts", Some(now), done.clone()),
+            ("the Lease may be another's", now.checked_sub(term), idle.clone()),
+            ("it was never its own", None, idle),
+        ] {
+            let held = Held {
+                renewed: watch::Sender::new(renewed).subscribe(),
+                term,
+            };
+            let (trigger, drain) = DrainTrigger::new();
+            trigger.start();
+            let carried_out = held.carry_out(&drain, async { Ok::<_, Infallible>(done.clone()) });
+            assert_eq!(carried_out.await, Ok(expected), "{rule}");
+        }
+    }
 }

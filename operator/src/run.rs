@@ -232,7 +232,7 @@ async fn run_clusters(
         .reconcile_all_on(reconnected)
         .graceful_shutdown_on(ended(drain.clone()))
         .run(
-            move |named, context| while_held(&held, &drain, cluster::reconcile(to_key(&named), context)),
+            move |named, context| held.carry_out(&drain, cluster::reconcile(to_key(&named), context)),
             move |named, error, context| cluster::on_error(&to_key(&named), error, &context),
             context,
         )
@@ -246,7 +246,7 @@ async fn run_tenants(context: Arc<Context>, triggers: BoxStream<'static, ObjectR
         .reconcile_on(triggers)
         .graceful_shutdown_on(ended(drain.clone()))
         .run(
-            move |tenant, context| while_held(&held, &drain, tenant::reconcile(tenant, context)),
+            move |tenant, context| held.carry_out(&drain, tenant::reconcile(tenant, context)),
             tenant::on_error,
             context,
         )
@@ -265,7 +265,7 @@ async fn run_join_tokens(
         .reconcile_on(triggers)
         .graceful_shutdown_on(ended(drain.clone()))
         .run(
-            move |token, context| while_held(&held, &drain, join_token::reconcile(token, context)),
+            move |token, context| held.carry_out(&drain, join_token::reconcile(token, context)),
             join_token::on_error,
             context,
         )
@@ -275,15 +275,6 @@ async fn run_join_tokens(
 
 async fn ended(drain: Drain) {
     drain.started().await;
-}
-
-/// A reconciliation that begins while the Lease is held, or the process drains and has what it began ended.
-fn while_held<F: Future>(held: &Held, drain: &Drain, reconciliation: F) -> impl Future<Output = F::Output> + use<F> {
-    let (held, drain) = (held.clone(), drain.clone());
-    async move {
-        drain.until_started(held.wait()).await;
-        reconciliation.await
-    }
 }
 
 /// Keeps `/readyz` in step with the connection to NATS.
