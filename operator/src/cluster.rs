@@ -110,7 +110,8 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     };
     if expiry::plan_remaining(&cluster, Timestamp::now()).is_some_and(|remaining| remaining.is_zero()) {
         expiry::delete(context, &cluster).await?;
-        return Ok(Action::await_change());
+        // What was written meanwhile may have been a status, which calls for nobody.
+        return Ok(Action::requeue(expiry::AGAIN));
     }
     let observed = observe::observe(&context.caches, &cluster, &identity);
     let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {

@@ -85,6 +85,9 @@ impl Notices {
     /// Looks at all Nodes. Answers the Clusters to call for.
     pub fn look(&self, context: &Context) -> Vec<ObjectRef<Cluster>> {
         let settings = &context.config.planned_takeover;
+        if settings.per_minute == 0 {
+            return Vec::new();
+        }
         let machines = context.caches.machines.state();
         let leaving = machines
             .iter()

@@ -399,7 +399,7 @@ fn waits_for_turn(
                 || failing.is_some()
                 || seen != cluster.metadata.generation
                 || Rest::of(cluster).is_asleep()
-                || takeover::find_state(context, observed).is_some()
+                || takeover::is_leaving(context, observed)
                 || takeover::is_ending(observed);
             if is_at_once {
                 context.restarts.finish(&identity.id);

@@ -13,6 +13,9 @@ use crate::context::Context;
 use crate::error::ReconcileError;
 use crate::events::Notice;
 
+/// When it is looked whether one that is over is gone.
+pub(super) const AGAIN: Duration = Duration::from_secs(1);
+
 /// How long the Cluster has still to live; `None`: for ever, or as long as it is paused.
 pub(super) fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
     let lifetime = cluster.spec.lifetime().filter(|_| !cluster.spec.paused)?;

@@ -113,6 +113,11 @@ pub(super) fn find_state(context: &Context, observed: &Observed) -> Option<State
     context.notices.of(find_pod(observed)?.metadata.uid.as_deref()?)
 }
 
+/// Whether another pod takes over, or is to, so that this start ends anyway.
+pub(super) fn is_leaving(context: &Context, observed: &Observed) -> bool {
+    matches!(find_state(context, observed), Some(State::Waiting | State::StandBy(_)))
+}
+
 /// The pod that serves, and is not to end.
 fn find_pod(observed: &Observed) -> Option<&Pod> {
     let mut serving = takeover::serving(observed.stateful_set.as_deref(), &observed.pods);

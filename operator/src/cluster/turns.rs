@@ -107,11 +107,12 @@ impl Turns {
     /// Whether it is a Cluster's turn. If not, it waits, and is called for.
     pub(super) fn take(&self, wanted: Wanted) -> bool {
         let id = wanted.id.clone();
-        let mut state = self.lock();
+        let (mut state, now) = (self.lock(), Instant::now());
+        state.end_late(now);
         if !state.taken.contains_key(&id) {
             state.waiting.insert(id.clone(), wanted);
         }
-        self.call(state.fill(Instant::now()), Some(&id));
+        self.call(state.fill(now), Some(&id));
         state.taken.contains_key(&id)
     }
 
@@ -145,11 +146,17 @@ impl Turns {
 }
 
 impl State {
+    /// Ends the turns that have taken too long.
+    fn end_late(&mut self, now: Instant) {
+        let limit = self.rule.limit;
+        self.taken
+            .retain(|_, (_, since)| now.saturating_duration_since(*since) < limit);
+    }
+
     /// Gives the turns that are free; those who have one now.
     fn fill(&mut self, now: Instant) -> Vec<Wanted> {
+        self.end_late(now);
         let rule = self.rule;
-        self.taken
-            .retain(|_, (_, since)| now.saturating_duration_since(*since) < rule.limit);
         let mut due = Vec::new();
         while self.taken.len() < rule.at_once
             && let Some(next) = self.find_next()
@@ -234,6 +241,23 @@ mod tests {
         assert!(!turns.take(later));
         turns.finish(&first[0].id);
         assert_eq!(next(&mut called).as_deref(), Some("c31"));
+    }
+
+    #[test]
+    fn who_took_too_long_has_another_turn_or_waits() {
+        let (turns, mut called, first) = full();
+        let end = |wanted: &Wanted| {
+            let mut state = turns.lock();
+            let limit = state.rule.limit;
+            state.taken.get_mut(&wanted.id).unwrap().1 -= limit;
+        };
+        end(&first[0]);
+        assert!(turns.take(first[0].clone()), "there is room");
+        end(&first[0]);
+        assert!(turns.take(wanted("b", 40, false)), "in its place");
+        assert!(!turns.take(first[0].clone()));
+        turns.finish(&first[1].id);
+        assert_eq!(next(&mut called).as_deref(), Some("c0"), "it waited");
     }
 
     #[test]

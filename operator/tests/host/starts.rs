@@ -2,7 +2,8 @@
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use yoke_api::JoinToken;
 use yoke_pki::cert_manager::Certificate;
@@ -128,6 +129,49 @@ async fn control_plane_is_mended_while_certificates_are_pending() {
 
 /// What a new release of the operator changes comes to one control plane after the other, and to none before the last one
 /// runs. (It is four at a time; here it is one.)
+/// On a machine that is about to go, and has no other: what ends there may not come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_waits_where_nobody_takes_over() {
+    let mut host = Host::start().await;
+    let node = serde_json::json!({"metadata": {"name": "one"},
+        "spec": {"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}});
+    let node: Node = serde_json::from_value(node).unwrap();
+    let nodes = Api::<Node>::all(host.client.clone());
+    nodes.create(&PostParams::default(), &node).await.unwrap();
+    let mut firsts = Vec::new();
+    for name in ["a", "b"] {
+        host.bring_up(name).await;
+        run_pod(&host, name).await;
+        let hosted = host.hosted(name).await;
+        let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "control-plane-0"},
+            "target": {"kind": "Node", "name": "one"}});
+        let request = http::Request::post(format!("/api/v1/namespaces/{hosted}/pods/control-plane-0/binding"));
+        let request = request.header("content-type", "application/json");
+        let request = request.body(binding.to_string().into_bytes()).unwrap();
+        host.client.request_text(request).await.unwrap();
+        firsts.push(number(&host, &hosted).await.unwrap());
+    }
+    let goes = async |host: &Host, index: usize, name: &str| {
+        number(host, &host.hosted(name).await).await == Some(firsts[index] + 1)
+    };
+    host.upgrade_operator("registry.example/kine-nats:next").await;
+    host.until("the operator knows of the machine", async || {
+        host.context.notices.look(&host.context);
+        let state = |name: &'static str| async { condition(&host.cluster(name).await, "Progressing") };
+        for name in ["a", "b"] {
+            host.reconcile(name).await.unwrap();
+        }
+        state("b").await.ends_with("MachineLeaving") || goes(&host, 0, "a").await
+    })
+    .await;
+    host.bring("a", "it is the first one's turn", async || goes(&host, 0, "a").await)
+        .await;
+    for _ in 0..3 {
+        host.reconcile("b").await.unwrap();
+        assert!(!goes(&host, 1, "b").await, "the first one does not run yet");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_of_the_operator_starts_a_few_at_a_time() {
     let mut host = Host::start().await;
