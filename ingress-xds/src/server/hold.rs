@@ -77,7 +77,11 @@ impl Hold {
         if !Identity::Account(subject).is_user() {
             return Err(Refusal::Unneeded);
         }
-        let seat = self.seats.take(&entry.route).ok_or(Refusal::Asleep)?;
+        let Some(seat) = self.seats.take(&entry.route) else {
+            // He is not held, and comes again; his cluster wakes meanwhile, whoever has all places.
+            self.need(entry, request)?;
+            return Err(Refusal::Asleep);
+        };
         let _held = Held::new(self, seat);
         let waiting = timeout(LIMIT, self.wait_awake(entry, request));
         match self.drain.until_started(waiting).await {
@@ -97,23 +101,9 @@ impl Hold {
             let Some(now) = now else {
                 return Err(Refusal::NoEndpoints);
             };
-            match now.route.asleep.as_ref().map(|asleep| &asleep.told) {
-                None => {
-                    tokio::time::sleep(HANDOVER).await;
-                    return Ok(());
-                }
-                Some(Asleep::Held { .. }) => return Err(Refusal::Held),
-                Some(Asleep::OnConnect { ignored_agents, .. }) if ignored_agents.has(request.agent) => {
-                    return Err(Refusal::Ignored);
-                }
-                Some(Asleep::OnConnect { since, uid, .. }) => {
-                    match self.waker.wake(&now.route, Sleeping { since, uid }, request.source) {
-                        Outcome::Told | Outcome::Known => {}
-                        Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => return Err(Refusal::Asleep),
-                    }
-                }
-                Some(Asleep::Waking { problem: Some(_), .. }) => return Err(Refusal::Stuck),
-                Some(Asleep::Waking { problem: None, .. }) => {}
+            if self.need(&now, request)? {
+                tokio::time::sleep(HANDOVER).await;
+                return Ok(());
             }
             // Changes of other clusters call, too.
             let is_same = |all: &Option<Arc<Snapshot>>| {
@@ -127,5 +117,88 @@ impl Hold {
                 Ok(Err(_)) => return Err(Refusal::NotSynced),
             }
         }
+    }
+
+    /// Has a cluster woken that sleeps and that the request may wake. Whether it is awake, or else why it will not be.
+    fn need(&self, entry: &Entry, request: Request<'_>) -> Result<bool, Refusal> {
+        match entry.route.asleep.as_ref().map(|asleep| &asleep.told) {
+            None => Ok(true),
+            Some(Asleep::Held { .. }) => Err(Refusal::Held),
+            Some(Asleep::OnConnect { ignored_agents, .. }) if ignored_agents.has(request.agent) => {
+                Err(Refusal::Ignored)
+            }
+            Some(Asleep::OnConnect { since, uid, .. }) => {
+                match self.waker.wake(&entry.route, Sleeping { since, uid }, request.source) {
+                    Outcome::Told | Outcome::Known => Ok(false),
+                    Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Err(Refusal::Asleep),
+                }
+            }
+            Some(Asleep::Waking { problem: Some(_), .. }) => Err(Refusal::Stuck),
+            Some(Asleep::Waking { problem: None, .. }) => Ok(false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tokio::sync::watch;
+    use yoke_api::ingress::{Callers, IgnoredAgents};
+    use yoke_runtime::budget::Rate;
+    use yoke_runtime::{DrainTrigger, Metrics as Registry};
+
+    use super::*;
+    use crate::fixtures::since;
+    use crate::model::{Route, Sleep};
+    use crate::snapshot::entries::entry;
+    use crate::wake::Limits;
+
+    #[tokio::test]
+    async fn a_cluster_wakes_though_others_have_all_places() {
+        const ONE: Rate = Rate {
+            per_second: 1,
+            burst: 1,
+        };
+        let limits = Limits {
+            tenant: ONE,
+            source: ONE,
+        };
+        let metrics = Metrics::new(&Registry::new("a"));
+        let (waker, mut told) = Waker::new(limits, metrics.clone(), Instant::now());
+        let (_snapshots, known) = watch::channel(None);
+        let (_trigger, drain) = DrainTrigger::new();
+        let hold = Hold {
+            seats: Seats::new(0, 0),
+            ..Hold::new(known, waker, metrics, drain)
+        };
+        let awake = entry("a", &["a.yoke.test"], "1", "1");
+        let asleep = |agents: &[&str]| Entry {
+            route: Arc::new(Route {
+                asleep: Some(Sleep {
+                    told: Asleep::OnConnect {
+                        callers: Callers::Authenticated,
+                        ignored_agents: IgnoredAgents(agents.iter().map(ToString::to_string).collect()),
+                        since: since(),
+                        uid: "u-1".into(),
+                    },
+                    client_ca: String::new(),
+                }),
+                ..awake.route.as_ref().clone()
+            }),
+            ..awake.clone()
+        };
+        let request = Request {
+            authorization: None,
+            authority: "a.yoke.test",
+            source: None,
+            agent: b"k9s/v0.50.6",
+        };
+        let robot = "system:serviceaccount:default:robot";
+        let wait = async |entry: &Entry| hold.wait(entry, robot.to_owned(), request).await;
+        assert_eq!(wait(&asleep(&["k9s/*"])).await, Err(Refusal::Ignored));
+        assert!(told.try_recv().is_err());
+        assert_eq!(wait(&asleep(&[])).await, Err(Refusal::Asleep));
+        assert_eq!(told.try_recv().unwrap().cluster, "a");
     }
 }
