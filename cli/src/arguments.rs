@@ -25,7 +25,8 @@ const EXIT_CODES: &str = "Exit codes:
   2  the command line is wrong
   3  the wait ran out; what was asked for goes on (not of run and join: 1, and nothing is left)
   126, 127  run: the command cannot be run, or is not there
-  129, 130, 131, 143  join or run was ended by SIGHUP, Ctrl-C, SIGQUIT or SIGTERM; its JoinToken or Cluster is deleted";
+  129, 130, 131, 143  join or run was ended by SIGHUP, Ctrl-C, SIGQUIT or SIGTERM; its JoinToken or Cluster is deleted,
+       if it is not kept by --keep-on-failure once its command has begun";
 
 const COMPLETION: &str =
     "kubectl completes `kubectl yoke <TAB>` with a program named kubectl_complete-yoke. Put it where \

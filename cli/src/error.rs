@@ -243,6 +243,15 @@ impl Error {
         text
     }
 
+    /// Whether what was asked for may have been done all the same.
+    pub(crate) fn leaves_open(&self) -> bool {
+        match self {
+            Self::RequestTimeout { .. } => true,
+            Self::Unreachable { source, .. } => !never_connected(source),
+            _ => false,
+        }
+    }
+
     fn hint(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(KubeconfigError::CurrentContextNotSet) => {
@@ -358,6 +367,18 @@ fn hint_for(status: &Status) -> Option<String> {
         _ => return None,
     };
     Some(hint.into())
+}
+
+/// Whether the host was not reached at all.
+fn never_connected(error: &kube::Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<hyper_util::client::legacy::Error>() {
+            return error.is_connect();
+        }
+        cause = error.source();
+    }
+    false
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, output, wait};
 
+/// Said where its name is not known.
+const MAY_EXIST: &str = "a JoinToken may have been made that nobody was told of: see `kubectl get jointokens`";
+
 /// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
 /// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
@@ -91,7 +94,15 @@ async fn make(
     };
     let api = session.api::<JoinToken>();
     let doing = format!("making a JoinToken for Cluster {}", options.name);
-    let mut made = pin!(session.ask(&doing, api.create(&parameters, &token)));
+    let asked = async {
+        let asked = session.ask(&doing, api.create(&parameters, &token));
+        asked.await.inspect_err(|error| {
+            if error.leaves_open() {
+                output::say(MAY_EXIST);
+            }
+        })
+    };
+    let mut made = pin!(asked);
     let signal = tokio::select! {
         made = &mut made => return Ok((made?.name_any(), None)),
         signal = signals.next() => signal,
@@ -101,7 +112,7 @@ async fn make(
     tokio::select! {
         made = made => Ok((made?.name_any(), Some(signal))),
         _ = signals.next() => {
-            output::say("a JoinToken may have been made that nobody was told of: see `kubectl get jointokens`");
+            output::say(MAY_EXIST);
             Err(Error::Interrupted(signal))
         }
     }

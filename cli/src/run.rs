@@ -22,6 +22,9 @@ use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, kubeconfig, output, wait};
 
+/// Said where its name is not known.
+const MAY_EXIST: &str = "a Cluster may have been made; the host deletes it when its time is over";
+
 /// Makes a Cluster, runs the command, and deletes the Cluster, however the command ends. What this program cannot delete, the
 /// host does when its time is over.
 pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), Error> {
@@ -65,7 +68,15 @@ async fn make(
         ..PostParams::default()
     };
     let (api, cluster) = (session.api::<Cluster>(), build_cluster(options));
-    let mut made = std::pin::pin!(session.ask("making a Cluster for the command", api.create(&parameters, &cluster)));
+    let asked = async {
+        let asked = session.ask("making a Cluster for the command", api.create(&parameters, &cluster));
+        asked.await.inspect_err(|error| {
+            if error.leaves_open() {
+                output::say(MAY_EXIST);
+            }
+        })
+    };
+    let mut made = std::pin::pin!(asked);
     let signal = tokio::select! {
         made = &mut made => {
             let name = made?.name_any();
@@ -79,7 +90,7 @@ async fn make(
     tokio::select! {
         made = made => Ok((made?.name_any(), Some(signal))),
         _ = signals.next() => {
-            output::say("a Cluster may have been made; the host deletes it when its time is over");
+            output::say(MAY_EXIST);
             Err(Error::Interrupted(signal))
         }
     }

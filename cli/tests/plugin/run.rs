@@ -53,6 +53,18 @@ async fn a_command_has_a_cluster_for_as_long_as_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_hears_nothing_is_told_what_there_may_be() {
+    let host = Host::start().await;
+    host.stall("clusters");
+    let said = host.run("run --request-timeout 1s -- /bin/true").await;
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.err.contains("a Cluster may have been made"), "{said:?}");
+    let nobody = host.run("run --server https://127.0.0.1:1 -- /bin/true").await;
+    assert!(!nobody.err.contains("may have been made"), "{nobody:?}");
+    assert_eq!(nobody.code, 1, "{nobody:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failure_can_be_looked_into() {
     for (script, code, kept) in [("false", 1, true), ("true", 0, false), ("kill -9 $$", 137, true)] {
         let host = Host::start().await;
