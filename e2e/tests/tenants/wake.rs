@@ -208,11 +208,11 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
             "{asked:?}: {refusal}"
         );
     }
-    let delayed = tenant
-        .wait_condition("a", ConditionType::Asleep, "False", READY_LIMIT)
-        .await?;
-    let reason = reason_of(&delayed, ConditionType::Asleep);
-    ensure!(reason == Some("WakeDelayed"), "{reason:?}");
+    wait_until("it is a condition", READY_LIMIT, || async {
+        let delayed = tenant.clusters().get("a").await?;
+        Ok(reason_of(&delayed, ConditionType::Asleep) == Some("WakeDelayed"))
+    })
+    .await?;
     let events = ["get", "events", "-n", &tenant.name, "-o", "jsonpath={.items[*].reason}"];
     wait_until("it is an event", READY_LIMIT, || async {
         Ok(stack.host_kubectl(&events).await?.ok()?.contains("WakeDelayed"))

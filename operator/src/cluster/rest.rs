@@ -22,8 +22,9 @@ use yoke_pki::request::Use;
 
 use crate::conditions;
 
-/// A wake takes a few seconds. Who waits for one that takes longer than this is told why.
-pub(super) const LONGEST_WAKE: Duration = Duration::from_secs(30);
+/// A wake takes a few seconds. Who waits for one that takes longer than this is told why, before those give up who wait for half a
+/// minute: kubectl with `--request-timeout=30s`, and client-go, which asks for 32 s what an API serves.
+pub(super) const LONGEST_WAKE: Duration = Duration::from_secs(25);
 /// How long a Cluster with Nodes sleeps at least and at most until it is woken for them, in hundredths of the lifetime of a kubelet's
 /// certificate, and in how many parts the time between is shared.
 const SLEPT_LEAST: u32 = 6;
@@ -507,8 +508,8 @@ mod tests {
                 true,
                 waking(100, None),
             ),
-            ("still", None, waking(70, None), false, waking(70, None)),
-            ("takes long", None, waking(69, None), false, waking(69, Some("no room"))),
+            ("still", None, waking(75, None), false, waking(75, None)),
+            ("takes long", None, waking(74, None), false, waking(74, Some("no room"))),
             (
                 "by a clock that was ahead",
                 None,
@@ -516,13 +517,13 @@ mod tests {
                 false,
                 waking(100, None),
             ),
-            ("is awake", None, waking(69, Some("no room")), true, None),
+            ("is awake", None, waking(74, Some("no room")), true, None),
         ] {
             let told = plan_told(wanted, before.as_ref(), answers, || Some("no room".into()), at(100).0);
             assert_eq!(told, expected, "{rule}");
         }
         for (rule, since, expected) in [
-            ("others come first", waking(69, None), waking(69, None)),
+            ("others come first", waking(74, None), waking(74, None)),
             (
                 "now there is room, and others come first",
                 waking(9, Some("no room")),
@@ -533,8 +534,8 @@ mod tests {
             assert_eq!(told, expected, "{rule}");
         }
         let late = |told: Option<Asleep>| plan_late(told.as_ref(), at(100).0).map(|late| late.as_secs());
-        assert_eq!(late(waking(70, None)), Some(1));
-        assert_eq!(late(waking(90, None)), Some(21));
+        assert_eq!(late(waking(75, None)), Some(1));
+        assert_eq!(late(waking(90, None)), Some(16));
         assert_eq!(late(waking(9, None)), None, "it waits for its turn");
         assert_eq!(late(waking(9, Some("no room"))), None, "they know");
         assert_eq!(late(asleep()), None);
