@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, ListParams};
-use kube::{Api, ResourceExt as _};
+use kube::Api;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use yoke_api::labels::INCARNATION;
@@ -28,7 +29,7 @@ const BACK_SOON: Duration = Duration::from_secs(15);
 /// The same where the operator that acts is lost with it: another one acts after 10 s, and has that to find out then.
 const BACK_BY_ANOTHER: Duration = Duration::from_secs(35);
 /// How long is waited for that.
-const BACK_LIMIT: Duration = Duration::from_secs(60);
+const BACK_LIMIT: Duration = Duration::from_secs(90);
 /// How long one attempt may take: what is not answered is asked again, on a connection of its own.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// A store that was cut off connects again, and hears of its successor.
@@ -36,6 +37,8 @@ const FENCE_LIMIT: Duration = Duration::from_secs(60);
 const FENCED: &str = "fenced by the writer of epoch";
 /// Objects made before, and after, that show that all goes on.
 const WRITES: usize = 20;
+/// Clusters that are lost with another one.
+const OTHERS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 /// One test after the other: each loses the same node.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
@@ -44,11 +47,16 @@ const EXPECTED: [Expected; 1] = [Expected {
     because: "a node of the host is lost",
 }];
 
-/// The cluster, and where it runs.
+/// A cluster, and where it runs.
 struct Moved {
     stack: Stack,
     node: HostNode,
     tenant: TenantFixture,
+    placed: Placed,
+}
+
+/// A control plane on the second node.
+struct Placed {
     hosted: String,
     kubeconfig: PathBuf,
     pod: Pod,
@@ -68,26 +76,24 @@ impl Moved {
         let stack = Stack::connect().await?;
         let node = HostNode::second(&stack).await?;
         let tenant = TenantFixture::create(&stack, test).await?.expecting(&EXPECTED);
-        let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, "a").await?;
+        let placed = Placed::new(&node, &tenant, "a").await?;
         Ok(Self {
             stack,
             node,
             tenant,
-            hosted,
-            kubeconfig,
-            pod,
+            placed,
         })
     }
 
-    async fn pods(&self) -> Result<Vec<Pod>> {
-        let pods: Api<Pod> = Api::namespaced(self.stack.host.clone(), &self.hosted);
+    async fn pods(&self, placed: &Placed) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.stack.host.clone(), &placed.hosted);
         Ok(pods.list(&ListParams::default()).await?.items)
     }
 
     /// Clients of it, once they have written.
     async fn use_it(&self) -> Result<(HeldWatch, Clients)> {
-        let watch = HeldWatch::begin(client(&self.kubeconfig).await?).await?;
-        let clients = Clients::begin(&self.kubeconfig, 1).await?;
+        let watch = HeldWatch::begin(client(&self.placed.kubeconfig).await?).await?;
+        let clients = Clients::begin(&self.placed.kubeconfig, 1).await?;
         watch.wait_for_more(WRITES, READY_LIMIT).await?;
         Ok((watch, clients))
     }
@@ -96,15 +102,15 @@ impl Moved {
     async fn wait_elsewhere(&self) -> Result<Elsewhere> {
         let lost = Instant::now();
         let called = async { self.wait_called().await.map(|()| lost.elapsed()) };
-        let answered = async { self.wait_answer().await.map(|()| lost.elapsed()) };
+        let answered = async { self.wait_answer(&self.placed).await.map(|()| lost.elapsed()) };
         let (called, answered) = tokio::try_join!(called, answered)?;
         Ok(Elsewhere { called, answered })
     }
 
     /// Waits until the operator has called for another start.
     async fn wait_called(&self) -> Result<()> {
-        let sets: Api<StatefulSet> = Api::namespaced(self.stack.host.clone(), &self.hosted);
-        let former = self.pod.metadata.annotations.as_ref();
+        let sets: Api<StatefulSet> = Api::namespaced(self.stack.host.clone(), &self.placed.hosted);
+        let former = self.placed.pod.metadata.annotations.as_ref();
         let former = former
             .and_then(|all| all.get(INCARNATION))
             .context("a pod without incarnation")?;
@@ -126,14 +132,14 @@ impl Moved {
     }
 
     /// Waits until another pod answers, on another node.
-    async fn wait_answer(&self) -> Result<()> {
+    async fn wait_answer(&self, placed: &Placed) -> Result<()> {
         wait_until("the API to answer from elsewhere", BACK_LIMIT, async || {
-            let pods = self.pods().await?;
+            let pods = self.pods(placed).await?;
             let seen: Vec<_> = pods.iter().map(|pod| (&pod.metadata.uid, place_of(pod))).collect();
             let elsewhere =
-                |pod: &Pod| pod.metadata.uid != self.pod.metadata.uid && place_of(pod) != Some(&self.node.name);
+                |pod: &Pod| pod.metadata.uid != placed.pod.metadata.uid && place_of(pod) != Some(&self.node.name);
             ensure!(pods.len() == 1 && pods.iter().all(elsewhere), "{seen:?}");
-            let api = client(&self.kubeconfig).await?;
+            let api = client(&placed.kubeconfig).await?;
             let answer = tokio::time::timeout(ANSWER_LIMIT, api.apiserver_version()).await;
             answer.context("no answer")??;
             Ok(true)
@@ -143,8 +149,9 @@ impl Moved {
 
     /// What the former store has said, as long as this is held: the kubelet removes the file.
     fn open_log(&self) -> Result<std::fs::File> {
-        let uid = self.pod.metadata.uid.as_deref().context("a pod without a uid")?;
-        let folder = format!("log/pods/{}_control-plane-0_{uid}/kine-nats/0.log", self.hosted);
+        let Placed { hosted, pod, .. } = &self.placed;
+        let uid = pod.metadata.uid.as_deref().context("a pod without a uid")?;
+        let folder = format!("log/pods/{hosted}_control-plane-0_{uid}/kine-nats/0.log");
         let path = self.node.folder().join(folder);
         std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))
     }
@@ -155,9 +162,20 @@ impl Moved {
             Ok(!PathBuf::from(format!("/proc/{former}")).exists())
         })
         .await?;
-        let pods = self.pods().await?;
+        let pods = self.pods(&self.placed).await?;
         ensure!(pods.len() == 1, "{} pods", pods.len());
         Ok(())
+    }
+}
+
+impl Placed {
+    async fn new(node: &HostNode, tenant: &TenantFixture, name: &str) -> Result<Self> {
+        let (hosted, kubeconfig, pod) = node.ready_cluster(tenant, name).await?;
+        Ok(Self {
+            hosted,
+            kubeconfig,
+            pod,
+        })
     }
 }
 
@@ -218,6 +236,31 @@ async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
     moved.tenant.remove().await
 }
 
+/// They start in turns, as many at once as there are cores and one more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_are_lost_together_all_go_on() -> Result<()> {
+    let _alone = ALONE.lock().await;
+    let moved = Moved::place("node-many").await?;
+    let mut all = Vec::new();
+    for name in OTHERS {
+        all.push(Placed::new(&moved.node, &moved.tenant, name).await?);
+    }
+    moved.node.kill().await?;
+    let lost = Instant::now();
+    let waiting = all.iter().chain([&moved.placed]);
+    let waiting = waiting.map(async |placed| moved.wait_answer(placed).await.map(|()| lost.elapsed()));
+    let answered = try_join_all(waiting).await;
+    // Whatever came of it: others use the node, too.
+    moved.node.start().await?;
+    let mut answered = answered?;
+    answered.sort();
+    println!(
+        "{} control planes were lost together; their APIs answered from elsewhere after {answered:.1?}",
+        answered.len()
+    );
+    moved.tenant.remove().await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
     let _alone = ALONE.lock().await;
@@ -234,7 +277,11 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         let pods = json!({"nodeSelector": selector, "topologySpreadConstraints": spread});
         json!({"spec": {"replicas": replicas, "template": {"spec": pods}}})
     };
-    operators::change(&moved.stack, &change(Some(2), Value::Null, json!(apart))).await?;
+    moved.node.take_all(true).await?;
+    let first = operators::change(&moved.stack, &change(Some(1), Value::Null, json!(apart))).await;
+    moved.node.take_all(false).await?;
+    first?;
+    operators::change(&moved.stack, &json!({"spec": {"replicas": 2}})).await?;
     let done = kill_with_operator(&moved).await;
     // Whatever came of it: others use the node, too, and take for granted where the operator is.
     moved.node.start().await?;
@@ -246,21 +293,11 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
 
 /// What came of a loss of power of the node where the operator is that acts.
 async fn kill_with_operator(moved: &Moved) -> Result<String> {
-    let on_node = |pod: &Pod| place_of(pod) == Some(&moved.node.name);
-    // The former one has left the Lease, and a new one takes it a moment later.
-    let acting = wait_for("an operator to act", BACK_LIMIT, async || {
-        operators::acting(&moved.stack).await.map(Some)
-    })
-    .await?;
-    if !on_node(&acting) {
-        let pods: Api<Pod> = Api::namespaced(moved.stack.host.clone(), operators::NAMESPACE);
-        pods.delete(&acting.name_any(), &DeleteParams::default()).await?;
-    }
     wait_until("the operator on the second node to act", BACK_LIMIT, async || {
-        Ok(on_node(&operators::acting(&moved.stack).await?))
+        let acting = operators::acting(&moved.stack).await?;
+        Ok(place_of(&acting) == Some(&moved.node.name))
     })
     .await?;
-    operators::wait_rolled_out(&moved.stack).await?;
     let (watch, clients) = moved.use_it().await?;
     moved.node.kill().await?;
     let elsewhere = moved.wait_elsewhere().await?;
@@ -279,8 +316,8 @@ async fn kill_and_find(moved: &Moved) -> Result<String> {
 
 /// What came of a cut that ends.
 async fn cut_and_find(moved: &Moved) -> Result<String> {
-    let store = network::container_pid(&moved.stack, &moved.pod, "kine-nats").await?;
-    let api_server = network::container_pid(&moved.stack, &moved.pod, "kube-apiserver").await?;
+    let store = network::container_pid(&moved.stack, &moved.placed.pod, "kine-nats").await?;
+    let api_server = network::container_pid(&moved.stack, &moved.placed.pod, "kube-apiserver").await?;
     let mut log = moved.open_log()?;
     let (watch, clients) = moved.use_it().await?;
     moved.node.cut().await?;
