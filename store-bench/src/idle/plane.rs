@@ -30,6 +30,8 @@ const API_SERVER: &str = "kube-apiserver";
 /// Clients of the API server, with the ports of their probes.
 const CLIENTS: [(&str, u16); 2] = [("kube-controller-manager", 10257), ("kube-scheduler", 10259)];
 const API_PORT: u16 = 6443;
+/// Says to its clients for which name it has its certificate.
+const NAME: &str = "--name";
 /// What kube-controller-manager makes last of what a new cluster is waited for.
 const LAST: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 /// What is asked for where a control plane is used.
@@ -159,9 +161,11 @@ impl Plane {
         let owner = certificates::write(path, &url)?;
         let config = path.join("config");
         std::fs::create_dir(&config)?;
+        let template = Template::read(variant.case())?;
+        let name = template.option(CLIENTS[0].0, NAME)?;
         let mut site = Site {
             variant,
-            template: Template::read(variant.case())?,
+            template,
             cores,
             path,
             places: vec![
@@ -169,6 +173,8 @@ impl Plane {
                 (CONFIG.to_owned(), config.display().to_string()),
                 (AUDIT.to_owned(), format!("127.0.0.1:{}", free_port())),
                 (format!("127.0.0.1:{API_PORT}"), format!("127.0.0.1:{port}")),
+                // The API server's certificate is for its address here.
+                (name, "127.0.0.1".to_owned()),
                 // From PATH, as the programs that it starts.
                 (LAUNCH.to_owned(), "yoke-launch".to_owned()),
             ],

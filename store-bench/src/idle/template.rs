@@ -56,6 +56,13 @@ impl Template {
         found.with_context(|| format!("no container {name}"))
     }
 
+    /// What a container's program is told behind an option.
+    pub(super) fn option(&self, name: &str, option: &str) -> Result<String> {
+        let arguments = self.command(name)?.arguments;
+        let mut behind = arguments.into_iter().skip_while(|argument| argument != option).skip(1);
+        behind.next().with_context(|| format!("{name} has no {option}"))
+    }
+
     /// What a container runs.
     pub(super) fn command(&self, name: &str) -> Result<Command> {
         let container = self.container(name)?;
