@@ -31,7 +31,7 @@ const KINDS: &str = "namespaces,secrets,configmaps,services,endpointslices,servi
                      poddisruptionbudgets,networkpolicies,certificates,certificaterequests,clusters,jointokens";
 /// Memory that a server may take for its work: it is given back late, and in parts.
 const MEMORY: u64 = 16 << 20;
-/// The same of Yoke's own, which collect no garbage and are much smaller.
+/// The same of those of this name, which collect no garbage and are much smaller. The store has caches, and as many as there are.
 const OWN: &str = "memory of yoke-";
 const OWN_MEMORY: u64 = 4 << 20;
 /// Connections to others come with requests, and go when nobody has used them for a while: of HTTP/1.1 there are as many as

@@ -236,7 +236,7 @@ async fn a_node_of_which_all_is_killed_at_once_is_replaced() -> Result<()> {
     moved.tenant.remove().await
 }
 
-/// They start in turns, as many at once as there are cores and one more.
+/// They start in turns, and as one Tenant's do: half as many at once as there are cores and one more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_are_lost_together_all_go_on() -> Result<()> {
     let _alone = ALONE.lock().await;
@@ -277,12 +277,15 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         let pods = json!({"nodeSelector": selector, "topologySpreadConstraints": spread});
         json!({"spec": {"replicas": replicas, "template": {"spec": pods}}})
     };
-    moved.node.take_all(true).await?;
-    let first = operators::change(&moved.stack, &change(Some(1), Value::Null, json!(apart))).await;
-    moved.node.take_all(false).await?;
-    first?;
-    operators::change(&moved.stack, &json!({"spec": {"replicas": 2}})).await?;
-    let done = kill_with_operator(&moved).await;
+    let done = async {
+        moved.node.take_all(true).await?;
+        let first = operators::change(&moved.stack, &change(Some(1), Value::Null, json!(apart))).await;
+        moved.node.take_all(false).await?;
+        first?;
+        operators::change(&moved.stack, &json!({"spec": {"replicas": 2}})).await?;
+        kill_with_operator(&moved).await
+    };
+    let done = done.await;
     // Whatever came of it: others use the node, too, and take for granted where the operator is.
     moved.node.start().await?;
     let back = (json!(before.node_selector), json!(before.topology_spread_constraints));

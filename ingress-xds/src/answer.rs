@@ -1,7 +1,7 @@
 //! What a client is told in place of the API server's answer: a `Status`, as headers and body of HTTP. Pure.
 //!
 //! kubectl without a discovery cache asks first what an API serves, and shows nothing of such an answer's body: "the server is currently
-//! unable to handle the request", or "unknown" (client-go's `transformResponse`, whose error `Raw` gives as it is). What a header
+//! unable to handle the request", or "unknown" (`transformResponse` of client-go 0.35, whose error `Raw` gives as it is). What a header
 //! `Warning` says it shows in any case, so the message stands there, too.
 
 use http::HeaderName;
@@ -15,7 +15,7 @@ const WARN_CODE: &str = "299 -";
 const LONGEST_WARNING: usize = 1024;
 const UNAUTHORIZED: i32 = 401;
 
-/// The headers of an answer: its type, when to come again, and what to show to people. Who is not known is shown nothing.
+/// The headers of an answer: its type, when to come again, and what to show to people, of which a 401 has nothing.
 pub fn build_headers(status: &Status) -> impl Iterator<Item = (HeaderName, String)> {
     let retry = status.details.as_ref().and_then(|details| details.retry_after_seconds);
     let message = status.message.as_deref();

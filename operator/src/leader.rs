@@ -119,8 +119,8 @@ impl Held {
     {
         let (held, drain) = (self.clone(), drain.clone());
         async move {
-            drain.until_started(held.wait()).await;
-            if !held.is_within_term(*held.renewed.borrow()) {
+            let is_held = drain.until_started(held.wait()).await;
+            if is_held.is_none() && !held.is_within_term(*held.renewed.borrow()) {
                 return Ok(Action::await_change());
             }
             reconciliation.await

@@ -188,16 +188,10 @@ impl Watch {
         let now = Instant::now();
         let is_told = verdict != Verdict::Lost || !self.is_calm(now);
         match if is_told { verdict } else { Verdict::Unknown } {
-            Verdict::Alive(id) => {
-                // Where that log ends is seen with the next look.
-                let since = now;
-                let sight = Sight {
-                    id,
-                    sequence: 0,
-                    since,
-                    grew: Some(now),
-                };
-                self.sights.insert(machine, sight);
+            Verdict::Alive(id, sequence) => {
+                // When it grew is not known, other than that it did within the trial.
+                let sight = plan::plan_sight(None, &id, Some(sequence), now);
+                self.sights.extend(sight.map(|sight| (machine, sight)));
             }
             Verdict::Unknown => {
                 tracing::info!(
@@ -250,12 +244,7 @@ impl Watch {
 impl Watch {
     fn is_credible(&self, context: &Context, machine: &str, now: Instant) -> bool {
         let machines = list_machines(context);
-        // Of all that cannot write, some are found unready sooner than others.
-        let served = |member: &Member| member.is_started && serves(context, member);
-        let others = machines
-            .iter()
-            .filter(|(name, members)| name.as_str() != machine && members.iter().any(served));
-        let sights = others.map(|(name, _)| self.sights.get(name));
+        let sights = plan::plan_others(&machines, machine).map(|name| self.sights.get(name));
         let node = context.caches.machines.get(&ObjectRef::new(machine));
         plan::is_credible(
             sights,
@@ -269,7 +258,9 @@ impl Watch {
 fn list_machines(context: &Context) -> BTreeMap<String, Vec<Member>> {
     let mut machines = plan::plan_machines(&context.caches.pods.state());
     for member in machines.values_mut().flatten() {
-        member.is_ready &= serves(context, member);
+        let serves = serves(context, member);
+        member.is_ready &= serves;
+        member.is_started &= serves;
     }
     machines
 }

@@ -32,11 +32,14 @@ pub enum ConfigError {
     #[error("reading the pod's service account")]
     ServiceAccount(#[from] InClusterError),
     /// The kubeconfig is not there, or none.
-    #[error("reading the kubeconfig")]
+    #[error("reading and using the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
 }
 
 /// Reads where the API is, and as whom it is asked: from a kubeconfig, or else as a pod has it.
+///
+/// # Errors
+/// A file that is not there, or cannot be used.
 pub async fn configure(kubeconfig: Option<&Path>) -> Result<Config, ConfigError> {
     let Some(path) = kubeconfig else {
         return Ok(Config::incluster()?);
@@ -45,7 +48,8 @@ pub async fn configure(kubeconfig: Option<&Path>) -> Result<Config, ConfigError>
     Ok(Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?)
 }
 
-/// A client as kube builds it, whose connections end when the peer is gone. It connects when it is first used.
+/// A client as kube builds it, whose connections end when the peer is gone. It connects when it is first used. Its time for that is
+/// its own, and not the one of `config`.
 ///
 /// # Errors
 /// A certificate or token that cannot be read; a proxy, since the host's API is never behind one.
@@ -87,9 +91,10 @@ mod tests {
 
     use super::*;
 
-    /// In the kernel's table of sockets: the timer that runs, and "keepalive" (proc(5), `/proc/net/tcp`).
+    /// In the kernel's table of sockets: the timer that runs, which is "keepalive" and in how many hundredths of a second, by
+    /// hexadecimal numbers (proc(5), `/proc/net/tcp`). After how many questions it gives up is not told.
     const TIMER: usize = 5;
-    const IS_KEEPALIVE: &str = "02:";
+    const KEEPALIVE_TIMER: &str = "02:";
 
     fn find_timer(client: SocketAddr) -> Option<String> {
         let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
@@ -108,16 +113,21 @@ mod tests {
         let (_silent, peer) = listener.accept().await.unwrap();
         let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
         // Until the request has arrived another timer runs.
-        while !find_timer(peer).is_some_and(|timer| timer.starts_with(IS_KEEPALIVE)) {
-            assert!(tokio::time::Instant::now() < deadline, "{:?}", find_timer(peer));
+        let due = loop {
+            let timer = find_timer(peer).unwrap_or_default();
+            if let Some(due) = timer.strip_prefix(KEEPALIVE_TIMER) {
+                break u64::from_str_radix(due, 16).unwrap();
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{timer}");
             tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        };
+        assert!(due <= 100 * KEEPALIVE.as_secs(), "in {due} hundredths");
         assert!(!asking.is_finished());
     }
 
     #[tokio::test]
     async fn a_kubeconfig_that_is_none_is_named() {
         let error = configure(Some(Path::new("/nowhere"))).await.unwrap_err();
-        assert_eq!(error.to_string(), "reading the kubeconfig");
+        assert_eq!(error.to_string(), "reading and using the kubeconfig");
     }
 }

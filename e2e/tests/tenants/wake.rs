@@ -194,6 +194,8 @@ async fn who_wakes_what_cannot_wake_is_told_why() -> Result<()> {
     let stack = Stack::connect().await?;
     let tenant = TenantFixture::create(&stack, "stuck").await?;
     let (_, kubeconfig) = tenant.ready_cluster("a").await?;
+    // After that kubectl knows what the API serves.
+    stack.kubectl(&kubeconfig, &["get", "namespaces"]).await?.ok()?;
     send_to_sleep(&stack, &tenant).await?;
     let arguments = |given: serde_json::Value| json!({"spec": {"extraArgs": {"apiServer": given}}});
     let wrong = arguments(json!([{"name": "event-ttl", "value": "never"}]));

@@ -21,8 +21,8 @@ const LONGEST_BACK_OFF: SignedDuration = SignedDuration::from_secs(20);
 /// told to wait for a second only is quicker than this.
 const BACK_OFF_OF_SERVING: SignedDuration = SignedDuration::from_secs(3);
 
-/// What ran for longer than its startup probe gives it has served. A pod that is as old is not one whose API server ends each time that it
-/// serves: where another pod came for such a one a moment ago, the kubelet's wait has its reason.
+/// What ran for longer than its startup probe gives it has served. The same age is asked of a pod that was ready for a moment only: a
+/// younger one may have come for one whose API server ends each time that it serves.
 const SERVED: SignedDuration = SignedDuration::from_mins(5);
 
 /// Containers without which no API answers.

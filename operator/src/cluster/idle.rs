@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
 use serde::Deserialize;
 use yoke_api::sleep::WithWorkers;
 use yoke_api::{Cluster, JoinToken, Reason};
 
 use crate::conditions::State;
-use crate::join_token;
+use crate::join_token::{self, plan::Term};
 
 /// The API server ends watches at the latest after this, in seconds, unless a client asked for more.
 const WATCH_MAX: i64 = 3600;
@@ -124,32 +125,32 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, to
             }
         },
     }
-    let tokens = tokens.iter().map(AsRef::as_ref);
-    match tokens
-        .filter(|token| holds(token, cluster, now))
-        .min_by_key(|token| &token.metadata.name)
-    {
-        Some(token) => State::no(
-            Reason::JoinTokenHolds,
-            format!(
-                "A worker may join by JoinToken {}, which a cluster that sleeps cannot check.",
-                token.metadata.name.as_deref().unwrap_or_default()
-            ),
-        ),
-        None => State::yes(Reason::AsExpected, "Nothing stands against it."),
+    let tokens = tokens.iter().map(AsRef::as_ref).filter(|token| is_of(token, cluster));
+    let first = |holds: &dyn Fn(&&JoinToken) -> bool| {
+        let names = tokens.clone().filter(holds).map(ResourceExt::name_any);
+        names.min()
+    };
+    if let Some(name) = first(&|token| may_join(token, now)) {
+        let message = format!("A worker may join by JoinToken {name}, which a cluster that sleeps cannot check.");
+        return State::no(Reason::JoinTokenHolds, message);
     }
+    if cluster.spec.sleep.with_workers == WithWorkers::Prevent
+        && let Some(name) = first(&|token| join_token::plan::is_just_used(token, now))
+    {
+        let message = format!("A worker has joined by JoinToken {name}, and may not be counted yet.");
+        return State::no(Reason::JoinTokenHolds, message);
+    }
+    State::yes(Reason::AsExpected, "Nothing stands against it.")
+}
+
+fn is_of(token: &JoinToken, cluster: &Cluster) -> bool {
+    token.metadata.namespace == cluster.metadata.namespace
+        && Some(&token.spec.cluster_name) == cluster.metadata.name.as_ref()
 }
 
 /// Whether somebody may join by this token.
-fn holds(token: &JoinToken, cluster: &Cluster, now: Timestamp) -> bool {
-    let is_of = token.metadata.namespace == cluster.metadata.namespace
-        && Some(&token.spec.cluster_name) == cluster.metadata.name.as_ref();
-    let made = token.metadata.creation_timestamp.as_ref();
-    let is_over = made.is_none_or(|made| now.duration_since(made.0).unsigned_abs() >= token.spec.lifetime());
-    let may_join = !is_over && !join_token::plan::is_used_up(token) && token.metadata.deletion_timestamp.is_none();
-    // Of who has joined a moment ago the Node is not counted yet.
-    let joins = cluster.spec.sleep.with_workers == WithWorkers::Prevent && join_token::plan::is_just_used(token, now);
-    is_of && (may_join || joins)
+fn may_join(token: &JoinToken, now: Timestamp) -> bool {
+    join_token::plan::term(token, now) == Term::Holds && !join_token::plan::is_used_up(token)
 }
 
 #[cfg(test)]

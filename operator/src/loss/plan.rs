@@ -79,8 +79,8 @@ pub struct Evidence {
 pub enum Verdict {
     /// Nothing runs there any more, as far as can be told.
     Lost,
-    /// This one's store has written.
-    Alive(ClusterId),
+    /// This one's store has written: the end of its log.
+    Alive(ClusterId, u64),
     /// Nobody can tell.
     Unknown,
 }
@@ -123,15 +123,16 @@ fn to_member(pod: &Pod) -> Option<Member> {
     let server = containers.find(|container| container.name == "kube-apiserver");
     let scheduled = status.and_then(|status| status.conditions.as_ref()?.iter().find(|one| is_scheduled(one)));
     let bound = scheduled.and_then(|scheduled| scheduled.last_transition_time.clone());
-    let made = bound.or_else(|| pod.creation_timestamp());
+    let since = bound.or_else(|| pod.creation_timestamp());
+    let goes_on = runs && pod.metadata.deletion_timestamp.is_none();
     Some(Member {
         id: label(labels::ID)?.parse().ok()?,
         cluster,
         pod: pod.uid()?,
         name: pod.name_any(),
-        is_ready: runs && pod.metadata.deletion_timestamp.is_none() && server.is_some_and(|server| server.ready),
-        is_started: runs && server.is_some_and(|server| server.started == Some(true)),
-        waits_since: made.map(|made| made.0).filter(|_| !is_taken),
+        is_ready: goes_on && server.is_some_and(|server| server.ready),
+        is_started: goes_on && server.is_some_and(|server| server.started == Some(true)),
+        waits_since: since.map(|since| since.0).filter(|_| !is_taken),
     })
 }
 
@@ -146,10 +147,12 @@ pub fn plan_followed<'m>(members: &'m [Member], before: Option<&Sight>) -> Optio
     known.or_else(|| ready.next())
 }
 
-/// What is known of a log whose end is there now. Who cannot be asked is not silent. One that was not looked at before has not grown
-/// by that.
+/// What is known of a log whose end is there now. Who cannot be asked is not silent, and stays as he was. One that was not looked at
+/// before has not grown by that.
 pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, now: Instant) -> Option<Sight> {
-    let sequence = sequence?;
+    let Some(sequence) = sequence else {
+        return before.map(|before| Sight { since: now, ..before });
+    };
     let (grew, known) = match before {
         Some(before) if before.id != *id => (before.grew, None),
         Some(before) if before.sequence == sequence => (before.grew, Some(before.since)),
@@ -164,6 +167,16 @@ pub fn plan_sight(before: Option<Sight>, id: &ClusterId, sequence: Option<u64>, 
     })
 }
 
+/// Machines beside one that have control planes which had served. Of all that cannot write some are found unready sooner than others.
+pub fn plan_others<'m>(
+    machines: &'m BTreeMap<String, Vec<Member>>,
+    machine: &'m str,
+) -> impl Iterator<Item = &'m String> {
+    let others = machines.iter().filter(move |(name, _)| name.as_str() != machine);
+    let serve = others.filter(|(_, members)| members.iter().any(|member| member.is_started));
+    serve.map(|(name, _)| name)
+}
+
 /// Whether the machine is to be tried.
 pub fn is_suspect(sight: &Sight, now: Instant) -> bool {
     now.duration_since(sight.since) >= SUSPICION
@@ -171,9 +184,10 @@ pub fn is_suspect(sight: &Sight, now: Instant) -> bool {
 
 /// What follows from what a trial found. One control plane that lives clears its machine: of the others the kubelet tells.
 pub fn plan_verdict(evidence: &[Evidence]) -> Verdict {
-    let mut all = evidence.iter();
-    if let Some(alive) = all.find(|each| each.last.is_some_and(|last| last != each.first)) {
-        return Verdict::Alive(alive.id.clone());
+    for each in evidence {
+        if let Some(last) = each.last.filter(|last| *last != each.first) {
+            return Verdict::Alive(each.id.clone(), last);
+        }
     }
     let is_dead = |each: &Evidence| each.last.is_some() && !each.answers;
     if evidence.is_empty() || !evidence.iter().all(is_dead) {

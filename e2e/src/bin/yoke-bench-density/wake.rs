@@ -19,7 +19,7 @@ use crate::table::{print_head, print_row, print_targets_head, print_time_target}
 const LIMIT: Duration = Duration::from_secs(120);
 /// In what time so many hundredths are to answer.
 const TARGETS: [(usize, Duration); 2] = [(50, Duration::from_secs(4)), (99, Duration::from_secs(6))];
-/// Waits as long as kubectl does by itself: 50 s, and 160 if it has to ask first what an API serves.
+/// Waits as kubectl does by itself: for 50 s, and up to a minute if it has to ask first what an API serves, when it is ended.
 const GET: [&str; 5] = ["get", "namespaces", "-o", "name", "--request-timeout=0"];
 
 /// Wakes some, one after the other, sends them to sleep again and wakes them once more; then so many at the same time; and asks

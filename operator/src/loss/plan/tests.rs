@@ -92,6 +92,22 @@ fn one_that_runs_is_followed_and_then_goes_on_to_be() {
 }
 
 #[test]
+fn a_machine_whose_control_planes_turned_unready_is_another_one() {
+    let mut unready = running(B, "b", "two");
+    unready.status.as_mut().unwrap().container_statuses.as_mut().unwrap()[0].ready = false;
+    let mut ends = running("bcdfghjk26", "c", "three");
+    ends.metadata.deletion_timestamp = ends.metadata.creation_timestamp.clone();
+    let machines = members(vec![
+        running(A, "a", "one"),
+        unready,
+        ends,
+        pod("bcdfghjk27", "d", Some("four"), false, Some("1970-01-01T00:01:41Z")),
+    ]);
+    assert!(!machines["two"][0].is_ready);
+    assert_eq!(plan_others(&machines, "one").collect::<Vec<_>>(), ["two"]);
+}
+
+#[test]
 fn silence_is_counted_while_nothing_is_new() {
     let began = Instant::now();
     let at = |millis: u64| began + Duration::from_millis(millis);
@@ -101,11 +117,12 @@ fn silence_is_counted_while_nothing_is_new() {
         ("a record", A, Some(8), Some(2000), Some(2000)),
         ("a log that was made anew", A, Some(3), Some(2000), Some(2000)),
         ("another's log", B, Some(7), Some(2000), None),
-        ("nobody says", A, None, None, None),
+        ("nobody says", A, None, Some(2000), None),
     ] {
         let next = plan_sight(first.clone(), &id(of), sequence, at(2000));
         assert_eq!(next.as_ref().map(|sight| sight.since), expected.map(at), "{rule}");
         assert_eq!(next.as_ref().and_then(|sight| sight.grew), grew.map(at), "{rule}");
+        assert_eq!(next.as_ref().map(|sight| &sight.id), Some(&id(of)), "{rule}");
         let suspect = next.is_some_and(|sight| is_suspect(&sight, at(2000)));
         assert_eq!(suspect, expected == Some(0), "{rule}");
     }
@@ -134,7 +151,7 @@ fn one_sign_of_life_clears_a_machine() {
     for (rule, evidence, expected) in [
         ("all silent", vec![silent(A), silent(B)], Verdict::Lost),
         ("one alone, silent", vec![silent(A)], Verdict::Lost),
-        ("one writes", vec![silent(A), writes], Verdict::Alive(id(B))),
+        ("one writes", vec![silent(A), writes], Verdict::Alive(id(B), 8)),
         ("NATS does not say of one", vec![silent(A), unheard], Verdict::Unknown),
         ("an API answers", vec![silent(A), answers], Verdict::Unknown),
         ("nobody to ask", vec![], Verdict::Unknown),
@@ -202,6 +219,7 @@ fn a_loss_is_credible_while_others_write() {
     let (fresh, old) = (sight(1), sight(7));
     // Tried, without a verdict, and looked at anew: nothing was written.
     let first = plan_sight(None, &id(A), Some(1), ago(1)).unwrap();
+    let unheard = plan_sight(Some(fresh.clone()), &id(A), None, now).unwrap();
     // Another one of its control planes is followed, since that is not ready any more.
     let other = plan_sight(Some(fresh.clone()), &id(B), Some(1), now).unwrap();
     for (rule, others, is_unreachable, expected) in [
@@ -216,6 +234,12 @@ fn a_loss_is_credible_while_others_write() {
             false,
         ),
         ("another wrote a moment ago", vec![Some(&other)], false, true),
+        (
+            "NATS does not say whether it goes on",
+            vec![Some(&unheard)],
+            false,
+            true,
+        ),
         ("the other is tried, too", vec![None], false, false),
         ("all are silent, and it is unreachable", vec![None], true, true),
     ] {
