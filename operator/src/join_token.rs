@@ -106,10 +106,12 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
     let (identity, cluster, api) = match find_cluster(context, token) {
         Ok(found) => found,
         Err(state) => {
-            if state.reason == Reason::ClusterReplaced {
-                revoke(context, token, None).await?;
+            if let Some(state) = state {
+                if state.reason == Reason::ClusterReplaced {
+                    revoke(context, token, None).await?;
+                }
+                say(context, token, state, None).await?;
             }
-            say(context, token, state, None).await?;
             return Ok(Action::requeue(plan::plan_wait(token, now)));
         }
     };
@@ -181,13 +183,19 @@ fn is_told(token: &JoinToken, told: &Told<'_>) -> bool {
     status.token_id.as_ref() == Some(&told.bootstrap.id) && status.cluster_id.as_deref() == Some(told.cluster.as_str())
 }
 
-/// The Cluster that a JoinToken is for, and its API, if that answers; or what is to be said of it.
-fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<Cluster>, TenantApi), State> {
+/// The Cluster that a JoinToken is for, and its API, if that answers; or what is to be said of it: nothing, if this operator has not
+/// looked at that yet.
+fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<Cluster>, TenantApi), Option<State>> {
     let tenant = token.namespace().unwrap_or_default();
     let name = &token.spec.cluster_name;
     let cluster = context.caches.clusters.get(&ObjectRef::new(name).within(&tenant));
     let cluster = cluster.filter(|cluster| cluster.metadata.deletion_timestamp.is_none());
-    let missing = || State::no(Reason::ClusterMissing, format!("There is no Cluster {name}."));
+    let missing = || {
+        Some(State::no(
+            Reason::ClusterMissing,
+            format!("There is no Cluster {name}."),
+        ))
+    };
     let cluster = cluster.ok_or_else(missing)?;
     let identity = Identity::of(&cluster, &context.config.base_domain);
     if identity
@@ -196,7 +204,7 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
     {
         let message =
             format!("The Cluster {name} that it was for is gone, and this one is another; make another JoinToken.");
-        return Err(State::no(Reason::ClusterReplaced, message));
+        return Err(Some(State::no(Reason::ClusterReplaced, message)));
     }
     let is_ready = conditions::status_of(&cluster, ConditionType::APIServerAvailable) == Some("True")
         && cluster.spec.state == DesiredState::Running;
@@ -205,10 +213,11 @@ fn find_cluster(context: &Context, token: &JoinToken) -> Result<(Identity, Arc<C
         .and_then(|identity| context.apis.known(&identity.id, Way::Inside));
     match (identity, api) {
         (Some(identity), Some(api)) if is_ready => Ok((identity, cluster, api)),
-        _ => Err(State::no(
+        (Some(_), None) if is_ready => Err(None),
+        _ => Err(Some(State::no(
             Reason::ClusterNotReady,
             format!("The API of Cluster {name} does not answer."),
-        )),
+        ))),
     }
 }
 
@@ -225,7 +234,7 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
     let revoked = revoke(context, token, api.as_ref().ok().map(|(.., api)| api)).await;
     // Without its JoinToken, nothing is signed by the bootstrap token; when that has ended by itself it need not be removed.
     let gone = [Reason::ClusterMissing, Reason::ClusterReplaced];
-    let is_gone = matches!(&api, Err(state) if gone.contains(&state.reason));
+    let is_gone = matches!(&api, Err(Some(state)) if gone.contains(&state.reason));
     let is_removed = has_ended || is_gone || !was_told || api.is_ok() && revoked.is_ok();
     if is_deleted {
         if !is_removed {

@@ -205,7 +205,7 @@ pub(crate) fn leaf_of(answer: Answer) -> ParsedCertificate {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_joins_once_and_is_given_certificates() {
-    let stage = Stage::start().await;
+    let mut stage = Stage::start().await;
     let host = &stage.host;
     let taints = json!([{"key": "gpu", "value": "a", "effect": "NoSchedule"}]);
     let spec = json!({"clusterName": "a", "nodeLabels": {"example.org/disk": "ssd"}, "taints": taints});
@@ -216,6 +216,13 @@ async fn a_worker_joins_once_and_is_given_certificates() {
     })
     .await;
     stage.bring_token("j", "True/AsExpected").await;
+    // An operator that has just started has asked no API yet, and says nothing of it.
+    stage.host.restart_operator().await;
+    let host = &stage.host;
+    let before = stage.tokens().get("j").await.unwrap();
+    stage.reconcile_token("j").await;
+    assert_eq!(stage.tokens().get("j").await.unwrap().status, before.status);
+    host.reconcile("a").await.unwrap();
     let role = host.api::<Role>(TENANT).get("yoke-tenant").await.unwrap();
     assert!(format!("{role:?}").contains("\"j-join\""), "the Tenant may read it");
     let line = JoinLine::parse(&stage.line("j").await.encode().unwrap()).unwrap();
