@@ -1,20 +1,17 @@
 //! `join`: makes a JoinToken and prints the line by which a worker joins.
 
-use std::pin::pin;
-
 use k8s_openapi::api::core::v1::Secret;
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ObjectMeta, PostParams};
-use tokio::signal::unix::SignalKind;
+use kube::api::{DeleteParams, ObjectMeta};
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
 use yoke_api::{Cluster, JoinToken};
 use yoke_view::verdict::{Obstacle, find_obstacle};
 
 use crate::arguments::JoinOptions;
+use crate::make::make;
 use crate::session::Session;
 use crate::signals::Signals;
-use crate::{Error, FIELD_MANAGER, output, wait};
+use crate::{Error, output, wait};
 
 /// Said where its name is not known.
 const MAY_EXIST: &str = "a JoinToken may have been made that nobody was told of: see `kubectl get jointokens`";
@@ -24,7 +21,11 @@ const MAY_EXIST: &str = "a JoinToken may have been made that nobody was told of:
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
     check(session, &options.name).await?;
     let mut signals = Signals::listen()?;
-    let (name, signal) = make(session, options, &mut signals).await?;
+    let (doing, made) = (
+        format!("making a JoinToken for Cluster {}", options.name),
+        (&session.api(), &build_token(options)?),
+    );
+    let (name, signal) = make(session, &mut signals, made, &doing, MAY_EXIST).await?;
     let found = async {
         match signal {
             Some(signal) => Err(Error::Interrupted(signal)),
@@ -78,43 +79,6 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
             reason,
             message,
         }),
-    }
-}
-
-/// Makes a JoinToken: its name, and the signal that came meanwhile.
-async fn make(
-    session: &Session,
-    options: &JoinOptions,
-    signals: &mut Signals,
-) -> Result<(String, Option<SignalKind>), Error> {
-    let token = build_token(options)?;
-    let parameters = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
-    let api = session.api::<JoinToken>();
-    let doing = format!("making a JoinToken for Cluster {}", options.name);
-    let asked = async {
-        let asked = session.ask(&doing, api.create(&parameters, &token));
-        asked.await.inspect_err(|error| {
-            if error.leaves_open() {
-                output::say(MAY_EXIST);
-            }
-        })
-    };
-    let mut made = pin!(asked);
-    let signal = tokio::select! {
-        made = &mut made => return Ok((made?.name_any(), None)),
-        signal = signals.next() => signal,
-    };
-    // Its name, by which it can be deleted, comes with the answer.
-    output::say("interrupted; waiting for the host's answer");
-    tokio::select! {
-        made = made => Ok((made?.name_any(), Some(signal))),
-        _ = signals.next() => {
-            output::say(MAY_EXIST);
-            Err(Error::Interrupted(signal))
-        }
     }
 }
 

@@ -19,6 +19,7 @@ mod get;
 mod join;
 mod kubeconfig;
 mod kubeconfig_file;
+mod make;
 mod merge;
 mod output;
 mod overrides;

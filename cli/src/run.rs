@@ -7,8 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use kube::api::{DeleteParams, ObjectMeta};
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;
 use tempfile::NamedTempFile;
@@ -18,9 +17,10 @@ use yoke_api::Cluster;
 
 use crate::arguments::RunOptions;
 use crate::create::build_spec;
+use crate::make::make;
 use crate::session::Session;
 use crate::signals::Signals;
-use crate::{Error, FIELD_MANAGER, kubeconfig, output, wait};
+use crate::{Error, kubeconfig, output, wait};
 
 /// Said where its name is not known.
 const MAY_EXIST: &str = "a Cluster may have been made; the host deletes it when its time is over";
@@ -31,10 +31,24 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     let program = options.command.first().map(OsStr::new).unwrap_or_default();
     let program = find_program(program)?;
     let mut signals = Signals::listen()?;
-    let (name, signal) = make(session, options, &mut signals).await?;
+    let made = (&session.api(), &build_cluster(options));
+    let (name, signal) = make(
+        session,
+        &mut signals,
+        made,
+        "making a Cluster for the command",
+        MAY_EXIST,
+    )
+    .await?;
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
-        None => run_in(session, options, (&name, &program), &mut signals).await,
+        None => {
+            output::say(&format!(
+                "Cluster {name} in namespace {} lives for {} at most",
+                session.namespace, options.ttl
+            ));
+            run_in(session, options, (&name, &program), &mut signals).await
+        }
     };
     if options.keep_on_failure && matches!(result, Err(Error::CommandFailed(_))) {
         output::say(&format!(
@@ -55,45 +69,6 @@ async fn insist(signals: &mut Signals) {
     signals.next().await;
     output::say("the Cluster is being deleted; interrupt once more to leave that to the host");
     signals.next().await;
-}
-
-/// Makes the Cluster: its name, and the signal that came meanwhile.
-async fn make(
-    session: &Session,
-    options: &RunOptions,
-    signals: &mut Signals,
-) -> Result<(String, Option<SignalKind>), Error> {
-    let parameters = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
-    let (api, cluster) = (session.api::<Cluster>(), build_cluster(options));
-    let asked = async {
-        let asked = session.ask("making a Cluster for the command", api.create(&parameters, &cluster));
-        asked.await.inspect_err(|error| {
-            if error.leaves_open() {
-                output::say(MAY_EXIST);
-            }
-        })
-    };
-    let mut made = std::pin::pin!(asked);
-    let signal = tokio::select! {
-        made = &mut made => {
-            let name = made?.name_any();
-            output::say(&format!("Cluster {name} in namespace {} lives for {} at most", session.namespace, options.ttl));
-            return Ok((name, None));
-        }
-        signal = signals.next() => signal,
-    };
-    // Its name, by which it can be deleted, comes with the answer.
-    output::say("interrupted; waiting for the host's answer");
-    tokio::select! {
-        made = made => Ok((made?.name_any(), Some(signal))),
-        _ = signals.next() => {
-            output::say(MAY_EXIST);
-            Err(Error::Interrupted(signal))
-        }
-    }
 }
 
 fn build_cluster(options: &RunOptions) -> Cluster {
