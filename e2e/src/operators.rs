@@ -17,12 +17,6 @@ pub async fn change(stack: &Stack, patch: &serde_json::Value) -> Result<()> {
     let (patch, deployment) = (patch.to_string(), format!("deployment/{NAME}"));
     let change = ["patch", "-n", NAMESPACE, &deployment, "--type=merge", "-p", &patch];
     stack.host_kubectl(&change).await?.ok()?;
-    wait_rolled_out(stack).await
-}
-
-/// Waits until as many are ready as their Deployment says, of its present template.
-pub async fn wait_rolled_out(stack: &Stack) -> Result<()> {
-    let deployment = format!("deployment/{NAME}");
     let rollout = ["rollout", "status", "-n", NAMESPACE, &deployment, "--timeout=60s"];
     stack.host_kubectl(&rollout).await?.ok().map(drop)
 }

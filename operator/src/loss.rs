@@ -190,8 +190,13 @@ impl Watch {
         match if is_told { verdict } else { Verdict::Unknown } {
             Verdict::Alive(id, sequence) => {
                 // When it grew is not known, other than that it did within the trial.
-                let sight = plan::plan_sight(None, &id, Some(sequence), now);
-                self.sights.extend(sight.map(|sight| (machine, sight)));
+                let sight = Sight {
+                    id,
+                    sequence,
+                    since: now,
+                    grew: None,
+                };
+                self.sights.insert(machine, sight);
             }
             Verdict::Unknown => {
                 tracing::info!(

@@ -58,12 +58,7 @@ pub fn build_client(config: Config) -> Result<Client, kube::Error> {
         let proxy_url = Box::new(proxy_url);
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url });
     }
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(KEEPALIVE));
-    tcp.set_keepalive_interval(Some(PROBE));
-    tcp.set_tcp_user_timeout(Some(SILENCE));
+    let tcp = build_tcp(KEEPALIVE, PROBE, SILENCE);
     let connector = ServiceBuilder::new()
         .map_future(Box::pin)
         .timeout(CONNECT_LIMIT)
@@ -81,6 +76,18 @@ pub fn build_client(config: Config) -> Result<Client, kube::Error> {
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))
+}
+
+/// Connections of which the kernel asks a peer that was silent for `idle` whether it is there, and again each `probe`. One ends when for
+/// `silence` nothing has said so: neither a probe nor what was sent has arrived.
+pub fn build_tcp(idle: Duration, probe: Duration, silence: Duration) -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(idle));
+    tcp.set_keepalive_interval(Some(probe));
+    tcp.set_tcp_user_timeout(Some(silence));
+    tcp
 }
 
 #[cfg(test)]

@@ -145,9 +145,7 @@ fn waits_long(pod: &Pod, status: &ContainerStatus, ended: &ContainerStateTermina
 /// Whether what ran from `began` to `end` has served: it ran for long, or its pod, which is no new one, was ready meanwhile.
 fn has_served(pod: &Pod, began: Timestamp, end: Timestamp) -> bool {
     let is_old = |since: Timestamp| end.duration_since(since) >= SERVED;
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let ready = conditions.and_then(|all| all.iter().find(|condition| condition.type_ == "Ready"));
-    let changed = ready.and_then(|ready| ready.last_transition_time.as_ref());
+    let changed = takeover::find_ready(pod).and_then(|ready| ready.last_transition_time.as_ref());
     let was_ready = changed.is_some_and(|changed| changed.0 > began);
     is_old(began) || was_ready && pod.creation_timestamp().is_some_and(|made| is_old(made.0))
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use http_body_util::Limited;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::Client;
 use kube::client::{Body, ConfigExt as _};
 use kube::config::{AuthInfo, Config};
 use rustls::pki_types::ServerName;
 use tower::{BoxError, ServiceBuilder};
+use yoke_runtime::host_api::build_tcp;
 
 use super::Access;
 
@@ -40,12 +40,7 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
         client_key_data: Some(to_base64(&access.key.0).into()),
         ..AuthInfo::default()
     };
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(KEEPALIVE));
-    tcp.set_keepalive_interval(Some(SILENCE));
-    tcp.set_tcp_user_timeout(Some(SILENCE));
+    let tcp = build_tcp(KEEPALIVE, SILENCE, SILENCE);
     let name = ServerName::try_from(access.server_name.clone())?;
     let tls = HttpsConnectorBuilder::new()
         .with_tls_config(config.rustls_client_config()?)

@@ -320,6 +320,16 @@ impl Host {
         .await;
     }
 
+    /// Puts a pod on a machine, as the scheduler does.
+    pub(crate) async fn bind(&self, hosted: &str, pod: &str, machine: &str) {
+        let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
+            "target": {"kind": "Node", "name": machine}});
+        let path = format!("/api/v1/namespaces/{hosted}/pods/{pod}/binding");
+        let request = http::Request::post(path).header("content-type", "application/json");
+        let request = request.body(binding.to_string().into_bytes()).unwrap();
+        self.client.request_text(request).await.unwrap();
+    }
+
     /// Makes a Cluster and brings it so far that a control plane is asked for.
     pub(crate) async fn bring_up(&self, name: &str) -> Cluster {
         self.make_cluster(name).await;

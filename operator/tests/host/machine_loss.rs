@@ -102,12 +102,7 @@ impl Stage {
         self.host
             .until("there is a pod", async || self.pod().await.is_some())
             .await;
-        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "control-plane-0"},
-            "target": {"kind": "Node", "name": machine}});
-        let path = format!("/api/v1/namespaces/{}/pods/control-plane-0/binding", self.hosted);
-        let request = http::Request::post(path).header("content-type", "application/json");
-        let request = request.body(binding.to_string().into_bytes()).unwrap();
-        self.host.client.request_text(request).await.unwrap();
+        self.host.bind(&self.hosted, "control-plane-0", machine).await;
         let now = k8s_openapi::jiff::Timestamp::now().to_string();
         let status = json!({"status": {"phase": "Running", "startTime": now,
             "conditions": [{"type": "Ready", "status": "True"}],

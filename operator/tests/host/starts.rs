@@ -141,12 +141,7 @@ async fn an_upgrade_waits_where_nobody_takes_over() {
         host.bring_up(name).await;
         run_pod(&host, name).await;
         let hosted = host.hosted(name).await;
-        let binding = serde_json::json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "control-plane-0"},
-            "target": {"kind": "Node", "name": "one"}});
-        let request = http::Request::post(format!("/api/v1/namespaces/{hosted}/pods/control-plane-0/binding"));
-        let request = request.header("content-type", "application/json");
-        let request = request.body(binding.to_string().into_bytes()).unwrap();
-        host.client.request_text(request).await.unwrap();
+        host.bind(&hosted, "control-plane-0", "one").await;
         firsts.push(number(&host, &hosted).await.unwrap());
     }
     let goes = async |host: &Host, index: usize, name: &str| {

@@ -58,12 +58,7 @@ impl Stage {
     async fn place(&self, pod: &str, machine: &str) {
         self.bring("there is a pod", async || self.pod(pod).await.is_some())
             .await;
-        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
-            "target": {"kind": "Node", "name": machine}});
-        let path = format!("/api/v1/namespaces/{}/pods/{pod}/binding", self.hosted);
-        let request = http::Request::post(path).header("content-type", "application/json");
-        let request = request.body(binding.to_string().into_bytes()).unwrap();
-        self.host.client.request_text(request).await.unwrap();
+        self.host.bind(&self.hosted, pod, machine).await;
         // Who stands by is not ready yet.
         self.tell(pod, pod == FIRST).await;
     }

@@ -149,7 +149,7 @@ pub fn has_ready_api(pod: &Pod) -> bool {
         || find_ready(pod).is_some_and(lacks) && API_PATH.into_iter().all(serves) && statuses(pod).all(is_settled)
 }
 
-fn find_ready(pod: &Pod) -> Option<&PodCondition> {
+pub(super) fn find_ready(pod: &Pod) -> Option<&PodCondition> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
     conditions.find(|condition| condition.type_ == "Ready")
 }
