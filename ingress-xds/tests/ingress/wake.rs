@@ -191,6 +191,11 @@ async fn strangers_wake_nothing() {
                 night.with(&night.stage.root.leaf(admin, &[])),
                 None,
             ),
+            (
+                "by a CA under A, of which there is none",
+                night.with(&a.under("j").leaf(admin, &[])),
+                None,
+            ),
             ("of A, expired", night.with(&a.valid(admin, 2000, CLIENT)), None),
             ("of A, not valid yet", night.with(&a.valid(admin, 2100, CLIENT)), None),
             ("of A, a server's", night.with(&a.valid(admin, 2020, SERVER)), None),
