@@ -57,6 +57,9 @@ use plan::{Answer, Call, Decision, plan_answer};
 /// Connections at a time, in all and to one cluster. Who is not known makes room for others.
 const CONNECTIONS: usize = 2048;
 const CONNECTIONS_EACH: usize = 256;
+/// Handshakes at a time, to whichever clusters. With half a second for who says nothing this is more than the gate lets through
+/// from forty sources.
+const HANDSHAKES: usize = 1024;
 /// How long a client may take until its first request is there. A source opens 50 connections in a second: that is far from
 /// all of a cluster's.
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
@@ -191,11 +194,17 @@ fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsSt
     let session = stream.get_ref().1;
     let name = session.server_name().unwrap_or_default().to_owned();
     let certificates = session.peer_certificates().unwrap_or_default();
-    let certificates = certificates.iter().map(|der| der.clone().into_owned()).collect();
+    let certificates: Vec<_> = certificates.iter().map(|der| der.clone().into_owned()).collect();
     let snapshot = context.snapshots.borrow().clone();
     let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(&name)).cloned());
-    let Some((seat, given_up)) = entry.and_then(|entry| seats.lend(&entry.route)) else {
+    let Some(entry) = entry else {
+        context.metrics.count_sleeper(Answer::Elsewhere.as_str());
+        return;
+    };
+    let Some((seat, given_up)) = seats.lend(&entry.route) else {
         context.metrics.count_sleeper(Answer::Busy.as_str());
+        let context = context.clone();
+        open.spawn(async move { context.wake_unheard(&entry, &certificates) });
         return;
     };
     let caller = Arc::new(Caller {
@@ -276,6 +285,27 @@ async fn read_some(mut body: Incoming) {
     }
 }
 
+impl Context {
+    fn wake(&self, entry: &Entry) -> Answer {
+        let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.told);
+        let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {
+            return Answer::Elsewhere;
+        };
+        // From where he comes the gate knows, and Envoy does not say here.
+        match self.waker.wake(&entry.route, Sleeping { since, uid }, None) {
+            Outcome::Told | Outcome::Known => Answer::Waking(0),
+            Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
+        }
+    }
+
+    /// Wakes a cluster for who may, and has no place to hear of it: the cluster is awake when he connects again.
+    fn wake_unheard(&self, entry: &Entry, certificates: &[CertificateDer<'_>]) {
+        if plan::may_wake(&entry.route, certificates, Timestamp::now()) {
+            self.wake(entry);
+        }
+    }
+}
+
 impl Caller {
     async fn reached(&self, stage: Stage) {
         // It cannot fail: this holds the sender.
@@ -352,8 +382,8 @@ impl Caller {
     /// The answer as things are now, and whether the cluster knows who is told.
     fn decide(&self, call: Call<'_>) -> (Answer, bool) {
         match self.plan(call) {
-            Decision::Wake(entry) => (self.wake(&entry), true),
-            Decision::WakeForStranger(entry) => (self.wake(&entry), false),
+            Decision::Wake(entry) => (self.context.wake(&entry), true),
+            Decision::WakeForStranger(entry) => (self.context.wake(&entry), false),
             Decision::Wait => (Answer::Waking(0), true),
             Decision::Answer(answer) => {
                 let is_known = answer.is_to_known();
@@ -402,18 +432,6 @@ impl Caller {
         sleep(FLIP).await;
         Waited::Awake
     }
-
-    fn wake(&self, entry: &Entry) -> Answer {
-        let asleep = entry.route.asleep.as_ref().map(|asleep| &asleep.told);
-        let Some(Asleep::OnConnect { since, uid, .. }) = asleep else {
-            return Answer::Elsewhere;
-        };
-        // From where he comes the gate knows, and Envoy does not say here.
-        match self.context.waker.wake(&entry.route, Sleeping { since, uid }, None) {
-            Outcome::Told | Outcome::Known => Answer::Waking(0),
-            Outcome::SourceRate | Outcome::TenantRate | Outcome::Full => Answer::Busy,
-        }
-    }
 }
 
 fn to_response(status: &Status) -> Response<Full<Bytes>> {
@@ -442,5 +460,9 @@ impl Admission for Knocks {
 
     fn is_public(&self) -> bool {
         true
+    }
+
+    fn handshakes(&self) -> usize {
+        HANDSHAKES
     }
 }

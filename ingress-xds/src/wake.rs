@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Many callers wake a cluster once: after one of them it is left alone for [`AGAIN`]. By then the operator has said what it
-//! makes of it, or the word was lost and is said again.
+//! makes of it, or the word was lost and is said again, as far as budgets go.
 
 pub mod write;
 
@@ -23,8 +23,8 @@ use yoke_runtime::budget::{Budgets, Rate, source_key};
 use crate::metrics::Metrics;
 use crate::model::Route;
 
-/// How long a cluster that was woken is not woken again.
-const AGAIN: Duration = Duration::from_secs(5);
+/// How long a cluster that was woken is not woken again: who was held by the sleeper meanwhile says it again.
+const AGAIN: Duration = Duration::from_secs(4);
 /// Words on their way to the host API.
 const QUEUE: usize = 256;
 /// Clusters that are remembered before those are looked for that need not be.
@@ -158,20 +158,23 @@ impl Waker {
 impl Memory {
     fn refuse(&mut self, now: Instant, route: &Route, since: &Time, source: Option<IpAddr>) -> Option<Outcome> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) < AGAIN;
-        let last = self.woken.get(&route.id);
-        if last.is_some_and(|(ended, at)| ended == since && is_recent(*at)) {
+        let last = self.woken.get(&route.id).filter(|(ended, _)| ended == since);
+        let was_told = last.is_some();
+        if last.is_some_and(|(_, at)| is_recent(*at)) {
             return Some(Outcome::Known);
         }
         if self.woken.len() >= REMEMBERED {
             self.woken.retain(|_, (_, at)| is_recent(*at));
         }
-        if source.is_some() && !self.sources.take(source_key(source), now) {
-            return Some(Outcome::SourceRate);
-        }
-        if !self.tenants.take(route.tenant.clone(), now) {
-            return Some(Outcome::TenantRate);
-        }
-        None
+        let refused = if source.is_some() && !self.sources.take(source_key(source), now) {
+            Outcome::SourceRate
+        } else if !self.tenants.take(route.tenant.clone(), now) {
+            Outcome::TenantRate
+        } else {
+            return None;
+        };
+        // It need not be said again, and who waits goes on waiting.
+        Some(if was_told { Outcome::Known } else { refused })
     }
 }
 
@@ -224,9 +227,9 @@ mod tests {
         };
         assert_eq!(wake(0), Outcome::Told);
         for _ in 0..100 {
-            assert_eq!(wake(4), Outcome::Known);
+            assert_eq!(wake(3), Outcome::Known);
         }
-        assert_eq!(wake(5), Outcome::Told, "the first word may be lost");
+        assert_eq!(wake(4), Outcome::Told, "the first word may be lost");
         let expected = Wake {
             tenant: "t".into(),
             cluster: "bcdfghjk24".into(),
@@ -260,6 +263,23 @@ mod tests {
         ] {
             assert_eq!(wake(id, tenant, source), expected, "{rule}");
         }
+    }
+
+    #[test]
+    fn who_was_told_of_waits_on_without_a_budget() {
+        let start = Instant::now();
+        let mut limits = LIMITS;
+        limits.tenant.per_second = 0;
+        limits.tenant.burst = 1;
+        let (waker, _told) = Waker::new(limits, Metrics::default(), start);
+        let since = Time(at(100));
+        let wake = |id: &str, second| {
+            let now = start + Duration::from_secs(second);
+            waker.try_wake(now, at(200), &route(id, "t"), sleeping(&since), None)
+        };
+        assert_eq!(wake("bcdfghjk24", 0), Outcome::Told);
+        assert_eq!(wake("bcdfghjk24", 10), Outcome::Known);
+        assert_eq!(wake("bcdfghjk25", 10), Outcome::TenantRate);
     }
 
     #[test]

@@ -205,6 +205,18 @@ pub fn is_known(snapshot: Option<&Snapshot>, name: &str, certificates: &[Certifi
     identify(&entry.route, &asleep.client_ca, certificates, None, now).is_ok()
 }
 
+/// Whether who shows these certificates may wake a cluster, whatever he asks for.
+pub fn may_wake(route: &Route, certificates: &[CertificateDer<'_>], now: Timestamp) -> bool {
+    let Some(Sleep {
+        told: Asleep::OnConnect { .. },
+        client_ca,
+    }) = &route.asleep
+    else {
+        return false;
+    };
+    identify(route, client_ca, certificates, None, now).is_ok_and(|identity| identity.is_user())
+}
+
 /// How long to wait before the next try of a cluster that has been woken for so long. client-go repeats ten times: with these
 /// it is there for half a minute, and who is held each time for 50 seconds.
 fn plan_retry(seconds: i32) -> i32 {

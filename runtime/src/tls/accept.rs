@@ -19,7 +19,7 @@ use tokio_rustls::server::TlsStream;
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Handshakes at a time. One that has had its time is given up for another client: strangers who say nothing keep nobody
+/// Handshakes at a time, where nobody says otherwise. One that has had its time is given up for another client: strangers who say nothing keep nobody
 /// out for longer.
 const HANDSHAKES: usize = 128;
 const TURN: Duration = Duration::from_millis(500);
@@ -43,6 +43,11 @@ pub trait Admission: Clone + Send + Sync + 'static {
     fn is_public(&self) -> bool {
         false
     }
+
+    /// Handshakes at a time.
+    fn handshakes(&self) -> usize {
+        HANDSHAKES
+    }
 }
 
 impl Admission for () {
@@ -61,7 +66,7 @@ pub fn accept(
     admission: impl Admission,
     stop: impl Future,
 ) -> (Connections, impl Future<Output = ()>) {
-    let (accepted, connections) = mpsc::channel(HANDSHAKES);
+    let (accepted, connections) = mpsc::channel(admission.handshakes());
     (connections, run(listener, configs, admission, stop, accepted))
 }
 
@@ -72,7 +77,7 @@ async fn run(
     stop: impl Future,
     accepted: Accepted,
 ) {
-    let mut handshakes = JoinSet::new();
+    let (most, mut handshakes) = (admission.handshakes(), JoinSet::new());
     // The oldest first; who is dropped from here is given up.
     let mut places: VecDeque<(oneshot::Sender<()>, Instant)> = VecDeque::new();
     let mut stop = pin!(stop);
@@ -81,8 +86,8 @@ async fn run(
         places.retain(|(place, _)| !place.is_closed());
         let turn = places.front().map(|(_, begun)| *begun + TURN);
         let connection = tokio::select! {
-            connection = listener.accept(), if places.len() < HANDSHAKES => connection,
-            () = sleep_until(turn.unwrap_or_else(Instant::now)), if places.len() == HANDSHAKES => {
+            connection = listener.accept(), if places.len() < most => connection,
+            () = sleep_until(turn.unwrap_or_else(Instant::now)), if places.len() == most => {
                 places.pop_front();
                 continue;
             }
