@@ -34,7 +34,8 @@ pub async fn announce(client: Client, mut notices: mpsc::Receiver<Notice>, drain
             action: "ServeBaseConfig".to_owned(),
             secondary: None,
         };
-        if let Err(error) = recorder.publish(&event, &notice.object).await {
+        let written = drain.until_started(recorder.publish(&event, &notice.object)).await;
+        if let Some(Err(error)) = written {
             tracing::warn!(error = &error as &dyn Error, "event cannot be written");
         }
     }

@@ -143,7 +143,10 @@ where
             Ok(event) => to_watched(event, &mut listed),
         };
         let Some(seen) = seen else { continue };
-        let sent = events.send(to_event(seen)).await;
+        // At the end nobody takes them.
+        let Some(sent) = drain.until_started(events.send(to_event(seen))).await else {
+            return Ok(());
+        };
         sent.map_err(|_| WatchError::Unheard { kind: kind() })?;
     }
     Ok(())
