@@ -69,6 +69,9 @@ pub const KUBECONFIG_LIFETIME: Duration = Duration::from_hours(90 * 24);
 pub const KONNECTIVITY_USER: &str = "yoke:konnectivity-server";
 /// The shortest lifetime that cert-manager issues.
 pub const SHORTEST_LIFETIME: Duration = Duration::from_hours(1);
+/// Longest lifetime of a CA, ten years. Go's durations end at 292 years, and of one Certificate with a longer one cert-manager reads
+/// no Certificates any more.
+pub const LONGEST_LIFETIME: Duration = Duration::from_hours(87_600);
 
 /// What the plan of one cluster depends on.
 #[derive(Clone, Debug)]
@@ -121,8 +124,10 @@ pub enum PlanError {
     /// A duration is not a number of hours.
     #[error("lifetime {0:?} is not a number of hours such as 720h")]
     Duration(String),
-    /// Lifetimes do not fit together.
-    #[error("lifetimes do not fit: overlap and leaves need at least 1h, and the overlap less than the CA's")]
+    /// Lifetimes do not fit together, or are too long.
+    #[error(
+        "lifetimes do not fit: overlap and leaves need at least 1h, the overlap less than the CA's, and that at most 87600h"
+    )]
     Lifetimes,
     /// A domain may not be the tenant's.
     #[error("domain {0:?} is not one that a tenant can have")]
@@ -346,7 +351,8 @@ impl Lifetimes {
 
     /// Whether they fit together.
     pub fn check(&self) -> Result<(), PlanError> {
-        let fits = self.overlap >= SHORTEST_LIFETIME && self.leaf >= SHORTEST_LIFETIME && self.overlap < self.ca;
+        let are_long = self.overlap >= SHORTEST_LIFETIME && self.leaf >= SHORTEST_LIFETIME;
+        let fits = are_long && self.overlap < self.ca && self.ca <= LONGEST_LIFETIME;
         if fits { Ok(()) } else { Err(PlanError::Lifetimes) }
     }
 }

@@ -178,6 +178,7 @@ fn lifetimes_must_fit() {
         ),
         ("overlap too short", |l| l.overlap = Duration::from_mins(59)),
         ("overlap as long as the CA", |l| l.overlap = l.ca),
+        ("a CA for more than ten years", |l| l.ca = Duration::from_hours(87_601)),
     ] {
         let error = refusal(|facts| change(&mut facts.lifetimes));
         assert!(matches!(error, PlanError::Lifetimes), "{rule}");
