@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use futures::channel::mpsc;
 use futures::future::join_all;
 use futures::{SinkExt as _, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use tokio::task::JoinSet;
@@ -251,11 +252,11 @@ impl Watch {
         let machines = list_machines(context);
         let sights = plan::plan_others(&machines, machine).map(|name| self.sights.get(name));
         let node = context.caches.machines.get(&ObjectRef::new(machine));
-        plan::is_credible(
-            sights,
-            node.is_some_and(|node| notice::plan::is_unreachable(&node)),
-            now,
-        )
+        let is_unreachable = node.is_some_and(|node| notice::plan::is_unreachable(&node));
+        let is_there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(machine);
+        let pods = context.caches.pods.state();
+        let has_place = pods.iter().any(|pod| is_there(pod) && notice::has_other(context, pod));
+        plan::is_credible(sights, (is_unreachable, has_place), now)
     }
 }
 

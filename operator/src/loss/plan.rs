@@ -198,16 +198,16 @@ pub fn plan_verdict(evidence: &[Evidence]) -> Verdict {
 
 /// Whether a loss may be believed: on one of the other machines, if there are any with control planes, a store has written
 /// since this one's fell silent, or Kubernetes has found by itself that the machine does not answer. Else it may be NATS that
-/// stores nothing.
+/// stores nothing. Of the only one with control planes nothing is won by a loss unless another one takes them (`has_place`).
 pub fn is_credible<'s>(
     others: impl IntoIterator<Item = Option<&'s Sight>>,
-    is_unreachable: bool,
+    (is_unreachable, has_place): (bool, bool),
     now: Instant,
 ) -> bool {
     let mut others = others.into_iter().peekable();
     let is_alone = others.peek().is_none();
     let writes = |sight: &Sight| sight.grew.is_some_and(|grew| now.duration_since(grew) < TRIAL);
-    is_alone || is_unreachable || others.flatten().any(writes)
+    is_alone && has_place || is_unreachable || others.flatten().any(writes)
 }
 
 /// Whether a machine that is silent may be given up.

@@ -265,6 +265,9 @@ async fn nothing_is_moved_without_nats_nor_while_paused() {
     stage.host.patch_cluster("a", json!({"spec": {"paused": true}})).await;
     stage.host.reconcile("a").await.unwrap();
     let mut watching = Watching::start(&stage.host);
+    tokio::time::sleep(LONG).await;
+    assert!(stage.host.context.losses.of(&id).is_none(), "there is no other machine");
+    make_machine(&stage.host, "two").await;
     stage
         .host
         .until("the machine is lost", async || {

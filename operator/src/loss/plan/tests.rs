@@ -223,7 +223,6 @@ fn a_loss_is_credible_while_others_write() {
     // Another one of its control planes is followed, since that is not ready any more.
     let other = plan_sight(Some(fresh.clone()), &id(B), Some(1), now).unwrap();
     for (rule, others, is_unreachable, expected) in [
-        ("the only one with control planes", vec![], false, true),
         ("another writes", vec![Some(&fresh)], false, true),
         ("one of two writes", vec![Some(&old), Some(&fresh)], false, true),
         ("all are silent", vec![Some(&old)], false, false),
@@ -243,6 +242,17 @@ fn a_loss_is_credible_while_others_write() {
         ("the other is tried, too", vec![None], false, false),
         ("all are silent, and it is unreachable", vec![None], true, true),
     ] {
-        assert_eq!(is_credible(others, is_unreachable, now), expected, "{rule}");
+        for has_place in [false, true] {
+            let is_credible = is_credible(others.clone(), (is_unreachable, has_place), now);
+            assert_eq!(is_credible, expected, "{rule}, another one takes them: {has_place}");
+        }
+    }
+    for (rule, is_unreachable, has_place, expected) in [
+        ("another one takes them", false, true, true),
+        ("there is no other one", false, false, false),
+        ("and it is unreachable", true, false, true),
+    ] {
+        let is_credible = is_credible([], (is_unreachable, has_place), now);
+        assert_eq!(is_credible, expected, "the only one with control planes: {rule}");
     }
 }
