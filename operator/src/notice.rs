@@ -26,6 +26,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use yoke_api::Cluster;
 use yoke_runtime::Drain;
 
+use crate::conditions;
 use crate::context::Context;
 pub use plan::{Notice, State};
 
@@ -99,7 +100,12 @@ impl Notices {
         }
         let pods = context.caches.pods.state();
         let before = std::mem::take(&mut memory.notices);
-        let leavers = plan::plan_leavers(&machines, &pods, &settings.taints, &before);
+        let mut leavers = plan::plan_leavers(&machines, &pods, &settings.taints, &before);
+        // Nothing takes over from a control plane that is left as it is.
+        leavers.retain(|leaver| {
+            let cluster = context.caches.clusters.get(&leaver.cluster);
+            cluster.is_some_and(|cluster| conditions::is_carried_out(&cluster))
+        });
         let now = Instant::now();
         memory.notices = plan::plan_notices(&before, leavers, &mut memory.past, settings.per_minute, now);
         for (pod, notice) in &memory.notices {

@@ -148,7 +148,20 @@ pub fn plan_leavers<M: AsRef<Machine>, P: AsRef<Pod>>(
     let pods = pods.iter().map(AsRef::as_ref).filter(|pod| leaves(pod));
     let mut leavers: Vec<_> = pods.filter_map(|pod| plan_leaver(machines, pod, taints)).collect();
     leavers.sort_by(|a, b| a.pod.cmp(&b.pod));
-    leavers
+    alternate(leavers)
+}
+
+/// One of each Tenant, then the next of each: one that has many keeps no others waiting.
+fn alternate(leavers: Vec<Leaver>) -> Vec<Leaver> {
+    let mut of_tenant = HashMap::<_, usize>::new();
+    let ranked = leavers.into_iter().map(|leaver| {
+        let rank = of_tenant.entry(leaver.cluster.namespace.clone()).or_default();
+        *rank += 1;
+        (*rank, leaver)
+    });
+    let mut ranked: Vec<_> = ranked.collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, leaver)| leaver).collect()
 }
 
 /// A pod that leaves; `None` if it is nowhere yet, or no control plane's.

@@ -69,12 +69,17 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
     // Who was evicted does not come back before the other one serves.
     let ended = numbered(pods, first).any(ends);
     let leaves = cause == Some(Cause::Machine);
+    // A new one in place of one that has gone may be later than who has come to stand by.
+    let serves = numbered(pods, first).any(|pod| of_this_start(&pod) && has_ready_api(pod));
     // A class may tolerate whatever keeps others off a machine.
     let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
     match standby {
-        Some(standby) if has_ready_api(standby) && (ended || leaves && is_elsewhere(standby)) => Step::TakeOver,
+        Some(standby) if has_ready_api(standby) && (ended || !serves || leaves && is_elsewhere(standby)) => {
+            Step::TakeOver
+        }
         _ if cause == Some(Cause::End) => Step::StandBy,
         Some(_) if ended => Step::Replace,
+        Some(_) if !serves => Step::StandBy,
         _ if leaves => Step::StandBy,
         _ => Step::Alone,
     }
@@ -255,6 +260,22 @@ mod tests {
             ("it has ended", 7, None, vec![ending(old()), early()], Step::Replace),
             ("when it is ready", 7, None, vec![ending(old()), next()], Step::TakeOver),
             ("with none beside it", 7, None, vec![ending(old())], Step::Alone),
+            ("it has gone", 7, None, vec![early()], Step::StandBy),
+            (
+                "a new one is not ready",
+                7,
+                None,
+                vec![pod(3, false), early()],
+                Step::StandBy,
+            ),
+            (
+                "the other is sooner",
+                7,
+                None,
+                vec![pod(3, false), next()],
+                Step::TakeOver,
+            ),
+            ("the new one is sooner", 7, None, vec![old(), early()], Step::Alone),
             ("another start is due", 8, machine, vec![old(), next()], Step::Alone),
         ] {
             let step = plan_step(Some(&set(3, 1)), &pods, incarnation, cause);

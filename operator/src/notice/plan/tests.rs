@@ -140,6 +140,23 @@ fn leaver(pod: &str, has_other: bool) -> Leaver {
 }
 
 #[test]
+fn tenants_take_turns() {
+    let of = |pod: &str, tenant: &str| Leaver {
+        cluster: ObjectRef::new(pod).within(tenant),
+        ..leaver(pod, true)
+    };
+    let leavers = vec![
+        of("a", "many"),
+        of("b", "many"),
+        of("c", "many"),
+        of("d", "few"),
+        of("e", "few"),
+    ];
+    let order: Vec<_> = alternate(leavers).into_iter().map(|leaver| leaver.pod).collect();
+    assert_eq!(order, ["a", "d", "b", "e", "c"]);
+}
+
+#[test]
 fn a_pod_that_is_to_end_needs_no_other_machine() {
     let mut ending = pod("p", "a");
     ending.metadata.deletion_timestamp = Some(serde_json::from_value("2026-11-21T00:00:00Z".into()).unwrap());
