@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::reflector::ObjectRef;
 use yoke_api::{Cluster, Tenant};
 use yoke_operator::cluster::orphans::Orphans;
 
@@ -209,6 +210,29 @@ async fn tenant_takes_what_an_orphan_left() {
     })
     .await;
     assert_eq!(host.context.nats.find_account(&account).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenant_stays_while_one_of_its_clusters_cannot_be_read() {
+    let mut host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    let (account, _) = store_of(&host, id.as_str()).await;
+    // More values than are read of one object.
+    let labels: serde_json::Map<_, _> = (0..17_000).map(|number| (format!("l{number}"), "".into())).collect();
+    host.patch_cluster("a", serde_json::json!({"metadata": {"labels": labels}}))
+        .await;
+    host.restart_operator().await;
+    let key = ObjectRef::<Cluster>::new("a").within(TENANT);
+    assert!(host.context.caches.clusters.get(&key).is_none(), "it cannot be read");
+    let tenants = Api::<Tenant>::all(host.client.clone());
+    tenants.delete(TENANT, &DeleteParams::default()).await.unwrap();
+    for _ in 0..3 {
+        host.reconcile_tenant().await.unwrap();
+    }
+    let conditions = tenants.get(TENANT).await.unwrap().status.unwrap().conditions;
+    let mut reasons = conditions.iter().map(|condition| condition.reason.as_str());
+    assert!(reasons.any(|reason| reason == "ClustersRemain"), "{conditions:?}");
+    assert!(host.context.nats.find_account(&account).await.unwrap().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
