@@ -29,6 +29,11 @@ pub enum ScheduleError {
     /// No expression, or one for a time that never comes.
     #[error("{0:?} is no cron expression of five fields, or for a time that never comes")]
     Expression(String),
+    /// One for the last day of a month.
+    #[error(
+        "{0:?} asks for the last day of a month (`L`), which schedules do not know; use the first one, such as `0 4 1 * *`"
+    )]
+    Last(String),
 }
 
 /// What is due.
@@ -158,6 +163,9 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
         for (expression, word) in words {
             let Some(expression) = expression else { continue };
             let wrong = || ScheduleError::Expression(expression.clone());
+            if asks_for_last(expression) {
+                return Err(ScheduleError::Last(expression.clone()));
+            }
             let line = Line {
                 times: cronexpr::parse_crontab_with(expression, options).map_err(|_| wrong())?,
                 zone: zone.clone(),
@@ -169,6 +177,18 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
         }
     }
     Ok(lines)
+}
+
+/// Whether an expression has an `L`, for the last day of a month: the parser leaves out December's.
+fn asks_for_last(expression: &str) -> bool {
+    let fields: Vec<_> = expression.split(' ').collect();
+    let has_last = |field: usize| {
+        fields
+            .get(field)
+            .is_some_and(|field| field.to_ascii_uppercase().contains('L'))
+    };
+    // Names of months have one, too; those of days have none.
+    has_last(2) || has_last(4)
 }
 
 /// The zone of a name, out of the database that this program brings along: its image has none.
@@ -281,6 +301,20 @@ mod tests {
         ] {
             let due = plan_due(&cluster, at(now)).map(|due| (due.word, due.time));
             assert_eq!(due, expected.map(|(word, time)| (word, at(time))), "{rule}");
+        }
+    }
+
+    #[test]
+    fn the_last_day_of_a_month_is_refused() {
+        for (expression, is_read) in [
+            ("0 20 L * *", false),
+            ("0 20 * * 5L", false),
+            ("0 20 * * 5l", false),
+            ("0 20 1 JUL *", true),
+            ("0 20 1 jul *", true),
+        ] {
+            let read = read(&[schedule(expression, "", "UTC")]);
+            assert_eq!(read.is_ok(), is_read, "{expression}");
         }
     }
 
