@@ -79,6 +79,8 @@ use validate::{Accepted, Refusal, Surroundings};
 
 /// Pace of counting Clusters by phase, for metrics.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
+/// When to look again at a Cluster that changes meanwhile, or is gone: not every change calls for it.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "cluster";
 
@@ -100,10 +102,13 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
 
 async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
     let Some(cluster) = patch::ensure_identity(context, cluster).await? else {
-        return Ok(Action::await_change());
+        return Ok(Action::requeue(AGAIN));
+    };
+    let Some(cluster) = patch::catch_up(context, cluster).await? else {
+        return Ok(Action::requeue(AGAIN));
     };
     let Some(cluster) = patch::take_word(context, cluster).await? else {
-        return Ok(Action::await_change());
+        return Ok(Action::requeue(AGAIN));
     };
     let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
         return Ok(Action::await_change());
@@ -115,11 +120,12 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     }
     let observed = observe::observe(&context.caches, &cluster, &identity);
     let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {
-        return Ok(Action::await_change());
+        return Ok(Action::requeue(AGAIN));
     };
     let cluster = agents::decide(&context.caches, cluster, &observed);
     let authority = match find_authority(context, &cluster, &identity).await {
         Ok(authority) => authority,
+        // Nothing was judged yet.
         Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
     };
     let verdict = judge(context, &cluster, &identity, &observed, authority.as_ref());
@@ -127,17 +133,18 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         context.metrics.failed(CONTROLLER, refusal.reason);
     }
     let refusal = verdict.as_ref().err();
+    let judged = || Some(status::plan_accepted(refusal));
     // Nothing takes over from a control plane that is left as it is.
     if refusal.is_some() || cluster.spec.paused {
         context.end_turns(&identity.id);
         takeover::release_ending(context, &identity, &observed).await;
         if let Err(error) = takeover::ensure_budget(context, &identity, false).await {
-            return fail(context, &cluster, &identity, &observed, error.into(), refusal).await;
+            return fail(context, &cluster, &identity, &observed, error.into(), judged()).await;
         }
     }
     let left = match withdraw(context, &cluster, &identity, &observed, refusal).await {
         Ok(left) => left,
-        Err(error) => return fail(context, &cluster, &identity, &observed, error, refusal).await,
+        Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
     };
     let told = plan_kept(context, &cluster, &identity, &observed, refusal, left);
     let mut outcome = match &verdict {
@@ -149,7 +156,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                     paused: true,
                     ..translate(&cluster, None, applied)
                 },
-                Err(error) => return fail(context, &cluster, &identity, &observed, error, refusal).await,
+                Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
         Err(refusal) if observed.is_kept() => {
@@ -160,7 +167,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                     kept: true,
                     ..translate(&cluster, None, applied)
                 },
-                Err(error) => return fail(context, &cluster, &identity, &observed, error, Some(refusal)).await,
+                Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
         Err(refusal) => idle_outcome(&cluster, &observed, Err(refusal.clone())),
@@ -174,13 +181,16 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
             };
             match Box::pin(apply::apply(context, &cluster, &blueprint, &observed)).await {
                 Ok(applied) => translate(&cluster, Some(accepted.version), applied),
-                Err(error) => return fail(context, &cluster, &identity, &observed, error, None).await,
+                Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
     };
     activity::tell(context, &cluster, &identity, &mut outcome).await;
     patch::write_status(context, &cluster, &identity, &outcome).await?;
-    let pause = pace::plan_pause(&outcome, Timestamp::now()).min(activity::find_pause(context, &identity));
+    let storeless = conditions::find_lacking(&cluster, ConditionType::StoreReady);
+    let pause = pace::plan_pause(&outcome, storeless, Timestamp::now())
+        .min(activity::find_pause(context, &identity))
+        .min(addons::find_pause(context, &identity));
     let pause = match pause {
         pace::ASLEEP => spread(pause),
         _ if pause < pace::STEADY => pause,
@@ -200,6 +210,12 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
 fn running_version(cluster: &Cluster) -> Option<KubernetesVersion> {
     let latest = cluster.status.as_ref()?.history.first()?;
     latest.version.parse().ok()
+}
+
+/// The version that was the last one to answer: what is stored is of it.
+fn answered_version(cluster: &Cluster) -> Option<KubernetesVersion> {
+    let mut history = cluster.status.as_ref()?.history.iter();
+    history.find(|entry| entry.completed.is_some())?.version.parse().ok()
 }
 
 /// Holds a Cluster against everything that its spec is held against.
@@ -222,6 +238,7 @@ fn look_around<'c, T>(
         clusters: &context.caches.clusters.outlines_near(cluster),
         reserved,
         running: running_version(cluster),
+        answered: answered_version(cluster),
     })
 }
 
@@ -420,30 +437,33 @@ async fn fail(
     identity: &Identity,
     observed: &Observed,
     error: ReconcileError,
-    refusal: Option<&Refusal>,
+    accepted: Option<State>,
 ) -> Result<Action, ReconcileError> {
     let idle = idle_outcome(cluster, observed, Ok(()));
+    let is_judged = accepted.is_some();
     let phase = cluster.status.as_ref().and_then(|status| status.phase);
-    let mut changes = vec![
-        (
-            ConditionType::Degraded,
-            State::yes(error.reason(), format!("{}.", crate::chain(&error))),
-        ),
-        (ConditionType::Accepted, status::plan_accepted(refusal)),
-    ];
+    let mut changes = vec![(
+        ConditionType::Degraded,
+        State::yes(error.reason(), format!("{}.", crate::chain(&error))),
+    )];
+    changes.extend(accepted.map(|accepted| (ConditionType::Accepted, accepted)));
     if idle.inside.is_err() {
         changes.push((
             ConditionType::Ready,
             State::no(error.reason(), format!("{}.", crate::chain(&error))),
         ));
     }
-    let status = status::plan_short(
+    let mut status = status::plan_short(
         cluster,
         phase.unwrap_or(yoke_api::cluster::Phase::Provisioning),
         &changes,
         Timestamp::now(),
     );
     let before = cluster.status.clone().unwrap_or_default();
+    if !is_judged {
+        // What is said of the spec is of the one before.
+        status.observed_generation = before.observed_generation;
+    }
     let notices = conditions::build_notices(&changes, &before.conditions, &status::TOLD_OF_FAILURE, "Reconcile");
     context.events.publish(cluster, &notices).await;
     if let Err(second) = patch::write(context, cluster, &status).await {

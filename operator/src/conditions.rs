@@ -110,6 +110,12 @@ pub fn status_of(cluster: &Cluster, type_: ConditionType) -> Option<&str> {
     find(&status.conditions, type_).map(|condition| condition.status.as_str())
 }
 
+/// Since when a condition of a Cluster is `False`, if it is.
+pub fn find_lacking(cluster: &Cluster, type_: ConditionType) -> Option<Timestamp> {
+    let found = find(&cluster.status.as_ref()?.conditions, type_)?;
+    (found.status == "False").then_some(found.last_transition_time.0)
+}
+
 /// Whether the operator does what the spec of a Cluster says, as far as it was last seen.
 pub fn is_carried_out(cluster: &Cluster) -> bool {
     !cluster.spec.paused && status_of(cluster, ConditionType::Accepted) == Some("True")

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
 use tokio::sync::Semaphore;
@@ -94,6 +95,8 @@ pub struct Seen {
     pub copied: Option<(u64, Gist)>,
     /// Reconciliations that failed since the last that did not, of one generation that was asleep or was not.
     pub failures: Option<((Option<i64>, bool), u32)>,
+    /// When it was last asked to sleep, until the watch tells so, too.
+    pub slept: Option<Time>,
     /// Number of the pod that serves, since a takeover.
     pub first: i32,
     /// UIDs of pods that were told that nobody takes over from them.

@@ -10,7 +10,8 @@ use yoke_api::{Reason, labels};
 use super::apply::Applied;
 use super::build::Blueprint;
 use super::gate::ControlPlane;
-use super::pace::STEADY;
+use super::identity::Identity;
+use super::pace::{STARTING, STEADY};
 use super::probe::BASE_EVERY;
 use crate::addons::{Addon, Facts, plan};
 use crate::conditions::State;
@@ -79,6 +80,17 @@ pub(super) async fn ensure(
     state
 }
 
+/// How long it may take until a Cluster is looked at again.
+pub(super) fn find_pause(context: &Context, identity: &Identity) -> Duration {
+    plan_pause(&context.awake(&identity.id).addons, Instant::now())
+}
+
+/// The first round comes right after what a cluster needs to be ready. One that was late is not the first.
+fn plan_pause(seen: &AddonsSeen, now: Instant) -> Duration {
+    let is_first = seen.key.is_none() && seen.due.is_some_and(|due| now.duration_since(due) < LIMIT);
+    if is_first { STARTING } else { Duration::MAX }
+}
+
 /// What is told of a round. One that took too long says nothing by itself, unless the one before did, too: when the operator
 /// starts, all are asked at once.
 fn plan_told((before, was_late): (Option<State>, bool), state: State, is_late: bool) -> Option<State> {
@@ -127,6 +139,30 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_first_round_comes_at_once() {
+        let now = Instant::now();
+        let seen = |due: Option<Instant>, was_done: bool| AddonsSeen {
+            key: was_done.then(|| ("a".to_owned(), Some(1), "v1.35.4".parse().unwrap())),
+            due,
+            is_late: was_done,
+            ..AddonsSeen::default()
+        };
+        for (rule, seen, expected) in [
+            ("not begun", seen(None, false), Duration::MAX),
+            ("the first", seen(Some(now), false), STARTING),
+            ("late once", seen(Some(now + STEADY), true), Duration::MAX),
+        ] {
+            assert_eq!(plan_pause(&seen, now), expected, "{rule}");
+        }
+        let later = now + LIMIT;
+        assert_eq!(
+            plan_pause(&seen(Some(now), false), later),
+            Duration::MAX,
+            "not carried out"
+        );
+    }
 
     #[test]
     fn who_is_late_once_is_not_told_of() {

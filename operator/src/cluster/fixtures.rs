@@ -71,6 +71,7 @@ pub(super) fn around<'c, 'o>(
         clusters,
         reserved: ByIdentity::default(),
         running: None,
+        answered: None,
     }
 }
 

@@ -10,11 +10,12 @@ use super::status::Outcome;
 use super::workers::BUSY;
 
 /// Pace of looking at what has no watch while a cluster comes up.
-const STARTING: Duration = Duration::from_millis(200);
+pub(super) const STARTING: Duration = Duration::from_millis(200);
 /// How long a control plane counts as one that comes up, in seconds.
 const YOUNG: i64 = 60;
-/// Pace of looking for the store while nothing can be started without it.
+/// Pace of looking for the store while nothing can be started without it: at first, and after a while.
 const STORELESS: Duration = Duration::from_millis(500);
+const STORELESS_LONGEST: Duration = Duration::from_secs(10);
 /// Pace of looking while something else must come first.
 const WAITING: Duration = Duration::from_secs(2);
 /// Pace of looking at a cluster that is as it should be. What waits this long is spread.
@@ -25,8 +26,8 @@ pub(super) const ASLEEP: Duration = Duration::from_secs(1800);
 /// Pace for a store that the host's NATS has no room for, where nothing else is waited for.
 const LIMITED: Duration = Duration::from_secs(300);
 
-/// How long to wait after this.
-pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
+/// How long to wait after this. `storeless`: since when the store is known to be missing.
+pub(super) fn plan_pause(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
     if (outcome.accepted.is_err() && !outcome.kept) || outcome.paused {
         return STEADY;
     }
@@ -48,14 +49,17 @@ pub(super) fn plan_pause(outcome: &Outcome, now: Timestamp) -> Duration {
                 WAITING
             }
         }
-        // What a cluster has beside its API comes right after that.
-        ControlPlane::Running { current: true, .. } if outcome.addons.is_none() && !outcome.kept => STARTING,
         ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
         ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
         ControlPlane::Asleep if !outcome.kept && outcome.store.status == Some(true) => ASLEEP,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
         // Of a Cluster that is kept the store is not looked at.
-        _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => STORELESS,
+        // It comes back by somebody's hand only.
+        _ if !outcome.kept && outcome.store.reason == Reason::StoreLost => STEADY,
+        _ if !outcome.kept && outcome.store.status != Some(true) && !is_limited => {
+            let missing = storeless.map(|since| now.duration_since(since).unsigned_abs());
+            (missing.unwrap_or_default() / 8).clamp(STORELESS, STORELESS_LONGEST)
+        }
         _ => WAITING,
     }
 }
@@ -109,6 +113,7 @@ mod tests {
             ..silent(ControlPlane::Absent)
         };
         let missing = || State::no(Reason::StoreUnavailable, "x");
+        let lost = || State::no(Reason::StoreLost, "x");
         let with_workers = |reason: Reason| Outcome {
             workers: Some(Workers {
                 status: Default::default(),
@@ -116,16 +121,10 @@ mod tests {
             }),
             ..outcome()
         };
-        let bare = |kept: bool| Outcome {
-            addons: None,
-            kept,
-            ..outcome()
-        };
-        // The control plane of the fixture was started at second 1000.
+        // The control plane of the fixture was started at second 1000, when its store was missing, too.
+        let storeless = Timestamp::from_second(1000).ok();
         for (rule, outcome, now, expected) in [
             ("as it should be", outcome(), 1001, STEADY),
-            ("add-ons not looked at yet", bare(false), 1001, STARTING),
-            ("kept, whose add-ons nobody looks at", bare(true), 1001, STEADY),
             ("a worker is upgraded", with_workers(Reason::Updating), 1001, BUSY),
             (
                 "a worker has failed",
@@ -139,6 +138,19 @@ mod tests {
             ("old, silent", silent(running()), 1060, WAITING),
             ("ingress not told yet", lacking.clone(), 1001, STARTING),
             ("no store yet", with(missing(), absent.clone()), 1001, STORELESS),
+            (
+                "nor a while later",
+                with(missing(), absent.clone()),
+                1040,
+                Duration::from_secs(5),
+            ),
+            (
+                "nor long after",
+                with(missing(), absent.clone()),
+                2000,
+                STORELESS_LONGEST,
+            ),
+            ("its store is lost", with(lost(), absent.clone()), 1001, STEADY),
             ("no control plane yet", absent.clone(), 1001, WAITING),
             ("asleep", asleep.clone(), 1001, ASLEEP),
             (
@@ -171,7 +183,7 @@ mod tests {
             ("no room, failing", with(limited(), silent(failing())), 1001, WAITING),
         ] {
             let now = Timestamp::from_second(now).unwrap();
-            assert_eq!(plan_pause(&outcome, now), expected, "{rule}");
+            assert_eq!(plan_pause(&outcome, storeless, now), expected, "{rule}");
         }
     }
 }

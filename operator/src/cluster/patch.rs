@@ -97,6 +97,28 @@ pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Res
     write_identity(context, &found, &id).await
 }
 
+/// The Cluster with the sleep that was noted last: while the watch lags behind that, its control plane would be started again.
+/// `None`: the object is gone.
+pub(super) async fn catch_up(context: &Context, cluster: Cluster) -> Result<Option<Cluster>, ReconcileError> {
+    let Some(id) = cluster.id() else {
+        return Ok(Some(cluster));
+    };
+    let Some(slept) = context.seen(&id).slept else {
+        return Ok(Some(cluster));
+    };
+    let has_it = |cluster: &Cluster| rest::slept(cluster).is_some_and(|known| known.0 >= slept.0);
+    if has_it(&cluster) {
+        context.note(&id, |seen| seen.slept = None);
+        return Ok(Some(cluster));
+    }
+    let found = find(context, &cluster).await?;
+    if !found.as_ref().is_some_and(has_it) {
+        // Somebody has taken it back, or it was never written.
+        context.note(&id, |seen| seen.slept = None);
+    }
+    Ok(found)
+}
+
 /// Notes in the status what the annotation asks for, and then removes it; during a pause it stays. `None`: the object is gone, or changes meanwhile.
 ///
 /// An operator that ends in between does so again: a Cluster that somebody has just woken sleeps once more, and wakes again for
@@ -306,6 +328,9 @@ pub(super) async fn request_sleep(
     asked: Option<(Time, SleepReason)>,
 ) -> Result<Option<Cluster>, ReconcileError> {
     let (time, reason) = asked.unzip();
+    if let Some(id) = cluster.id() {
+        context.note(&id, |seen| seen.slept.clone_from(&time));
+    }
     let status = ClusterStatus {
         activity: Some(ActivityStatus {
             sleep_requested_time: time,

@@ -238,6 +238,12 @@ fn has_nodes(cluster: &Cluster) -> bool {
     nodes.is_some_and(|nodes| nodes > 0)
 }
 
+/// When a Cluster was last asked to sleep.
+pub fn slept(cluster: &Cluster) -> Option<&Time> {
+    let activity = cluster.status.as_ref()?.activity.as_ref()?;
+    activity.sleep_requested_time.as_ref()
+}
+
 /// What the annotation of a Cluster asks for, if it is one that is understood.
 pub fn plan_word(cluster: &Cluster) -> Option<Word> {
     match cluster.annotations().get(labels::SLEEP)?.as_str() {

@@ -47,6 +47,8 @@ pub struct Surroundings<'c, 'o> {
     pub reserved: ByIdentity,
     /// The version that runs, if any.
     pub running: Option<KubernetesVersion>,
+    /// The version that was the last one to answer.
+    pub answered: Option<KubernetesVersion>,
 }
 
 /// A spec that can be carried out, with what its names stand for.
@@ -201,6 +203,19 @@ fn check_version<'c>(
             Reason::VersionChangeRefused,
             format!(
                 "Kubernetes {running} runs; it can go up one minor version at a time and not down one, so not to {wanted}."
+            ),
+        );
+    }
+    // One that was asked for while the Cluster slept, or never came up, has brought nothing up to date.
+    if let (Some(running), Some(answered)) = (around.running, around.answered)
+        && !answered.may_change_to(wanted)
+        && answered.minor < wanted.minor
+    {
+        return refuse(
+            Reason::VersionChangeRefused,
+            format!(
+                "Kubernetes {answered} was the last one to answer; it can go up one minor version at a time, so not to {wanted} before \
+                 {running} has answered."
             ),
         );
     }

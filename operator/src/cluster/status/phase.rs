@@ -26,7 +26,12 @@ pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Ti
                 completed: None,
             },
         );
-        history.truncate(HISTORY_LENGTH);
+        if history.len() > HISTORY_LENGTH {
+            // What answered last says how far what is stored has come.
+            let answered = history.iter().position(|entry| entry.completed.is_some());
+            let goes = HISTORY_LENGTH - usize::from(answered == Some(HISTORY_LENGTH));
+            history.remove(goes);
+        }
     }
     let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
     // What was not brought up to date this time may be the pod of the version before.

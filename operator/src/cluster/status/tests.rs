@@ -274,6 +274,17 @@ fn history_tells_versions_that_ran() {
     );
     assert_eq!(third.history[0].completed, Some(Time(at(3000))));
     assert_eq!(third.history[1].version, "v1.35.4");
+    // Of those that never answered the oldest go first.
+    let last = (6..26).fold(third, |before, patch| {
+        let asked = Outcome {
+            version: Some(format!("v1.35.{patch}")),
+            control_plane: ControlPlane::Asleep,
+            ..outcome()
+        };
+        plan(Some(before), &asked, 4000)
+    });
+    let versions: Vec<_> = last.history.iter().map(|entry| entry.version.as_str()).collect();
+    assert_eq!((versions.len(), versions[0], versions[9]), (10, "v1.35.25", "v1.35.5"));
 }
 
 #[test]

@@ -241,6 +241,37 @@ fn version_changes_follow_the_skew_policy() {
 }
 
 #[test]
+fn no_minor_version_is_left_out_by_one_that_never_answered() {
+    let (mut config, tenant) = (config(), tenant());
+    for version in ["v1.36.0", "v1.37.0"] {
+        let mut newer = config.versions[0].clone();
+        newer.version = version.into();
+        config.versions.push(newer);
+    }
+    for (running, answered, wanted, expected) in [
+        ("v1.36.0", Some("v1.36.0"), "v1.37.0", None),
+        (
+            "v1.36.0",
+            Some("v1.35.4"),
+            "v1.37.0",
+            Some(Reason::VersionChangeRefused),
+        ),
+        ("v1.36.0", Some("v1.35.4"), "v1.36.0", None),
+        ("v1.36.0", None, "v1.37.0", None),
+    ] {
+        let cluster = with(cluster("a"), |spec| spec.version = Some(wanted.into()));
+        let mut surroundings = around(&config, &tenant, &[]);
+        surroundings.running = Some(running.parse().unwrap());
+        surroundings.answered = answered.map(|answered| answered.parse().unwrap());
+        assert_eq!(
+            reason(&cluster, &surroundings),
+            expected,
+            "{answered:?}, {running}, {wanted}"
+        );
+    }
+}
+
+#[test]
 fn no_version_is_begun_that_is_too_new_for_a_kubelet() {
     let (mut config, tenant) = (config(), tenant());
     let mut newer = config.versions[0].clone();
