@@ -282,6 +282,12 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
         let first = operators::change(&moved.stack, &change(Some(1), Value::Null, json!(apart))).await;
         moved.node.take_all(false).await?;
         first?;
+        // Whoever comes first acts.
+        wait_until("the operator on the second node to act", BACK_LIMIT, async || {
+            let acting = operators::acting(&moved.stack).await?;
+            Ok(place_of(&acting) == Some(&moved.node.name))
+        })
+        .await?;
         operators::change(&moved.stack, &json!({"spec": {"replicas": 2}})).await?;
         kill_with_operator(&moved).await
     };
@@ -296,11 +302,6 @@ async fn the_operator_that_acts_may_be_lost_with_it() -> Result<()> {
 
 /// What came of a loss of power of the node where the operator is that acts.
 async fn kill_with_operator(moved: &Moved) -> Result<String> {
-    wait_until("the operator on the second node to act", BACK_LIMIT, async || {
-        let acting = operators::acting(&moved.stack).await?;
-        Ok(place_of(&acting) == Some(&moved.node.name))
-    })
-    .await?;
     let (watch, clients) = moved.use_it().await?;
     moved.node.kill().await?;
     let elsewhere = moved.wait_elsewhere().await?;
