@@ -248,6 +248,17 @@ impl Error {
         match self {
             Self::RequestTimeout { .. } => true,
             Self::Unreachable { source, .. } => !never_connected(source),
+            // An API server says so of what its store has done, too, but was slow to tell.
+            Self::Refused { status, .. } => status.code >= 500,
+            _ => false,
+        }
+    }
+
+    /// Whether the host may answer otherwise when it is asked once more.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::RequestTimeout { .. } | Self::Unreachable { .. } => true,
+            Self::Refused { status, .. } => status.code == 429 || status.code >= 500,
             _ => false,
         }
     }
@@ -412,5 +423,31 @@ mod tests {
             assert_eq!(error.with_causes(), text);
             assert!(error.hint().unwrap().contains(hint), "{text}");
         }
+    }
+
+    #[test]
+    fn failures_of_the_host_are_no_refusals() {
+        for (code, leaves_open, may_pass) in [
+            (403, false, false),
+            (404, false, false),
+            (409, false, false),
+            (429, false, true),
+            (500, true, true),
+            (503, true, true),
+            (504, true, true),
+        ] {
+            let error = refused(code, "a", "no");
+            assert_eq!(
+                (error.leaves_open(), error.may_pass()),
+                (leaves_open, may_pass),
+                "{code}"
+            );
+        }
+        let unreachable = Error::Unreachable {
+            doing: "getting Cluster a".into(),
+            url: "https://host.test".into(),
+            source: Box::new(kube::Error::TlsRequired),
+        };
+        assert!(unreachable.may_pass());
     }
 }

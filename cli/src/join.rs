@@ -1,31 +1,31 @@
 //! `join`: makes a JoinToken and prints the line by which a worker joins.
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, ObjectMeta};
 use yoke_api::join_token::node::{NodeError, check_taints, collect_labels};
 use yoke_api::join_token::{JoinLine, JoinTokenSpec, secret_name};
 use yoke_api::{Cluster, JoinToken};
 use yoke_view::verdict::{Obstacle, find_obstacle};
 
 use crate::arguments::JoinOptions;
-use crate::make::make;
+use crate::make::{self, make};
 use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, output, wait};
 
-/// Said where its name is not known.
-const MAY_EXIST: &str = "a JoinToken may have been made that nobody was told of: see `kubectl get jointokens`";
+/// What becomes of a JoinToken that this program cannot delete.
+const FATE: &str = "nobody was told of it, and it stays until it ends";
 
 /// Makes a JoinToken, waits until it is ready, and prints the line. Whoever has the line may join: it is told once, here. What
 /// it cannot tell it deletes, also when it is interrupted; a second signal ends it as it is.
 pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(), Error> {
     check(session, &options.name).await?;
     let mut signals = Signals::listen()?;
-    let (doing, made) = (
+    let (prefix, doing) = (
+        format!("{}-", options.name),
         format!("making a JoinToken for Cluster {}", options.name),
-        (&session.api(), &build_token(options)?),
     );
-    let (name, signal) = make(session, &mut signals, made, &doing, MAY_EXIST).await?;
+    let made = (prefix.as_str(), build_token(options)?);
+    let (name, signal) = make(session, &mut signals, made, &doing, FATE).await?;
     let found = async {
         match signal {
             Some(signal) => Err(Error::Interrupted(signal)),
@@ -84,16 +84,8 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
 
 /// Deletes a JoinToken, and says whether it is gone.
 async fn delete(session: &Session, name: &str) -> bool {
-    let (doing, parameters) = (format!("deleting JoinToken {name}"), DeleteParams::default());
-    let api = session.api::<JoinToken>();
-    match session.ask(&doing, api.delete(name, &parameters)).await {
-        Ok(_) => true,
-        Err(Error::Refused { status, .. }) if status.code == 404 => true,
-        Err(error) => {
-            output::say(&error.with_causes());
-            false
-        }
-    }
+    let deleted = make::delete::<JoinToken>(session, name).await;
+    deleted.inspect_err(|error| output::say(&error.with_causes())).is_ok()
 }
 
 /// The line by which a worker joins, as soon as there is one.
@@ -117,10 +109,5 @@ fn build_token(options: &JoinOptions) -> Result<JoinToken, NodeError> {
         node_labels: collect_labels(&options.labels)?,
         taints: options.taints.clone(),
     };
-    let mut token = JoinToken::new("", spec);
-    token.metadata = ObjectMeta {
-        generate_name: Some(format!("{}-", options.name)),
-        ..ObjectMeta::default()
-    };
-    Ok(token)
+    Ok(JoinToken::new("", spec))
 }

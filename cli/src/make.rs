@@ -1,52 +1,157 @@
-//! Makes an object whose name comes with the host's answer, and by which alone it can be deleted again.
+//! Makes an object that is there for no longer than it is needed, and deletes it again. Its name is chosen here, so that it
+//! can be deleted whatever becomes of the host's answer.
 
 use std::fmt::Debug;
+use std::mem::replace;
 use std::pin::pin;
+use std::time::Duration;
 
-use kube::api::PostParams;
-use kube::{Api, Resource, ResourceExt as _};
+use k8s_openapi::NamespaceResourceScope;
+use kube::Resource;
+use kube::api::{DeleteParams, PostParams};
+use rand::RngExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::signal::unix::SignalKind;
+use tokio::time::{Instant, sleep};
 
 use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, output};
 
-/// Makes it: its name, and the signal that came meanwhile. `may_exist` is said where it is not known what there is.
-pub(crate) async fn make<K>(
+/// For how long a deletion is begun anew.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Kubernetes' own for generated names.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// How many characters of it a name ends in: 38 bits, so that nobody else draws the same ones. After a Cluster's name, which has 40
+/// at most, there is room for them in the 58 of a JoinToken's.
+const DRAWN: usize = 8;
+
+/// An object of a namespace.
+pub(crate) trait Object:
+    Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned
+{
+}
+
+impl<K> Object for K where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned
+{
+}
+
+/// Makes it: its name, and the signal that came meanwhile. What may have been made though the host's answer is an error is
+/// deleted; `fate` is said of what that does not reach.
+pub(crate) async fn make<K: Object>(
     session: &Session,
     signals: &mut Signals,
-    (api, object): (&Api<K>, &K),
+    (prefix, mut object): (&str, K),
     doing: &str,
-    may_exist: &str,
-) -> Result<(String, Option<SignalKind>), Error>
-where
-    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
-{
+    fate: &str,
+) -> Result<(String, Option<SignalKind>), Error> {
+    let name = draw_name(prefix);
+    object.meta_mut().name = Some(name.clone());
+    let error = match create(session, signals, &object, doing).await {
+        Ok(signal) => return Ok((name, signal)),
+        Err(error) => error,
+    };
+    let may_exist = match &error {
+        Error::Interrupted(_) => true,
+        error => error.leaves_open() && !undo::<K>(session, signals, &name).await,
+    };
+    if may_exist {
+        output::say(&format!("{} {name} may have been made; {fate}", K::kind(&())));
+    }
+    Err(error)
+}
+
+fn draw_name(prefix: &str) -> String {
+    let mut random = rand::rng();
+    let drawn = (0..DRAWN).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())]));
+    prefix.chars().chain(drawn).collect()
+}
+
+/// Waits for the host's answer, until the second signal.
+async fn create<K: Object>(
+    session: &Session,
+    signals: &mut Signals,
+    object: &K,
+    doing: &str,
+) -> Result<Option<SignalKind>, Error> {
     let parameters = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    let asked = async {
-        let asked = session.ask(doing, api.create(&parameters, object));
-        asked.await.inspect_err(|error| {
-            if error.leaves_open() {
-                output::say(may_exist);
-            }
-        })
+    let api = session.api::<K>();
+    let made = async {
+        match session.ask(doing, api.create(&parameters, object)).await {
+            // It is this one, asked for twice: kube's client does that by itself after 503 and 504, whatever was done the first time.
+            Err(Error::Refused { status, .. }) if status.is_already_exists() => Ok(()),
+            answer => answer.map(drop),
+        }
     };
-    let mut made = pin!(asked);
+    let mut made = pin!(made);
     let signal = tokio::select! {
-        made = &mut made => return Ok((made?.name_any(), None)),
+        made = &mut made => return made.map(|()| None),
         signal = signals.next() => signal,
     };
     output::say("interrupted; waiting for the host's answer");
     tokio::select! {
-        made = made => Ok((made?.name_any(), Some(signal))),
-        _ = signals.next() => {
-            output::say(may_exist);
-            Err(Error::Interrupted(signal))
+        made = made => made.map(|()| Some(signal)),
+        _ = signals.next() => Err(Error::Interrupted(signal)),
+    }
+}
+
+/// Deletes what may have been made, until a signal. Whether nothing is left of it.
+async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -> bool {
+    let deleted = tokio::select! {
+        deleted = delete::<K>(session, name) => deleted,
+        _ = signals.next() => return false,
+    };
+    match deleted {
+        Ok(true) => output::say(&format!("{} {name} is being deleted", K::kind(&()))),
+        Ok(false) => {}
+        Err(error) => {
+            output::say(&error.with_causes());
+            return false;
+        }
+    }
+    true
+}
+
+/// Deletes an object, and says whether there was one. Tries for a while, unless the host's answer will stay the same.
+pub(crate) async fn delete<K: Object>(session: &Session, name: &str) -> Result<bool, Error> {
+    let (doing, parameters) = (format!("deleting {} {name}", K::kind(&())), DeleteParams::default());
+    let (api, begun) = (session.api::<K>(), Instant::now());
+    let mut is_told = false;
+    loop {
+        match session.ask(&doing, api.delete(name, &parameters)).await {
+            Ok(_) => return Ok(true),
+            Err(Error::Refused { status, .. }) if status.code == 404 => return Ok(false),
+            Err(error) if error.may_pass() && begun.elapsed() < PATIENCE => {
+                if !replace(&mut is_told, true) {
+                    output::say(&format!("{}; trying again", error.with_causes()));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_differ_and_are_labels() {
+        let names: BTreeSet<_> = (0..1000).map(|_| draw_name("run-")).collect();
+        assert_eq!(names.len(), 1000);
+        for name in names {
+            assert!(name.len() == 12 && name.starts_with("run-"), "{name}");
+            assert!(yoke_api::names::is_label(&name), "{name}");
         }
     }
 }

@@ -7,8 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-use kube::api::{DeleteParams, ObjectMeta};
-use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
@@ -17,13 +16,13 @@ use yoke_api::Cluster;
 
 use crate::arguments::RunOptions;
 use crate::create::build_spec;
-use crate::make::make;
+use crate::make::{self, make};
 use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, kubeconfig, output, wait};
 
-/// Said where its name is not known.
-const MAY_EXIST: &str = "a Cluster may have been made; the host deletes it when its time is over";
+/// What becomes of a Cluster that this program cannot delete.
+const FATE: &str = "the host deletes it when its time is over";
 
 /// Makes a Cluster, runs the command, and deletes the Cluster, however the command ends. What this program cannot delete, the
 /// host does when its time is over.
@@ -31,15 +30,8 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     let program = options.command.first().map(OsStr::new).unwrap_or_default();
     let program = find_program(program)?;
     let mut signals = Signals::listen()?;
-    let made = (&session.api(), &build_cluster(options));
-    let (name, signal) = make(
-        session,
-        &mut signals,
-        made,
-        "making a Cluster for the command",
-        MAY_EXIST,
-    )
-    .await?;
+    let made = ("run-", build_cluster(options));
+    let (name, signal) = make(session, &mut signals, made, "making a Cluster for the command", FATE).await?;
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
         None => {
@@ -72,12 +64,7 @@ async fn insist(signals: &mut Signals) {
 }
 
 fn build_cluster(options: &RunOptions) -> Cluster {
-    let mut cluster = Cluster::new("", build_spec(&options.what, Some(options.ttl.clone())));
-    cluster.metadata = ObjectMeta {
-        generate_name: Some("run-".to_owned()),
-        ..ObjectMeta::default()
-    };
-    cluster
+    Cluster::new("", build_spec(&options.what, Some(options.ttl.clone())))
 }
 
 /// Waits for the Cluster and runs the command to its end.
@@ -131,7 +118,7 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
             signal = signals.next() => signal,
             status = child.wait() => return status.map_err(Error::CommandLost),
         };
-        let has_heard = [SignalKind::interrupt(), SignalKind::quit()].contains(&signal) && is_in_foreground();
+        let has_heard = [SignalKind::interrupt(), SignalKind::quit()].contains(&signal) && is_in_foreground(pid);
         let signal = Signal::from_named_raw(signal.as_raw_value()).filter(|_| !has_heard);
         if let (Some(pid), Some(signal)) = (pid, signal) {
             // It may have ended by itself.
@@ -140,10 +127,12 @@ async fn wait_for(mut child: Child, signals: &mut Signals) -> Result<ExitStatus,
     }
 }
 
-/// Whether what is typed at the terminal (Ctrl-C, Ctrl-\) reaches this process, and with it the command.
-fn is_in_foreground() -> bool {
+/// Whether what is typed at the terminal (Ctrl-C, Ctrl-\) reaches this process and the command, which may be in a group of its
+/// own (`timeout`).
+fn is_in_foreground(command: Option<Pid>) -> bool {
+    let group = getpgrp();
     let terminal = std::fs::File::open("/dev/tty");
-    terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()))
+    getpgid(command) == Ok(group) && terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(group))
 }
 
 /// As a shell says it.
@@ -153,17 +142,12 @@ fn to_code(status: ExitStatus) -> u8 {
 }
 
 async fn delete(session: &Session, name: &str) {
-    let (doing, parameters) = (format!("deleting Cluster {name}"), DeleteParams::default());
-    match session
-        .ask(&doing, session.api::<Cluster>().delete(name, &parameters))
-        .await
-    {
-        Ok(_) => output::say(&format!("Cluster {name} is being deleted")),
-        Err(error) => output::say(&format!(
-            "{}; the host deletes it when its time is over",
-            error.with_causes()
-        )),
-    }
+    let said = match make::delete::<Cluster>(session, name).await {
+        Ok(true) => format!("Cluster {name} is being deleted"),
+        Ok(false) => format!("Cluster {name} is gone already"),
+        Err(error) => format!("{}; {FATE}", error.with_causes()),
+    };
+    output::say(&said);
 }
 
 /// Where a command is: one that is not there is told of before a Cluster is made for it.

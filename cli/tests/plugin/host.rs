@@ -1,6 +1,6 @@
 //! A host's API in memory, spoken to by HTTP, and a way to run the plugin against it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,9 +24,17 @@ pub(crate) struct Host {
     changes: broadcast::Sender<(String, Value)>,
     requests: Arc<Mutex<Vec<(String, HeaderMap)>>>,
     stalled: Arc<Mutex<Option<String>>>,
+    failures: Arc<Mutex<Vec<Failures>>>,
     lingers: Arc<AtomicBool>,
     url: String,
     folder: Arc<tempfile::TempDir>,
+}
+
+/// What the host answers instead.
+struct Failures {
+    part: String,
+    codes: VecDeque<u16>,
+    is_done: bool,
 }
 
 impl Host {
@@ -45,6 +53,7 @@ impl Host {
             changes: broadcast::channel(64).0,
             requests: Arc::default(),
             stalled: Arc::default(),
+            failures: Arc::default(),
             lingers: Arc::default(),
             url: url.to_owned(),
             folder: Arc::new(tempfile::tempdir().unwrap()),
@@ -86,6 +95,32 @@ impl Host {
     /// Answers everything again.
     pub(crate) fn resume(&self) {
         *self.stalled.lock().unwrap() = None;
+    }
+
+    /// Answers requests whose line has this in it with these codes, one each, and does nothing of what is asked for.
+    pub(crate) fn fail(&self, part: &str, codes: &[u16]) {
+        self.add_failures(part, codes, false);
+    }
+
+    /// The same, though it does what is asked for.
+    pub(crate) fn do_and_fail(&self, part: &str, codes: &[u16]) {
+        self.add_failures(part, codes, true);
+    }
+
+    fn add_failures(&self, part: &str, codes: &[u16], is_done: bool) {
+        self.failures.lock().unwrap().push(Failures {
+            part: part.to_owned(),
+            codes: codes.iter().copied().collect(),
+            is_done,
+        });
+    }
+
+    /// What a request is answered with, and whether it is carried out.
+    fn next_failure(&self, line: &str) -> Option<(StatusCode, bool)> {
+        let mut failures = self.failures.lock().unwrap();
+        let failures = failures.iter_mut().find(|failures| line.contains(&failures.part))?;
+        let code = failures.codes.pop_front()?;
+        Some((StatusCode::from_u16(code).unwrap(), failures.is_done))
     }
 
     /// Waits until it was asked for this: part of a request's line.
@@ -131,6 +166,12 @@ impl Host {
         self.objects.lock().unwrap().get(path).cloned()
     }
 
+    /// The path of an object whose path begins so, if there is one.
+    pub(crate) fn find(&self, begin: &str) -> Option<String> {
+        let objects = self.objects.lock().unwrap();
+        objects.keys().find(|path| path.starts_with(begin)).cloned()
+    }
+
     /// Every request line so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         let requests = self.requests.lock().unwrap();
@@ -172,6 +213,18 @@ impl Host {
         self.begin_with(line, &self.path("host.kubeconfig"))
     }
 
+    /// Begins to run the plugin at a terminal of its own, to which it says what it says.
+    pub(crate) fn begin_at_terminal(&self, line: &str) -> Running {
+        let line = format!("exec {} {line}", env!("CARGO_BIN_EXE_kubectl-yoke"));
+        let mut command = tokio::process::Command::new("/usr/bin/script");
+        command
+            .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+            .env_clear()
+            .env("KUBECONFIG", self.path("host.kubeconfig"))
+            .env("HOME", self.folder.path());
+        Running::start_at_terminal(command)
+    }
+
     fn begin_with(&self, line: &str, kubeconfig: &Path) -> Running {
         // Whoever runs the tests by `nohup` would have the plugin hear no SIGHUP.
         let mut command = tokio::process::Command::new("/usr/bin/env");
@@ -198,6 +251,16 @@ async fn answer(
     while host.is_stalled(&line) {
         tokio::time::sleep(PAUSE).await;
     }
+    let Some((code, is_done)) = host.next_failure(&line) else {
+        return carry_out(&host, method, &uri, &query, &body);
+    };
+    if is_done {
+        carry_out(&host, method, &uri, &query, &body);
+    }
+    refuse(code, "", "the host fails", ("", ""))
+}
+
+fn carry_out(host: &Host, method: Method, uri: &Uri, query: &BTreeMap<String, String>, body: &str) -> Response {
     let path = uri.path().to_owned();
     if path == "/version" {
         return Json(version()).into_response();
@@ -209,18 +272,16 @@ async fn answer(
     };
     let (name, dry_run) = (parts.get(position + 1).copied(), query.contains_key("dryRun"));
     match (method, name) {
-        (Method::GET, None) if query.contains_key("watch") => watch(&host, path, &query),
-        (Method::GET, None) => list(&host, &path, parts[position], &query),
+        (Method::GET, None) if query.contains_key("watch") => watch(host, path, query),
+        (Method::GET, None) => list(host, &path, parts[position], query),
         (Method::GET, Some(name)) => match host.object(&path) {
             Some(object) => Json(object).into_response(),
             None => missing(parts[position], name),
         },
         (Method::POST, None) if path.contains("/namespaces/absent/") => missing("namespaces", "absent"),
         (Method::POST, None) => {
-            let mut object: Value = serde_json::from_str(&body).unwrap();
-            let given = object["metadata"]["name"].as_str().map(ToOwned::to_owned);
-            let name = given.unwrap_or_else(|| format!("{}x", object["metadata"]["generateName"].as_str().unwrap()));
-            object["metadata"]["name"] = name.clone().into();
+            let mut object: Value = serde_json::from_str(body).unwrap();
+            let name = object["metadata"]["name"].as_str().unwrap().to_owned();
             let path = format!("{path}/{name}");
             if host.object(&path).is_some() {
                 let message = format!("{} \"{name}\" already exists", parts[position]);

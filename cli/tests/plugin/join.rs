@@ -7,10 +7,25 @@ use serde_json::{Map, Value, json};
 use crate::fixtures::{DEMO, cluster, condition, ready};
 use crate::host::Host;
 
-const TOKEN: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/jointokens/demo-x";
-const SECRET: &str = "/api/v1/namespaces/t/secrets/demo-x-join";
+/// How paths of JoinTokens that it makes begin.
+const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/jointokens/demo-";
 
-fn secret() -> Value {
+/// The path and the name of the JoinToken that it has made.
+fn find(host: &Host) -> (String, String) {
+    let path = host.find(MADE).unwrap();
+    let name = path.rsplit('/').next().unwrap().to_owned();
+    (path, name)
+}
+
+/// Says how it is.
+fn set_condition(host: &Host, condition: Value) {
+    let (path, _) = find(host);
+    let mut token = host.object(&path).unwrap();
+    token["status"] = json!({"conditions": [condition]});
+    host.set(&path, token);
+}
+
+fn secret(name: &str) -> Value {
     let pem = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
     let data: Map<_, _> = [
         ("server", "demo-x.yoke.test:443"),
@@ -22,7 +37,7 @@ fn secret() -> Value {
     .into_iter()
     .map(|(key, text)| (key.to_owned(), json!(ByteString(text.into()))))
     .collect();
-    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "demo-x-join", "namespace": "t"}, "data": data})
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "t"}, "data": data})
 }
 
 /// A host with the Cluster that is to be joined.
@@ -37,15 +52,19 @@ async fn it_prints_the_line_once_workers_can_join() {
     let host = start().await;
     let running = host.begin("join demo");
     host.until_watched().await;
-    host.set(SECRET, secret());
-    let mut token = host.object(TOKEN).unwrap();
-    token["status"] = json!({"conditions": [ready()]});
-    host.set(TOKEN, token);
+    let (_, name) = find(&host);
+    let secret_name = format!("{name}-join");
+    host.set(
+        &format!("/api/v1/namespaces/t/secrets/{secret_name}"),
+        secret(&secret_name),
+    );
+    set_condition(&host, ready());
     let said = running.end().await;
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.out.starts_with("yoke-worker join yoke1."), "{said:?}");
-    assert!(said.err.contains("kubectl delete jointoken demo-x -n t"), "{said:?}");
-    assert!(host.object(TOKEN).is_some(), "it stays");
+    let told = format!("kubectl delete jointoken {name} -n t");
+    assert!(said.err.contains(&told), "{said:?}");
+    assert!(host.find(MADE).is_some(), "it stays");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,32 +73,31 @@ async fn of_a_wait_that_runs_out_nothing_goes_on() {
     // Long enough for a busy machine to see what is said of it.
     let running = host.begin("join demo --timeout 6s");
     host.until_watched().await;
-    let mut token = host.object(TOKEN).unwrap();
-    token["status"] =
-        json!({"conditions": [condition("Ready", "False", "ClusterNotReady", "The API does not answer.")]});
-    host.set(TOKEN, token);
+    let (_, name) = find(&host);
+    set_condition(
+        &host,
+        condition("Ready", "False", "ClusterNotReady", "The API does not answer."),
+    );
     running.until_err("s  The API does not answer.\n").await;
     let said = running.end().await;
     assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
     assert!(
-        said.err.ends_with(
-            "error: JoinToken demo-x was deleted, so nobody can join by it: JoinToken demo-x did not become ready within 6s; \
+        said.err.ends_with(&format!(
+            "error: JoinToken {name} was deleted, so nobody can join by it: JoinToken {name} did not become ready within 6s; \
              last seen: The API does not answer.\n\
              hint: see `kubectl yoke status demo -n t`, and join again once it is ready, or wait longer with --timeout\n"
-        ),
+        )),
         "{said:?}"
     );
-    assert_eq!(host.object(TOKEN), None);
+    assert_eq!(host.find(MADE), None);
 
     let host = start().await;
-    host.stall("DELETE");
-    let said = host.run("join demo --timeout 1s --request-timeout 4s").await;
+    host.fail("DELETE", &[403]);
+    let said = host.run("join demo --timeout 1s").await;
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(
-        said.err
-            .contains("error: nobody was told how to join by JoinToken demo-x, which could not be deleted: "),
-        "{said:?}"
-    );
+    let (_, name) = find(&host);
+    let told = format!("error: nobody was told how to join by JoinToken {name}, which could not be deleted: ");
+    assert!(said.err.contains(&told), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,18 +105,17 @@ async fn a_token_that_is_refused_is_not_waited_for() {
     let host = start().await;
     let running = host.begin("join demo");
     host.until_watched().await;
-    let mut token = host.object(TOKEN).unwrap();
-    token["status"] = json!({"conditions": [condition("Ready", "False", "QuotaExceeded", "There are 64 older ones.")]});
-    host.set(TOKEN, token);
+    let (_, name) = find(&host);
+    set_condition(
+        &host,
+        condition("Ready", "False", "QuotaExceeded", "There are 64 older ones."),
+    );
     let said = running.end().await;
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(
-        said.err.contains(
-            "JoinToken demo-x is refused (QuotaExceeded): There are 64 older ones.\nhint: join again when that"
-        ),
-        "{said:?}"
-    );
-    assert_eq!(host.object(TOKEN), None);
+    let told =
+        format!("JoinToken {name} is refused (QuotaExceeded): There are 64 older ones.\nhint: join again when that");
+    assert!(said.err.contains(&told), "{said:?}");
+    assert_eq!(host.find(MADE), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -145,7 +162,7 @@ async fn workers_are_told_what_their_nodes_are() {
     let line = "join demo --label example.org/disk=ssd --label a= --taint gpu=a:NoSchedule --taint spot:NoExecute";
     let running = host.begin(line);
     host.until_watched().await;
-    let spec = host.object(TOKEN).unwrap()["spec"].clone();
+    let spec = host.object(&find(&host).0).unwrap()["spec"].clone();
     assert_eq!(spec["nodeLabels"], json!({"example.org/disk": "ssd", "a": ""}));
     assert_eq!(
         spec["taints"],
@@ -173,12 +190,12 @@ async fn what_nobody_was_told_of_goes_with_who_is_interrupted() {
         let host = start().await;
         let running = host.begin("join demo");
         host.until_watched().await;
-        assert!(host.object(TOKEN).is_some());
+        assert!(host.find(MADE).is_some());
         running.signal(signal);
         let said = running.end().await;
         assert_eq!((said.code, said.out.as_str()), (code, ""), "{said:?}");
         assert!(said.err.ends_with("error: interrupted\n"), "{said:?}");
-        assert_eq!(host.object(TOKEN), None, "{said:?}");
+        assert_eq!(host.find(MADE), None, "{said:?}");
     }
 }
 
@@ -194,11 +211,39 @@ async fn what_is_made_meanwhile_goes_too() {
     let said = running.end().await;
     assert_eq!(said.code, 130, "{said:?}");
     assert!(
-        host.requests().iter().any(|line| line == &format!("DELETE {TOKEN}?")),
+        host.requests()
+            .iter()
+            .any(|line| line.starts_with(&format!("DELETE {MADE}"))),
         "{:?}",
         host.requests()
     );
-    assert_eq!(host.object(TOKEN), None);
+    assert_eq!(host.find(MADE), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_made_though_the_host_fails_goes() {
+    let host = start().await;
+    host.do_and_fail("POST", &[500]);
+    let said = host.run("join demo").await;
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(
+        said.err
+            .ends_with(" is being deleted\nerror: making a JoinToken for Cluster demo: the host fails\n"),
+        "{said:?}"
+    );
+    assert_eq!(host.find(MADE), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_is_tried_again() {
+    let host = start().await;
+    host.fail("DELETE", &[500]);
+    let said = host.run("join demo --timeout 1s").await;
+    assert!(
+        said.err.contains(" was deleted, so nobody can join by it: "),
+        "{said:?}"
+    );
+    assert_eq!(host.find(MADE), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -212,7 +257,7 @@ async fn a_second_signal_does_not_wait_for_the_host() {
     running.signal(Signal::INT);
     let said = running.end().await;
     assert!(
-        said.code == 130 && said.err.contains("a JoinToken may have been made"),
+        said.code == 130 && said.err.contains(" may have been made; nobody was told of it"),
         "{said:?}"
     );
 
@@ -224,8 +269,7 @@ async fn a_second_signal_does_not_wait_for_the_host() {
     host.until_asked("DELETE").await;
     running.signal(Signal::INT);
     let said = running.end().await;
-    assert!(
-        said.code == 130 && said.err.contains("JoinToken demo-x stays until it ends\n"),
-        "{said:?}"
-    );
+    let (_, name) = find(&host);
+    let told = format!("JoinToken {name} stays until it ends\n");
+    assert!(said.code == 130 && said.err.contains(&told), "{said:?}");
 }

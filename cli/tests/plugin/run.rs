@@ -9,21 +9,29 @@ use crate::fixtures::{KUBECONFIG, cluster, ready, secret};
 use crate::host::Host;
 use crate::running::{PAUSE, Running};
 
-const CLUSTER: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-x";
-const SECRET: &str = "/api/v1/namespaces/t/secrets/run-x-kubeconfig";
+/// How paths of Clusters that it makes begin.
+const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-";
 
 /// Begins to run a script with a Cluster whose API answers at once.
 async fn begin(host: &Host, options: &str, script: &str) -> (Running, Value) {
     let path = host.path("script");
     std::fs::write(&path, script).unwrap();
     let running = host.begin(&format!("run {options} -- /bin/sh {} an-argument", path.display()));
-    host.until_watched().await;
-    let asked = host.object(CLUSTER).unwrap();
-    let mut kubeconfig = secret();
-    kubeconfig["metadata"]["name"] = "run-x-kubeconfig".into();
-    host.set(SECRET, kubeconfig);
-    host.set(CLUSTER, cluster("run-x", &[ready()]));
+    let asked = make_ready(host).await;
     (running, asked)
+}
+
+/// The Cluster that it has asked for, whose API answers from now on.
+async fn make_ready(host: &Host) -> Value {
+    host.until_watched().await;
+    let path = host.find(MADE).unwrap();
+    let asked = host.object(&path).unwrap();
+    let name = asked["metadata"]["name"].as_str().unwrap();
+    let mut kubeconfig = secret();
+    kubeconfig["metadata"]["name"] = format!("{name}-kubeconfig").into();
+    host.set(&format!("/api/v1/namespaces/t/secrets/{name}-kubeconfig"), kubeconfig);
+    host.set(&path, cluster(name, &[ready()]));
+    asked
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,42 +45,92 @@ async fn a_command_has_a_cluster_for_as_long_as_it_runs() {
     let lines: Vec<&str> = said.out.split('\n').collect();
     assert_eq!((said.code, lines[0]), (7, "600"), "{said:?}");
     assert!(said.out.contains(KUBECONFIG), "{said:?}");
-    assert!(said.out.ends_with("run-x an-argument\n"), "{said:?}");
+    let name = asked["metadata"]["name"].as_str().unwrap();
+    assert!(said.out.ends_with(&format!("{name} an-argument\n")), "{said:?}");
     assert!(
         !std::path::Path::new(lines[1]).exists(),
         "a kubeconfig is left: {said:?}"
     );
     assert!(!said.err.contains("error"), "the command has said why: {said:?}");
-    assert_eq!(host.object(CLUSTER), None);
+    assert_eq!(host.find(MADE), None);
 
     let host = Host::start().await;
     let (running, asked) = begin(&host, "", "true").await;
     assert_eq!(asked["spec"]["ttl"], "1h");
     assert_eq!(running.end().await.code, 0);
-    assert_eq!(host.object(CLUSTER), None);
+    assert_eq!(host.find(MADE), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_hears_nothing_is_told_what_there_may_be() {
     let host = Host::start().await;
     host.stall("clusters");
-    let said = host.run("run --request-timeout 1s -- /bin/true").await;
+    let running = host.begin("run --request-timeout 1s -- /bin/true");
+    running.until_err("within 1s; trying again\n").await;
+    running.signal(Signal::INT);
+    let said = running.end().await;
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.err.contains("a Cluster may have been made"), "{said:?}");
+    assert!(
+        said.err
+            .contains(" may have been made; the host deletes it when its time is over\nerror: making a Cluster "),
+        "{said:?}"
+    );
     let nobody = host.run("run --server https://127.0.0.1:1 -- /bin/true").await;
     assert!(!nobody.err.contains("may have been made"), "{nobody:?}");
     assert_eq!(nobody.code, 1, "{nobody:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_made_though_the_host_fails_goes() {
+    let error = "error: making a Cluster for the command: the host fails\n";
+    let host = Host::start().await;
+    host.do_and_fail("POST", &[500]);
+    let said = host.run("run -- /bin/true").await;
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.err.ends_with(&format!(" is being deleted\n{error}")), "{said:?}");
+    assert_eq!(host.find(MADE), None, "{said:?}");
+
+    let host = Host::start().await;
+    host.fail("POST", &[500]);
+    let said = host.run("run -- /bin/true").await;
+    assert_eq!((said.code, said.err.as_str()), (1, error), "there was none");
+    let asked = host.requests();
+    assert!(
+        asked.len() == 2 && asked[1].starts_with(&format!("DELETE {MADE}")),
+        "{asked:?}"
+    );
+
+    let host = Host::start().await;
+    host.do_and_fail("POST", &[500]);
+    host.fail("DELETE", &[403]);
+    let said = host.run("run -- /bin/true").await;
+    let name = host.find(MADE).unwrap().rsplit('/').next().unwrap().to_owned();
+    let told = format!("Cluster {name} may have been made; the host deletes it when its time is over\n{error}");
+    assert!(said.code == 1 && said.err.ends_with(&told), "{said:?}");
+}
+
+/// As kube's client does when it hears 504.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_again_for_what_was_made_has_it() {
+    let host = Host::start().await;
+    host.do_and_fail("POST", &[504]);
+    let (running, _) = begin(&host, "", "true").await;
+    let said = running.end().await;
+    assert_eq!(said.code, 0, "{said:?}");
+    let asked = host.requests().iter().filter(|line| line.starts_with("POST")).count();
+    assert_eq!((asked, host.find(MADE)), (2, None), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failure_can_be_looked_into() {
     for (script, code, kept) in [("false", 1, true), ("true", 0, false), ("kill -9 $$", 137, true)] {
         let host = Host::start().await;
-        let (running, _) = begin(&host, "--keep-on-failure", script).await;
+        let (running, asked) = begin(&host, "--keep-on-failure", script).await;
         let said = running.end().await;
         assert_eq!(said.code, code, "{script}: {said:?}");
-        assert_eq!(host.object(CLUSTER).is_some(), kept, "{script}: {said:?}");
-        let tells = said.err.contains("kubectl yoke delete cluster run-x -n t");
+        assert_eq!(host.find(MADE).is_some(), kept, "{script}: {said:?}");
+        let name = asked["metadata"]["name"].as_str().unwrap();
+        let tells = said.err.contains(&format!("kubectl yoke delete cluster {name} -n t"));
         assert_eq!(tells, kept, "{script}: {said:?}");
     }
 }
@@ -92,7 +150,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         running.signal(signal);
         let said = running.end().await;
         assert_eq!(said.code, code, "{said:?}");
-        assert_eq!(host.object(CLUSTER), None, "{said:?}");
+        assert_eq!(host.find(MADE), None, "{said:?}");
     }
     // While the command runs: it hears of it, and ends as it likes.
     for (signal, name) in [
@@ -108,7 +166,7 @@ async fn the_cluster_goes_with_who_is_interrupted() {
         running.signal(signal);
         let said = running.end().await;
         assert_eq!((said.code, said.out.as_str()), (9, "begun\nheard\n"), "{said:?}");
-        assert_eq!(host.object(CLUSTER), None, "{said:?}");
+        assert_eq!(host.find(MADE), None, "{said:?}");
     }
 }
 
@@ -135,7 +193,7 @@ async fn the_cluster_goes_though_the_command_ended_first() {
         running.signal(Signal::CONT);
         let said = running.end().await;
         assert_eq!(said.code, 130, "{said:?}");
-        assert_eq!(host.object(CLUSTER), None, "{said:?}");
+        assert_eq!(host.find(MADE), None, "{said:?}");
     }
 }
 
@@ -161,6 +219,63 @@ async fn whoever_insists_does_not_wait_for_the_deletion() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_is_tried_again() {
+    let host = Host::start().await;
+    host.fail("DELETE", &[500, 429, 500]);
+    let (running, _) = begin(&host, "", "exit 7").await;
+    let said = running.end().await;
+    assert!(said.code == 7 && said.err.ends_with(" is being deleted\n"), "{said:?}");
+    assert_eq!(said.err.matches("; trying again\n").count(), 1, "{said:?}");
+    assert_eq!(host.find(MADE), None, "{said:?}");
+
+    // Until somebody has enough of it.
+    let host = Host::start().await;
+    host.fail("DELETE", &[500; 100]);
+    let (running, _) = begin(&host, "", "exit 7").await;
+    running.until_err("the host fails; trying again\n").await;
+    running.signal(Signal::INT);
+    running.until_err("interrupt once more").await;
+    running.signal(Signal::INT);
+    let said = running.end().await;
+    assert!(
+        said.code == 7 && said.err.ends_with("by the host when its time is over\n"),
+        "{said:?}"
+    );
+
+    // What stays as it is ends it, and what is not there.
+    for (code, told) in [
+        (403, "the host fails; the host deletes it when its time is over\n"),
+        (404, " is gone already\n"),
+    ] {
+        let host = Host::start().await;
+        host.fail("DELETE", &[code]);
+        let (running, _) = begin(&host, "", "exit 7").await;
+        let said = running.end().await;
+        assert!(said.code == 7 && said.err.ends_with(told), "{said:?}");
+        assert!(!said.err.contains("trying again"), "{said:?}");
+    }
+}
+
+/// `timeout` makes itself a group of its own, which the terminal does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_interrupts_commands_in_groups_of_their_own() {
+    let host = Host::start().await;
+    let path = host.path("script");
+    std::fs::write(
+        &path,
+        "trap 'echo heard; exit 9' INT; echo begun; while true; do sleep 0.05; done",
+    )
+    .unwrap();
+    let mut running = host.begin_at_terminal(&format!("run -- /usr/bin/timeout 10m /bin/sh {}", path.display()));
+    make_ready(&host).await;
+    running.until_out("begun\r\n").await;
+    running.press(b"\x03").await;
+    let said = running.end().await;
+    assert!(said.code == 9 && said.out.contains("heard\r\n"), "{said:?}");
+    assert_eq!(host.find(MADE), None, "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_that_does_not_come_is_not_left_behind() {
     let host = Host::start().await;
     let said = host.run("run --timeout 1s -- /bin/true").await;
@@ -173,7 +288,7 @@ async fn a_cluster_that_does_not_come_is_not_left_behind() {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
     assert!(!said.err.contains("goes on"), "{said:?}");
-    assert_eq!(host.object(CLUSTER), None);
+    assert_eq!(host.find(MADE), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,12 +317,8 @@ async fn no_cluster_is_made_for_what_cannot_be_run() {
     assert_eq!(host.requests(), Vec::<String>::new());
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let running = host.begin(&line);
-    host.until_watched().await;
-    let mut kubeconfig = secret();
-    kubeconfig["metadata"]["name"] = "run-x-kubeconfig".into();
-    host.set(SECRET, kubeconfig);
-    host.set(CLUSTER, cluster("run-x", &[ready()]));
+    make_ready(&host).await;
     let said = running.end().await;
     assert!(said.code == 126 && said.err.contains("error: cannot run "), "{said:?}");
-    assert_eq!(host.object(CLUSTER), None, "{said:?}");
+    assert_eq!(host.find(MADE), None, "{said:?}");
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinHandle;
 
 /// How long anything is waited for.
@@ -25,14 +25,24 @@ pub(crate) struct Said {
 /// A run that may not have ended.
 pub(crate) struct Running {
     child: Child,
+    keys: Option<ChildStdin>,
     out: Stream,
     err: Stream,
 }
 
 impl Running {
-    pub(crate) fn start(mut command: Command) -> Self {
+    pub(crate) fn start(command: Command) -> Self {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// Starts `script`, which gives its command a terminal.
+    pub(crate) fn start_at_terminal(command: Command) -> Self {
+        Self::start_with(command, Stdio::piped())
+    }
+
+    fn start_with(mut command: Command, stdin: Stdio) -> Self {
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
@@ -40,6 +50,7 @@ impl Running {
             .unwrap_or_else(|error| panic!("{:?}: {error}", command.as_std().get_program()));
         let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         Self {
+            keys: child.stdin.take(),
             child,
             out: Stream::of(out),
             err: Stream::of(err),
@@ -65,6 +76,12 @@ impl Running {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         kill_process(pid.expect("it runs"), signal).unwrap();
+    }
+
+    /// Types at its terminal.
+    pub(crate) async fn press(&mut self, keys: &[u8]) {
+        let terminal = self.keys.as_mut().expect("it is at a terminal");
+        terminal.write_all(keys).await.unwrap();
     }
 
     /// Waits until it ends.
