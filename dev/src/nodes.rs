@@ -26,6 +26,8 @@ use crate::network::{self, Network};
 use crate::steps::{self, Label, Progress, Reporter};
 use crate::supervisor::{Service, client};
 
+/// A taint by which end-to-end tests keep pods off a node.
+const FULL: &str = "yoke-e2e/full";
 const NETWORK: Label = Label {
     title: "make the node's network",
     advice: "`make down && make up` starts afresh",
@@ -180,12 +182,27 @@ pub async fn start(layout: &Layout, network: &Network, node: &Node, progress: Pr
     let kubectl = Kubectl::new(layout);
     kubectl.until("the node becoming Ready", &args, PROCESS_LIMIT).await?;
     // A test that was broken off leaves it so, and nothing would start there.
-    let args = ["get", &name, "--output=jsonpath={.spec.unschedulable}"];
-    if kubectl.command(&args).output().await?.trim() != "true" {
-        return Ok(String::new());
+    let args = [
+        "get",
+        &name,
+        "--output=jsonpath={.spec.unschedulable} {.spec.taints[*].key}",
+    ];
+    let found = kubectl.command(&args).output().await?;
+    let found: Vec<_> = found.split_whitespace().collect();
+    let mut freed = false;
+    if found.contains(&"true") {
+        kubectl.command(&["uncordon", &name]).run().await?;
+        freed = true;
     }
-    kubectl.command(&["uncordon", &name]).run().await?;
-    Ok(format!("{} was cordoned, and takes pods again", node.name))
+    if found.contains(&FULL) {
+        let taint = format!("{FULL}-");
+        kubectl.command(&["taint", "node", &node.name, &taint]).run().await?;
+        freed = true;
+    }
+    Ok(match freed {
+        true => format!("{} took no pods, and takes them again", node.name),
+        false => String::new(),
+    })
 }
 
 /// The node with this number, which is not the first one.
