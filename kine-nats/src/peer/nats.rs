@@ -25,6 +25,8 @@ const BUSY: u32 = 1024;
 const SPACING: Duration = Duration::from_millis(1);
 /// How long the last answers may take.
 const LEAVING: Duration = Duration::from_secs(1);
+/// When others have asked for nothing for so long, nothing of theirs is on its way.
+const QUIET: Duration = Duration::from_millis(200);
 
 type Stores = watch::Receiver<Option<Arc<Store>>>;
 
@@ -218,16 +220,14 @@ impl NatsPeers {
         }
     }
 
-    /// Sends the last answers, and says how far the log is and that this process goes. What was delivered and not read yet is
-    /// answered, too: whoever asked cannot know otherwise that it was not begun.
+    /// Says how far the log is and that this process goes, so that others ask no more, and answers what they asked by then:
+    /// they cannot know otherwise that it was not begun. The subscription stays open meanwhile. What the server has sent when
+    /// it hears of its end is still to come, and [`Subscriber::drain`] does not wait for it: async-nats 0.51 forgets the
+    /// subscription with whatever the connection does next.
     pub(crate) async fn leave(&self, line: &mut Line, stores: &Stores) {
         let store = stores.borrow().clone();
+        let quiet = if self.has_others() { QUIET } else { Duration::ZERO };
         let work = async {
-            if line.requests.drain().await.is_ok() {
-                while let Some(request) = line.requests.next().await {
-                    self.on_request(request, stores);
-                }
-            }
             if let Some(store) = store {
                 self.say(&Said::Stored(store.sequence())).await;
             }
@@ -237,6 +237,9 @@ impl NatsPeers {
                 ..self.here.clone()
             }))
             .await;
+            while let Ok(Some(request)) = timeout(quiet, line.requests.next()).await {
+                self.on_request(request, stores);
+            }
             let _ = self.busy.acquire_many(BUSY).await;
             let _ = self.client.flush().await;
         };
@@ -306,3 +309,6 @@ fn to_one(subject: &str, member: u64) -> String {
 fn to_all(subject: &str) -> String {
     format!("{subject}.all")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! A process that goes, at a server of NATS that has sent it a request.
+
+use super::*;
+use crate::peer::message::Told;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+const SUBJECT: &str = "kine.a.rpc";
+const MEMBER: u64 = 7;
+const INFO: &str = r#"INFO {"server_id":"a","server_name":"a","version":"2.15.2","go":"","host":"127.0.0.1","port":4222,"headers":true,"max_payload":8388608,"proto":1,"client_id":1}"#;
+
+/// When the server sends the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sends {
+    AtOnce,
+    /// As it hears that the process goes, by a word or by the end of a subscription.
+    AsItGoes,
+}
+
+/// What a server says to one client; tells what is answered to the request.
+async fn serve(stream: TcpStream, sends: Sends, answers: mpsc::UnboundedSender<Vec<u8>>) -> std::io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    write.write_all(format!("{INFO}\r\n").as_bytes()).await?;
+    let (mut line, mut request) = (String::new(), String::new());
+    while read.read_line(&mut line).await? > 0 {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut goes = false;
+        match words[..] {
+            ["PING"] => write.write_all(b"PONG\r\n").await?,
+            ["SUB", subject, number] if subject == to_one(SUBJECT, MEMBER) => {
+                request = format!("MSG {subject} {number} answer 0\r\n\r\n");
+            }
+            ["SUB", subject, number] if subject == to_all(SUBJECT) => {
+                if sends == Sends::AtOnce {
+                    write.write_all(std::mem::take(&mut request).as_bytes()).await?;
+                }
+                let word = format!("MSG {subject} {number} 0\r\n\r\n");
+                write.write_all(word.as_bytes()).await?;
+            }
+            ["UNSUB", ..] => {
+                // It was sent before, and is on its way while the client hears of something else.
+                write.write_all(b"PING\r\n").await?;
+                sleep(Duration::from_millis(50)).await;
+                goes = true;
+            }
+            ["PUB", subject, .., length] => {
+                let mut payload = vec![0; length.parse::<usize>().unwrap() + 2];
+                read.read_exact(&mut payload).await?;
+                payload.truncate(payload.len() - 2);
+                if subject == "answer" {
+                    let _ = answers.send(payload);
+                } else {
+                    goes = subject == to_all(SUBJECT);
+                }
+            }
+            _ => {}
+        }
+        if goes {
+            write.write_all(std::mem::take(&mut request).as_bytes()).await?;
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+/// Has a process go; answers what it said to a request, and how long it took.
+async fn answered(sends: Sends, has_others: bool) -> (Option<Told>, Duration) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (answers, mut answered) = mpsc::unbounded_channel();
+    tokio::spawn(async move { serve(listener.accept().await.unwrap().0, sends, answers).await });
+    let client = async_nats::connect(address.to_string()).await.unwrap();
+    let own = (MEMBER, "a".to_owned());
+    let (peers, mut line) = NatsPeers::open(client.clone(), SUBJECT.into(), own, Vec::new())
+        .await
+        .unwrap();
+    if has_others {
+        let other = Here {
+            member: 8,
+            ..peers.here.clone()
+        };
+        peers.roster().hear(other, clock::now());
+    }
+    // What was sent before it is here, too.
+    line.all.next().await.unwrap();
+    let begun = Instant::now();
+    peers.leave(&mut line, &watch::channel(None).1).await;
+    let took = begun.elapsed();
+    // The server reads to the end.
+    drop((client, peers, line));
+    let answer = answered.recv().await;
+    let told = answer.map(|answer| {
+        let whole = Parts::default().take(None, &answer).unwrap().unwrap();
+        message::decode_told(&whole).unwrap()
+    });
+    (told, took)
+}
+
+#[tokio::test]
+async fn what_others_ask_until_they_know_that_it_goes_is_answered() {
+    let (told, _) = answered(Sends::AsItGoes, true).await;
+    assert!(matches!(told, Some(Told::NotBegun)), "{told:?}");
+}
+
+#[tokio::test]
+async fn who_is_alone_answers_what_has_come_and_waits_for_nobody() {
+    let (told, took) = answered(Sends::AtOnce, false).await;
+    assert!(matches!(told, Some(Told::NotBegun)), "{told:?}");
+    assert!(took < QUIET, "{took:?}");
+}
