@@ -8,7 +8,7 @@ use crate::mvcc::Mvcc;
 use crate::session::{Session, SessionError, Verdict};
 use crate::snapshot::{Floor, Messages, Snapshot, SnapshotError, Snapshots};
 use crate::state::{ApplyError, State};
-use crate::writer::Recent;
+use crate::writer::{Recent, Unsaved};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::sleep;
@@ -130,8 +130,8 @@ impl Passing for BootError {
 #[derive(Debug)]
 pub(crate) struct Tail {
     pub(crate) session: Session,
-    /// Sizes of what was replayed behind the snapshot.
-    pub(crate) replayed: (u64, u64),
+    /// What was replayed behind the snapshot.
+    pub(crate) replayed: Unsaved,
     /// The log when it was last asked.
     pub(crate) info: LogInfo,
     /// How far it is known to reach.
@@ -232,7 +232,7 @@ impl Replica {
         };
         let tail = Tail {
             session,
-            replayed: (0, 0),
+            replayed: Unsaved::default(),
             info,
             floor,
             thin: info.first > 1 && whole < 2,
@@ -288,7 +288,7 @@ impl Tail {
         seen: Seen<'_>,
     ) -> Result<bool, BootError> {
         let (begin, last) = (self.session.sequence, self.info.last);
-        let (mut counted, mut pause) = (self.replayed.1, PAUSE.0);
+        let (mut counted, mut pause) = (self.replayed.records, PAUSE.0);
         let mut waited = Duration::ZERO;
         while self.session.sequence < last {
             if self.read_on(log, state, seen).await? {
@@ -319,9 +319,9 @@ impl Tail {
                 waited += pause;
                 pause = (pause * 2).min(PAUSE.1);
             }
-            if self.session.sequence == last && self.replayed.1 > counted {
+            if self.session.sequence == last && self.replayed.records > counted {
                 self.observed = known;
-                counted = self.replayed.1;
+                counted = self.replayed.records;
             }
         }
         Ok(self.session.sequence > begin)
@@ -366,7 +366,7 @@ impl Tail {
             return Ok(false);
         }
         let record = codec::decode(bytes).map_err(|source| BootError::Codec { sequence, source })?;
-        let before = {
+        let (before, head) = {
             let mut state = state.write().unwrap_or_else(PoisonError::into_inner);
             let before = state.mvcc.head();
             if self.session.admit(sequence, &record, before)? == Verdict::Void {
@@ -380,7 +380,7 @@ impl Tail {
             }
             let head = state.mvcc.head();
             state.mvcc.publish(head);
-            before
+            (before, head)
         };
         let is_compaction = |operation: &Operation| matches!(operation, Operation::Compact { .. });
         if record.operations.iter().any(is_compaction)
@@ -391,8 +391,7 @@ impl Tail {
         if let Some(Operation::Epoch { name, .. }) = record.operations.first() {
             tracing::debug!(epoch = record.header.epoch, name, "A writer began");
         }
-        self.replayed.0 += bytes.len() as u64;
-        self.replayed.1 += 1;
+        self.replayed.count(bytes.len() as u64, head > before);
         seen(&self.session, before);
         Ok(true)
     }

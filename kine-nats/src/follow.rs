@@ -9,7 +9,7 @@ use crate::log::{Ack, Log, LogError, Passing, Rejection};
 use crate::session::{Claim, Session};
 use crate::snapshot::{Messages, Pin, SnapshotError, Snapshots};
 use crate::store::Store;
-use crate::writer::{LEASE, Pace, Repair, append_again};
+use crate::writer::{LEASE, Pace, Repair, Unsaved, append_again};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -226,7 +226,7 @@ impl Follower {
         };
         match kept {
             Ok(_) => {
-                self.tail.replayed = (0, 0);
+                self.tail.replayed = Unsaved::default();
                 self.pace.succeed(session.sequence);
             }
             Err(error) => {

@@ -151,11 +151,9 @@ pub(crate) fn promote<L: Log, M: Messages>(
     let now = clock::now();
     store.write().leases.renew_all(now);
     let unsaved = Unsaved {
-        bytes: tail.replayed.0,
-        records: tail.replayed.1,
-        changed: tail.replayed.1 > 0,
         since: now,
         urgent: tail.thin,
+        ..tail.replayed
     };
     let upkeep = Upkeep::new(
         (Arc::clone(&log), tail.info),

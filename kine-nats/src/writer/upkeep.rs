@@ -38,9 +38,13 @@ const SAVING: Duration = Duration::from_secs(60);
 const LEAVING: Duration = Duration::from_secs(4);
 /// The snapshot of a larger store takes longer than that, and would be given up each time.
 const LARGE: u64 = 256 * 1024 * 1024;
-/// It leaves one when so many bytes, or records, are not saved. Less costs the next start about 10 ms, however often it stops; a
-/// snapshot would write the whole store for that, and take away log that is kept behind the one before (docs/adr/0009).
+/// It leaves one when changes of so many bytes, or so many of them, are not saved. Less costs the next start about 10 ms, however
+/// often it stops; a snapshot would write the whole store for that, and take away log that is kept behind the one before
+/// (docs/adr/0009).
 const WORTH: (u64, u64) = (1024 * 1024, 1000);
+/// Or so many records in all, if there is a change among them: an idle writer stores one each second, of which a start reads
+/// these in 0.1 s.
+const WORTH_IDLE: u64 = 10_000;
 
 /// When a snapshot is due.
 #[derive(Debug, Clone, Copy)]
@@ -77,17 +81,29 @@ impl Pacing {
 pub(crate) struct Unsaved {
     pub(crate) bytes: u64,
     pub(crate) records: u64,
-    pub(crate) changed: bool,
+    /// The same of those that changed what is stored: most of an idle writer only show that it lives.
+    pub(crate) changes: (u64, u64),
     pub(crate) since: Duration,
     pub(crate) urgent: bool,
 }
 
 impl Unsaved {
+    /// Counts a record.
+    pub(crate) fn count(&mut self, bytes: u64, changed: bool) {
+        self.bytes += bytes;
+        self.records += 1;
+        if changed {
+            self.changes.0 += bytes;
+            self.changes.1 += 1;
+        }
+    }
+
     /// Takes back what a snapshot did not save.
     fn add(&mut self, earlier: Self) {
         self.bytes += earlier.bytes;
         self.records += earlier.records;
-        self.changed |= earlier.changed;
+        self.changes.0 += earlier.changes.0;
+        self.changes.1 += earlier.changes.1;
         self.since = earlier.since;
         self.urgent |= earlier.urgent;
     }
@@ -257,9 +273,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
     pub(super) fn note(&mut self, batch: &Batch, changed: bool) {
         let bytes = batch.record.len() as u64;
         self.space.appended.fetch_add(bytes + MESSAGE, Ordering::Relaxed);
-        self.unsaved.bytes += bytes;
-        self.unsaved.records += 1;
-        self.unsaved.changed |= changed;
+        self.unsaved.count(bytes, changed);
         if batch.compacted > self.compacted {
             self.compacted = batch.compacted;
             self.grace.begin();
@@ -288,7 +302,7 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     fn is_due(&self) -> bool {
         let (unsaved, now) = (&self.unsaved, clock::now());
-        let old = unsaved.changed && now > unsaved.since + self.cadence.age;
+        let old = unsaved.changes.1 > 0 && now > unsaved.since + self.cadence.age;
         self.pace.allows() && (unsaved.urgent || self.is_much(1) || old || self.is_tight())
     }
 
@@ -413,9 +427,11 @@ impl<L: Log, M: Messages> Upkeep<L, M> {
 
     /// Whether the next start would have much to read behind the last snapshot.
     pub(super) fn is_worth_saving(&self, store: &Store) -> bool {
-        let (unsaved, saving) = (&self.unsaved, &self.saving.0);
-        let (bytes, records) = (unsaved.bytes + saving.bytes, unsaved.records + saving.records);
-        (unsaved.changed || saving.changed) && (bytes >= WORTH.0 || records >= WORTH.1) && store.read().bytes() <= LARGE
+        let mut all = self.unsaved;
+        all.add(self.saving.0);
+        let (bytes, changes) = all.changes;
+        let is_much = bytes >= WORTH.0 || changes >= WORTH.1 || all.records >= WORTH_IDLE;
+        changes > 0 && is_much && store.read().bytes() <= LARGE
     }
 
     /// Stores a snapshot and clears nothing away.

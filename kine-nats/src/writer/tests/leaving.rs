@@ -21,7 +21,7 @@ async fn store_much(running: &Running) {
 /// How many bytes the next start has to read behind a snapshot.
 async fn replayed(memory: &Memory) -> u64 {
     let loaded = Replica::load(&memory.open().0, &snapshots(memory)).await.unwrap();
-    loaded.tail.replayed.0
+    loaded.tail.replayed.bytes
 }
 
 #[tokio::test(start_paused = true)]
@@ -41,6 +41,33 @@ async fn no_snapshot_where_there_is_little_to_read() {
     let (memory, running) = started(&KEYS).await;
     running.stop().await;
     assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), 0);
+}
+
+/// Of a cluster that was awake for long and hardly used.
+#[tokio::test(start_paused = true)]
+async fn signs_of_life_are_worth_one_only_where_they_are_very_many() {
+    for (hours, expected) in [(2, 0), (3, 1)] {
+        let (memory, running) = started(&KEYS).await;
+        tokio::time::sleep(Duration::from_secs(hours * 3600)).await;
+        running.stop().await;
+        assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), expected, "{hours}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_start_reads_again_is_saved_in_time_if_it_is_a_change() {
+    let cadence = Cadence {
+        age: Duration::from_secs(600),
+        ..NEVER
+    };
+    for (keys, expected) in [(&[][..], 0), (&["a"], 1)] {
+        let (memory, first) = started(keys).await;
+        first.stop().await;
+        let next = start_with(&memory, identity(2, 1), cadence).await;
+        tokio::time::sleep(Duration::from_secs(700)).await;
+        next.stop().await;
+        assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), expected, "{keys:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
