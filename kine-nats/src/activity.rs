@@ -88,7 +88,7 @@ pub(crate) struct Seen {
 pub(crate) struct Report {
     /// Now.
     pub(crate) now: Second,
-    /// Since when this process hears of requests. Of what was open before it knows nothing.
+    /// Since when it hears of all requests. Of what was open before it knows nothing.
     pub(crate) since: Second,
     /// When it last heard of one.
     pub(crate) last: Second,
@@ -120,9 +120,10 @@ impl Seen {
         }
     }
 
-    /// Something was told that cannot be read: somebody did something.
+    /// Something was told that cannot be read: somebody did something, and what was open may have ended. That is as after a start.
     pub(crate) fn hear_noise(&mut self, now: Second) {
-        self.last = self.last.max(now);
+        (self.since, self.last) = (now, self.last.max(now));
+        self.open.clear();
     }
 
     /// What to tell.
@@ -242,6 +243,23 @@ mod tests {
         assert_eq!(seen.report(103).opened, Some(102));
         seen.hear(&events(&[event("b", "ResponseComplete", "watch")]), 104);
         assert_eq!(seen.report(104).opened, Some(101));
+    }
+
+    #[test]
+    fn what_was_open_is_unknown_after_something_that_cannot_be_read() {
+        let mut seen = seen(&[]);
+        let watch = |id: &str| vec![vec![event(id, "ResponseStarted", "watch")]];
+        assert_eq!(after(&mut seen, &watch("a")), (101, 1));
+        seen.hear_noise(200);
+        let report = seen.report(200);
+        assert_eq!((report.since, report.last), (200, 200));
+        assert_eq!(
+            (report.open, report.opened),
+            (0, None),
+            "its end was in what could not be read"
+        );
+        seen.hear(&events(&watch("b")[0]), 201);
+        assert_eq!(seen.report(201).open, 1);
     }
 
     #[test]

@@ -19,7 +19,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use yoke_runtime::AcceptBackoff;
 
-/// Bytes of one message: a hundred events, of usually 1 KiB.
+/// Bytes of one message: a hundred events, of usually 1 KiB. One alone may have more, with a URI of 1 MiB, which JSON makes six
+/// times as long; so no limit that memory bears takes all of them.
 const MESSAGE_MAX: usize = 1 << 20;
 /// Messages that are read at once; others wait to be accepted.
 const CONNECTIONS: usize = 8;
