@@ -37,6 +37,8 @@ const OWN_MEMORY: u64 = 4 << 20;
 /// Connections to others come with requests, and go when nobody has used them for a while: of HTTP/1.1 there are as many as
 /// there were requests at once. The kubelet's and the load balancer's probes are connections, too, and may be there just then.
 const FILES: u64 = 8;
+/// Envoy has two of each connection that it passes on: of each of those above one more.
+const PASSED_ON: &str = "files of envoy";
 /// One connection more for a follower of the log and one for who asks, which have some subscriptions each.
 const CONNECTIONS: u64 = 2;
 const SUBSCRIPTIONS: u64 = 8;
@@ -155,6 +157,7 @@ fn allowance(name: &str, before: u64) -> u64 {
     match name.split(' ').next() {
         Some("memory") if name.starts_with(OWN) => before / 8 + OWN_MEMORY,
         Some("memory") => before / 4 + MEMORY,
+        Some("files") if name.starts_with(PASSED_ON) => FILES * 2,
         Some("files") => FILES,
         _ if name == "NATS connections" => CONNECTIONS,
         _ if name == "NATS subscriptions" => SUBSCRIPTIONS,
@@ -241,6 +244,8 @@ mod tests {
             ("memory of a", 40 << 20),
             ("memory of yoke-a", 24 << 20),
             ("NATS streams", 3),
+            ("files of a", 10),
+            ("files of envoy in a", 60),
         ]);
         let table = [
             ("the same", footprint(&[("processes a", 2), ("NATS streams", 3)]), 0),
@@ -249,6 +254,16 @@ mod tests {
             ("much memory", footprint(&[("memory of a", 80 << 20)]), 1),
             ("a little of Yoke's", footprint(&[("memory of yoke-a", 31 << 20)]), 0),
             ("much of Yoke's", footprint(&[("memory of yoke-a", 32 << 20)]), 1),
+            (
+                "some files",
+                footprint(&[("files of a", 18), ("files of envoy in a", 76)]),
+                0,
+            ),
+            (
+                "many files",
+                footprint(&[("files of a", 19), ("files of envoy in a", 77)]),
+                2,
+            ),
             ("one of each", footprint(&[("processes a", 3), ("NATS streams", 4)]), 2),
             ("of another name", footprint(&[("processes b", 1)]), 1),
         ];
