@@ -110,6 +110,7 @@ impl Fleet {
             clusters: &[],
             reserved: ByIdentity::default(),
             running: None,
+            answered: None,
         };
         let accepted = validate(&cluster, &identity, &around).map_err(|refusal| anyhow!(refusal.message))?;
         let size = Size {
