@@ -74,12 +74,15 @@ pub async fn reconcile(token: Arc<JoinToken>, context: Arc<Context>) -> Result<A
 /// When to try again after a failure.
 pub fn on_error(token: Arc<JoinToken>, error: &ReconcileError, context: Arc<Context>) -> Action {
     context.metrics.failed(CONTROLLER, error.reason());
-    tracing::warn!(
-        namespace = token.namespace().unwrap_or_default(),
-        name = token.name_any(),
-        error = %crate::chain(error),
-        "reconciliation of a JoinToken failed"
-    );
+    let (namespace, name) = (token.namespace().unwrap_or_default(), token.name_any());
+    let said = crate::chain(error);
+    match error {
+        // Its Cluster goes to sleep, perhaps, and says so in a moment.
+        ReconcileError::Tenant(api) if api.is_unanswered() => {
+            tracing::info!(namespace, name, error = %said, "a JoinToken waits for the API of its Cluster");
+        }
+        _ => tracing::warn!(namespace, name, error = %said, "reconciliation of a JoinToken failed"),
+    }
     Action::requeue(plan::plan_wait(&token, Timestamp::now()))
 }
 

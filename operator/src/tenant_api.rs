@@ -77,6 +77,11 @@ pub enum TenantApiError {
 }
 
 impl TenantApiError {
+    /// Whether nobody has answered: the control plane may end just then.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Limit | Self::Request { .. }) && self.code().is_none()
+    }
+
     /// Whether an object was refused for what it says.
     fn is_invalid(&self) -> bool {
         self.code() == Some(422)
@@ -354,5 +359,28 @@ async fn limited<T>(
             source: Box::new(source),
         }),
         Err(_) => Err(TenantApiError::Limit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_refuses_has_answered() {
+        let asking = |source: kube::Error| TenantApiError::Request {
+            what: "a token",
+            source: Box::new(source),
+        };
+        let refused = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
+        let broken = kube::Error::Service("connection refused".into());
+        for (rule, error, expected) in [
+            ("nobody is there", asking(broken), true),
+            ("it takes too long", TenantApiError::Limit, true),
+            ("it is refused", asking(kube::Error::Api(refused)), false),
+            ("it is not ready", TenantApiError::NotReady, false),
+        ] {
+            assert_eq!(error.is_unanswered(), expected, "{rule}");
+        }
     }
 }
