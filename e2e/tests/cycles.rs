@@ -178,6 +178,17 @@ impl Cycled<'_> {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
             let pods = self.stack.host_kubectl(&find).await?.ok()?;
             ensure!(pods.lines().count() == 1, "{pods}");
+            // Controllers begin after their API.
+            let whole = [
+                "wait",
+                "--for=condition=Ready",
+                "pod",
+                "--all",
+                "-n",
+                &self.hosted,
+                "--timeout=5s",
+            ];
+            self.stack.host_kubectl(&whole).await?.ok()?;
             let node = format!("node/{}", self.worker.name);
             let wait = ["wait", "--for=condition=Ready", &node, "--timeout=5s"];
             self.stack.kubectl(&self.kubeconfig, &wait).await?.ok().map(Some)
