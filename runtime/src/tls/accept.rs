@@ -19,8 +19,8 @@ use tokio_rustls::server::TlsStream;
 use super::TlsConfigs;
 use crate::AcceptBackoff;
 
-/// Handshakes at a time, where nobody says otherwise. One that has had its time is given up for another client: strangers who say nothing keep nobody
-/// out for longer.
+/// Handshakes at a time, where nobody says otherwise. One that has had its time is given up for another client: strangers who
+/// say nothing keep nobody out for longer.
 const HANDSHAKES: usize = 128;
 const TURN: Duration = Duration::from_millis(500);
 /// How long one may take.
