@@ -76,6 +76,21 @@ impl Workload<'_> {
         .await
     }
 
+    /// Where kube-proxy sends questions of names, and what it and cluster DNS said last, for the message of a test that fails.
+    pub async fn last_words(&self) -> String {
+        let questions = [
+            "get endpointslices -n kube-system -o jsonpath={.items[*].endpoints}",
+            "logs -n kube-system daemonset/coredns --timestamps --tail=12",
+            "logs -n kube-system daemonset/kube-proxy --timestamps --tail=8",
+        ];
+        let mut said = Vec::new();
+        for question in questions {
+            let words = self.kubectl(&question.split(' ').collect::<Vec<_>>()).await;
+            said.push(words.unwrap_or_else(|error| format!("{error:#}")));
+        }
+        said.join("\n")
+    }
+
     /// What a URL answers to a Pod.
     pub async fn ask_from(&self, pod: &str, url: &str) -> Result<Output> {
         let exec = ["exec", pod, "--", "/echo", "get", url];

@@ -119,9 +119,9 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     let took = SystemTime::now().duration_since(one.fetched()?)?;
     println!("a worker was Ready {took:.1?} after its program was there");
     ensure!(took < READY_LIMIT, "a worker was Ready after {took:?}");
-    type_in(&root(), &[], &commands("console worker")?)
-        .await
-        .with_context(|| one.last_words())?;
+    if let Err(error) = type_in(&root(), &[], &commands("console worker")?).await {
+        return Err(error.context(inside.last_words().await).context(one.last_words()));
+    }
     let two = make_worker(&stack).await?;
     let nodes = inside.kubectl(&list_nodes).await?.lines().count();
     for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {

@@ -11,6 +11,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,7 +28,7 @@ const (
 	listen    = ":8080"
 	listenTLS = ":8443"
 	timeout   = 3 * time.Second
-	// A lost question is asked again after 5 s: that happens while kube-proxy does not know yet that cluster DNS is ready.
+	// How long a name is looked for while no answer comes: kube-proxy may not know yet that cluster DNS is ready.
 	lookup  = 12 * time.Second
 	pause   = 100 * time.Millisecond
 	account = "/var/run/secrets/kubernetes.io/serviceaccount/"
@@ -143,9 +144,7 @@ func get(url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	found, cancel := context.WithTimeout(context.Background(), lookup)
-	defer cancel()
-	addresses, err := net.DefaultResolver.LookupHost(found, request.URL.Hostname())
+	addresses, err := find(request.URL.Hostname())
 	if err != nil {
 		return "", err
 	}
@@ -169,6 +168,20 @@ func get(url string) (string, error) {
 		return string(answer), fmt.Errorf("%s answered %s", url, reply.Status)
 	}
 	return string(answer), nil
+}
+
+// Go's resolver goes on to a name's next form when two questions for one were lost, and then says what the last form was
+// answered: each try here ends before that.
+func find(host string) ([]string, error) {
+	for end := time.Now().Add(lookup); ; {
+		try, cancel := context.WithTimeout(context.Background(), timeout)
+		addresses, err := net.DefaultResolver.LookupHost(try, host)
+		cancel()
+		var unanswered *net.DNSError
+		if !errors.As(err, &unanswered) || !unanswered.IsTimeout || time.Now().After(end) {
+			return addresses, err
+		}
+	}
 }
 
 func dial(address string) func(context.Context, string, string) (net.Conn, error) {
