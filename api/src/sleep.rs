@@ -55,7 +55,7 @@ pub struct SleepSpec {
 #[x_kube(validation = Rule::new("has(self.sleep) || has(self.wake)").message("a schedule has sleep, wake, or both"))]
 #[serde(rename_all = "camelCase")]
 pub struct SleepSchedule {
-    /// When it goes to sleep, as a cron expression of five fields, such as `0 20 * * 1-5`. Who connects wakes it, as
+    /// When it goes to sleep, as a cron expression of five fields, such as `0 20 * * 1-5`, without `L`. Who connects wakes it, as
     /// `wakeOnConnect` says. While `SleepPossible` is false it goes to sleep as soon as nothing stands against it any more, until
     /// it is time to wake.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -180,7 +180,10 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 config: &context.config,
             };
             match Box::pin(apply::apply(context, &cluster, &blueprint, &observed)).await {
-                Ok(applied) => translate(&cluster, Some(accepted.version), applied),
+                Ok(applied) => Outcome {
+                    heads_for: accepted.heads_for.map(|version| version.to_string()),
+                    ..translate(&cluster, Some(accepted.version), applied)
+                },
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
@@ -376,6 +379,7 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
         rest: find_rest(cluster, observed),
         told: None,
         version: None,
+        heads_for: None,
         store: unknown.clone(),
         account: None,
         bytes: None,
@@ -407,6 +411,7 @@ fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: app
         rest: Rest::of(cluster),
         told: applied.told,
         version: version.map(|version| version.to_string()),
+        heads_for: None,
         store: applied.store.state,
         account: applied.store.account,
         bytes: applied.store.bytes,

@@ -101,6 +101,7 @@ pub(super) fn outcome() -> Outcome {
         rest: Rest::Awake,
         told: None,
         version: Some("v1.35.4".into()),
+        heads_for: None,
         store: State::yes(Reason::AsExpected, "There."),
         account: Some("A".into()),
         bytes: Some(1),

@@ -50,6 +50,7 @@ pub(super) fn plan_pause(outcome: &Outcome, storeless: Option<Timestamp>, now: T
             }
         }
         ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
+        ControlPlane::Running { .. } if outcome.heads_for.is_some() => WAITING,
         ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
         ControlPlane::Asleep if !outcome.kept && outcome.store.status == Some(true) => ASLEEP,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
@@ -108,6 +109,10 @@ mod tests {
             believed: true,
             ..outcome()
         };
+        let on_the_way = Outcome {
+            heads_for: Some("v1.36.0".into()),
+            ..outcome()
+        };
         let queued = Outcome {
             queued: true,
             ..silent(ControlPlane::Absent)
@@ -132,6 +137,7 @@ mod tests {
                 1001,
                 STEADY,
             ),
+            ("another version comes next", on_the_way, 1001, WAITING),
             ("its turn comes", queued, 1001, STEADY),
             ("believed", believed, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),

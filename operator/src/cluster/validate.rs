@@ -56,6 +56,8 @@ pub struct Surroundings<'c, 'o> {
 pub struct Accepted<'a> {
     /// The version to run.
     pub version: KubernetesVersion,
+    /// The version that is asked for, where another must have answered before it.
+    pub heads_for: Option<KubernetesVersion>,
     /// Its entry in the catalogue.
     pub catalogue: &'a VersionEntry,
     /// The class.
@@ -77,7 +79,10 @@ pub fn validate<'c>(
     check_name(&identity.cluster)?;
     let tenant = check_tenant(identity, around)?;
     check_uniqueness(cluster, identity, around)?;
-    let (version, catalogue) = check_version(cluster, around)?;
+    let Versions {
+        now: (version, catalogue),
+        heads_for,
+    } = check_version(cluster, around)?;
     let class = check_class(cluster, tenant, around.config)?;
     check_network(cluster, around.config)?;
     check_sources(cluster)?;
@@ -89,6 +94,7 @@ pub fn validate<'c>(
     let plan = Plan::new(&facts).map_err(|error| refuse_plan(&error))?;
     Ok(Accepted {
         version,
+        heads_for,
         catalogue,
         class,
         quota,
@@ -185,10 +191,12 @@ fn check_uniqueness(cluster: &Cluster, identity: &Identity, around: &Surrounding
     Ok(())
 }
 
-fn check_version<'c>(
-    cluster: &Cluster,
-    around: &Surroundings<'c, '_>,
-) -> Result<(KubernetesVersion, &'c VersionEntry), Refusal> {
+struct Versions<'c> {
+    now: (KubernetesVersion, &'c VersionEntry),
+    heads_for: Option<KubernetesVersion>,
+}
+
+fn check_version<'c>(cluster: &Cluster, around: &Surroundings<'c, '_>) -> Result<Versions<'c>, Refusal> {
     let config = around.config;
     let wanted = match cluster.spec.version.as_deref() {
         Some(text) => text
@@ -196,26 +204,14 @@ fn check_version<'c>(
             .or_else(|error| refuse(Reason::UnknownVersion, format!("spec.version: {error}.")))?,
         None => around.running.unwrap_or_else(|| config.default_version()),
     };
+    let version = plan_step(wanted, around)?;
     if let Some(running) = around.running
-        && !running.may_change_to(wanted)
+        && !running.may_change_to(version)
     {
         return refuse(
             Reason::VersionChangeRefused,
             format!(
-                "Kubernetes {running} runs; it can go up one minor version at a time and not down one, so not to {wanted}."
-            ),
-        );
-    }
-    // One that was asked for while the Cluster slept, or never came up, has brought nothing up to date.
-    if let (Some(running), Some(answered)) = (around.running, around.answered)
-        && !answered.may_change_to(wanted)
-        && answered.minor < wanted.minor
-    {
-        return refuse(
-            Reason::VersionChangeRefused,
-            format!(
-                "Kubernetes {answered} was the last one to answer; it can go up one minor version at a time, so not to {wanted} before \
-                 {running} has answered."
+                "Kubernetes {running} runs; it can go up one minor version at a time and not down one, so not to {version}."
             ),
         );
     }
@@ -226,30 +222,65 @@ fn check_version<'c>(
         .and_then(|status| status.workers.as_ref()?.oldest_version.as_deref());
     let oldest = oldest.and_then(|oldest| oldest.parse::<KubernetesVersion>().ok());
     if let (Some(running), Some(oldest)) = (around.running, oldest)
-        && running.minor < wanted.minor
-        && wanted.minor.saturating_sub(oldest.minor) > KUBELET_MINORS_BEHIND
+        && running.minor < version.minor
+        && version.minor.saturating_sub(oldest.minor) > KUBELET_MINORS_BEHIND
     {
         return refuse(
             Reason::VersionChangeRefused,
             format!(
-                "A Node has kubelet {oldest}, and an API server of {wanted} takes none that old. Bring it to {running} \
+                "A Node has kubelet {oldest}, and an API server of {version} takes none that old. Bring it to {running} \
                  by hand, or delete that Node."
             ),
         );
     }
-    match config.version(wanted) {
-        Some(entry) => Ok((wanted, entry)),
-        None => {
-            let offered: Vec<_> = config.versions.iter().map(|entry| entry.version.as_str()).collect();
-            refuse(
-                Reason::UnknownVersion,
-                format!(
-                    "Kubernetes {wanted} is not offered on this host; there are: {}.",
-                    offered.join(", ")
-                ),
-            )
-        }
+    match config.version(version) {
+        Some(entry) => Ok(Versions {
+            now: (version, entry),
+            heads_for: (version != wanted).then_some(wanted),
+        }),
+        None => refuse(
+            Reason::UnknownVersion,
+            format!(
+                "Kubernetes {version} is not offered on this host; there are: {}.",
+                list_offered(config)
+            ),
+        ),
     }
+}
+
+/// The version to run on the way to the one that is wanted. Each minor version brings up to date what is stored, which the next
+/// but one may not read, and one that was asked for while the Cluster slept or was paused, or that never came up, has brought
+/// nothing up to date. The owner cannot take such a version back: the CRD lets none go down.
+fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result<KubernetesVersion, Refusal> {
+    let Some(running) = around.running else {
+        return Ok(wanted);
+    };
+    // What was begun has answered, or is the first of all.
+    let is_reached = around.answered.is_none_or(|answered| answered.minor >= running.minor);
+    let next = running.minor.saturating_add(u16::from(is_reached));
+    if wanted.major != running.major || wanted.minor <= next {
+        return Ok(wanted);
+    }
+    let offered = around.config.versions.iter();
+    let offered = offered.filter_map(|entry| entry.version.parse::<KubernetesVersion>().ok());
+    let between = offered.filter(|offered| offered.major == running.major && offered.minor == next);
+    if let Some(step) = between.clone().find(|step| *step == running).or_else(|| between.max()) {
+        return Ok(step);
+    }
+    refuse(
+        Reason::VersionChangeRefused,
+        format!(
+            "Kubernetes goes up one minor version at a time, so from {running} to {wanted} by way of v{}.{next}, which \
+             is not offered on this host; there are: {}.",
+            running.major,
+            list_offered(around.config)
+        ),
+    )
+}
+
+fn list_offered(config: &Config) -> String {
+    let offered: Vec<_> = config.versions.iter().map(|entry| entry.version.as_str()).collect();
+    offered.join(", ")
 }
 
 fn check_class<'a>(cluster: &Cluster, tenant: &Tenant, config: &'a Config) -> Result<&'a ClassEntry, Refusal> {

@@ -63,7 +63,8 @@ pub(super) fn plan_phase(
         _ => {}
     }
     let replaced = matches!(outcome.control_plane, ControlPlane::Running { current: false, .. });
-    let rolling = history.len() > 1 && history.first().is_some_and(|latest| latest.completed.is_none());
+    let began = history.len() > 1 && history.first().is_some_and(|latest| latest.completed.is_none());
+    let rolling = began || outcome.heads_for.is_some();
     if ready && !replaced && !rolling {
         return Phase::Running;
     }

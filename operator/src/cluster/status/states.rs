@@ -263,6 +263,10 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
             Reason::Updating,
             "The control plane is being replaced by one of the new configuration.",
         ),
+        (_, Some(true)) if let Some(goal) = &outcome.heads_for => State::yes(
+            Reason::Updating,
+            format!("Kubernetes goes up one minor version at a time, on to {goal}."),
+        ),
         (_, Some(true)) => State::no(Reason::AsExpected, "All is as asked for."),
         (_, _) if outcome.rest.is_asleep() => State::no(outcome.rest.reason(), "All is as asked for."),
         _ => State::yes(Reason::Provisioning, ready.message.clone()),

@@ -274,6 +274,14 @@ fn history_tells_versions_that_ran() {
     );
     assert_eq!(third.history[0].completed, Some(Time(at(3000))));
     assert_eq!(third.history[1].version, "v1.35.4");
+    // One that is only on the way to another.
+    let step = Outcome {
+        heads_for: Some("v1.36.0".into()),
+        ..done
+    };
+    let on_the_way = plan(Some(third.clone()), &step, 3000);
+    assert_eq!(on_the_way.phase, Some(Phase::Updating));
+    assert_eq!(said(&on_the_way, ConditionType::Progressing), ("True", "Updating"));
     // Of those that never answered the oldest go first.
     let last = (6..26).fold(third, |before, patch| {
         let asked = Outcome {

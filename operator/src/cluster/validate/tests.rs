@@ -241,34 +241,54 @@ fn version_changes_follow_the_skew_policy() {
 }
 
 #[test]
-fn no_minor_version_is_left_out_by_one_that_never_answered() {
+fn no_minor_version_is_left_out() {
     let (mut config, tenant) = (config(), tenant());
     for version in ["v1.36.0", "v1.37.0"] {
         let mut newer = config.versions[0].clone();
         newer.version = version.into();
         config.versions.push(newer);
     }
-    for (running, answered, wanted, expected) in [
-        ("v1.36.0", Some("v1.36.0"), "v1.37.0", None),
-        (
-            "v1.36.0",
-            Some("v1.35.4"),
-            "v1.37.0",
-            Some(Reason::VersionChangeRefused),
-        ),
-        ("v1.36.0", Some("v1.35.4"), "v1.36.0", None),
-        ("v1.36.0", None, "v1.37.0", None),
-    ] {
+    let run = |running: &str, answered: Option<&str>, wanted: &str| {
         let cluster = with(cluster("a"), |spec| spec.version = Some(wanted.into()));
         let mut surroundings = around(&config, &tenant, &[]);
         surroundings.running = Some(running.parse().unwrap());
         surroundings.answered = answered.map(|answered| answered.parse().unwrap());
-        assert_eq!(
-            reason(&cluster, &surroundings),
-            expected,
-            "{answered:?}, {running}, {wanted}"
-        );
+        let accepted = validate(&cluster, &identity(&cluster), &surroundings);
+        accepted.map(|accepted| {
+            let heads_for = accepted.heads_for.map(|version| version.to_string());
+            (accepted.version.to_string(), heads_for)
+        })
+    };
+    let reached = Some("v1.35.4");
+    for (rule, running, answered, wanted, expected) in [
+        ("one that answered", "v1.36.0", Some("v1.36.0"), "v1.37.0", "v1.37.0"),
+        ("asked for in sleep", "v1.36.0", reached, "v1.37.0", "v1.36.0"),
+        ("never came up", "v1.36.0", reached, "v1.36.0", "v1.36.0"),
+        ("two during a pause", "v1.35.4", reached, "v1.37.0", "v1.36.0"),
+        (
+            "another of its minor is offered",
+            "v1.36.7",
+            reached,
+            "v1.37.0",
+            "v1.36.0",
+        ),
+        (
+            "the newest of three behind",
+            "v1.34.9",
+            Some("v1.34.9"),
+            "v1.37.0",
+            "v1.35.5",
+        ),
+        ("left out before", "v1.37.0", reached, "v1.37.0", "v1.37.0"),
+        ("nothing is stored yet", "v1.36.0", None, "v1.37.0", "v1.37.0"),
+    ] {
+        let heads_for = (expected != wanted).then(|| wanted.to_owned());
+        let found = run(running, answered, wanted);
+        assert_eq!(found, Ok((expected.to_owned(), heads_for)), "{rule}");
     }
+    let refused = run("v1.33.1", Some("v1.33.1"), "v1.37.0").unwrap_err();
+    assert_eq!(refused.reason, Reason::VersionChangeRefused);
+    assert!(refused.message.contains("v1.34"), "{}", refused.message);
 }
 
 #[test]
