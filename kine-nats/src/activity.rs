@@ -79,8 +79,15 @@ pub(crate) struct Seen {
     ignored: Ignored,
     since: Second,
     last: Second,
-    open: HashMap<u128, Second>,
+    open: HashMap<u128, Open>,
     early: VecDeque<u128>,
+}
+
+/// A request that is open.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    begun: Second,
+    is_watch: bool,
 }
 
 /// What is told of it. All times are by the clock of this machine.
@@ -120,21 +127,22 @@ impl Seen {
         }
     }
 
-    /// Something was told that cannot be read: somebody did something, and what was open may have ended. That is as after a start.
+    /// Something was told that cannot be read: somebody did something, and what was open may have ended. Watches, which the API
+    /// server ends within the hour, are as after a start; a session in use for longer, such as a port-forward, counts on.
     pub(crate) fn hear_noise(&mut self, now: Second) {
         (self.since, self.last) = (now, self.last.max(now));
-        self.open.clear();
+        self.open.retain(|_, open| !open.is_watch);
     }
 
     /// What to tell.
     pub(crate) fn report(&mut self, now: Second) -> Report {
-        self.open.retain(|_, begun| now - *begun < LOST);
+        self.open.retain(|_, open| now - open.begun < LOST);
         Report {
             now,
             since: self.since,
             last: self.last,
             open: self.open.len(),
-            opened: self.open.values().copied().max(),
+            opened: self.open.values().map(|open| open.begun).max(),
         }
     }
 
@@ -146,7 +154,8 @@ impl Seen {
                 if let Some(index) = self.early.iter().position(|early| *early == id) {
                     self.early.remove(index);
                 } else if self.open.len() < OPEN_MAX {
-                    self.open.insert(id, now);
+                    let is_watch = event.verb == "watch";
+                    self.open.insert(id, Open { begun: now, is_watch });
                 }
             }
             "ResponseComplete" | "Panic" if self.open.remove(&id).is_none() && event.is_long() => {
@@ -260,6 +269,14 @@ mod tests {
         );
         seen.hear(&events(&watch("b")[0]), 201);
         assert_eq!(seen.report(201).open, 1);
+
+        // A session may be in use for longer than an API server lets a watch be.
+        let exec = json!({"subresource": "exec"});
+        let session = json!({"auditID": "c", "stage": "ResponseStarted", "verb": "create", "objectRef": exec});
+        seen.hear(&events(&[session]), 202);
+        seen.hear_noise(300);
+        let report = seen.report(300);
+        assert_eq!((report.open, report.opened), (1, Some(202)));
     }
 
     #[test]
