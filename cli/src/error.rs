@@ -263,6 +263,11 @@ impl Error {
         }
     }
 
+    /// Whether the host says that it cannot do it now: it has too much to do, or is not ready.
+    pub(crate) fn asks_to_wait(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if [429, 503, 504].contains(&status.code))
+    }
+
     fn hint(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(KubeconfigError::CurrentContextNotSet) => {

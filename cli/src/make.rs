@@ -19,10 +19,12 @@ use crate::session::Session;
 use crate::signals::Signals;
 use crate::{Error, FIELD_MANAGER, output};
 
-/// For how long a deletion is begun anew.
+/// For how long a request is made again.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
+/// By then what the host did not answer is done, or never will be.
+const LATE: Duration = Duration::from_secs(3);
 /// Kubernetes' own for generated names.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// How many characters of it a name ends in: 38 bits, so that nobody else draws the same ones. After a Cluster's name, which has 40
@@ -51,15 +53,16 @@ pub(crate) async fn make<K: Object>(
 ) -> Result<(String, Option<SignalKind>), Error> {
     let name = draw_name(prefix);
     object.meta_mut().name = Some(name.clone());
-    let error = match create(session, signals, &object, doing).await {
+    let mut may_exist = false;
+    let error = match create(session, signals, &object, doing, &mut may_exist).await {
         Ok(signal) => return Ok((name, signal)),
         Err(error) => error,
     };
-    let may_exist = match &error {
+    let is_left = match &error {
         Error::Interrupted(_) => true,
-        error => error.leaves_open() && !undo::<K>(session, signals, &name).await,
+        _ => may_exist && !undo::<K>(session, signals, &name).await,
     };
-    if may_exist {
+    if is_left {
         output::say(&format!("{} {name} may have been made; {fate}", K::kind(&())));
     }
     Err(error)
@@ -71,23 +74,33 @@ fn draw_name(prefix: &str) -> String {
     prefix.chars().chain(drawn).collect()
 }
 
-/// Waits for the host's answer, until the second signal.
+/// Waits for the host's answer, until the second signal. `may_exist` becomes whether it may have been made by a request whose
+/// answer was another.
 async fn create<K: Object>(
     session: &Session,
     signals: &mut Signals,
     object: &K,
     doing: &str,
+    may_exist: &mut bool,
 ) -> Result<Option<SignalKind>, Error> {
     let parameters = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    let api = session.api::<K>();
+    let (api, begun) = (session.once::<K>()?, Instant::now());
     let made = async {
-        match session.ask(doing, api.create(&parameters, object)).await {
-            // It is this one, asked for twice: kube's client does that by itself after 503 and 504, whatever was done the first time.
-            Err(Error::Refused { status, .. }) if status.is_already_exists() => Ok(()),
-            answer => answer.map(drop),
+        loop {
+            match session.ask(doing, api.create(&parameters, object)).await {
+                Ok(_) => return Ok(()),
+                Err(Error::Refused { status, .. }) if *may_exist && status.is_already_exists() => return Ok(()),
+                Err(error) => {
+                    *may_exist |= error.leaves_open();
+                    if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
+                        return Err(error);
+                    }
+                }
+            }
+            sleep(PAUSE).await;
         }
     };
     let mut made = pin!(made);
@@ -104,8 +117,16 @@ async fn create<K: Object>(
 
 /// Deletes what may have been made, until a signal. Whether nothing is left of it.
 async fn undo<K: Object>(session: &Session, signals: &mut Signals, name: &str) -> bool {
+    let deleted = async {
+        if delete::<K>(session, name).await? {
+            return Ok(true);
+        }
+        // It may have been on its way.
+        sleep(LATE).await;
+        delete::<K>(session, name).await
+    };
     let deleted = tokio::select! {
-        deleted = delete::<K>(session, name) => deleted,
+        deleted = deleted => deleted,
         _ = signals.next() => return false,
     };
     match deleted {

@@ -22,7 +22,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) namespace: String,
-    url: String,
+    config: Config,
+    verbosity: u8,
     request_timeout: Option<Duration>,
 }
 
@@ -33,22 +34,28 @@ impl Session {
         let request_timeout = limit(options.request_timeout);
         // What cannot be reached within the time for a whole request is not waited for any longer.
         config.connect_timeout = request_timeout.or(config.connect_timeout);
-        let url = config.cluster_url.to_string();
         let namespace = options
             .namespace
             .clone()
             .unwrap_or_else(|| config.default_namespace.clone());
-        let client = if options.verbosity < trace::VERBOSITY {
-            Client::try_from(config)
-        } else {
-            ClientBuilder::try_from(config).map(|builder| builder.with_layer(&trace::layer(&url)).build())
-        };
         Ok(Self {
-            client: client.map_err(Error::Client)?,
+            client: connect(config.clone(), options.verbosity)?,
             namespace,
-            url,
+            config,
+            verbosity: options.verbosity,
             request_timeout,
         })
+    }
+
+    /// The objects of one kind in the namespace, by a client that asks once: what it tells is the answer to that request. The other
+    /// one asks again by itself when it hears 429, 503 or 504, whatever was done the first time, and tells the last answer.
+    pub(crate) fn once<K>(&self) -> Result<Api<K>, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        let mut config = self.config.clone();
+        config.default_retry = false;
+        Ok(Api::namespaced(connect(config, self.verbosity)?, &self.namespace))
     }
 
     /// The objects of one kind in the namespace.
@@ -60,8 +67,8 @@ impl Session {
     }
 
     /// Where the host is.
-    pub(crate) fn url(&self) -> &str {
-        &self.url
+    pub(crate) fn url(&self) -> String {
+        self.config.cluster_url.to_string()
     }
 
     /// Waits for one answer, at most as long as one request may take. `doing` says what is being done, for the error.
@@ -96,7 +103,7 @@ impl Session {
                 .await
                 .map_err(|_| Error::RequestTimeout {
                     doing: doing.to_owned(),
-                    url: self.url.clone(),
+                    url: self.url(),
                     limit,
                 }),
         }
@@ -109,11 +116,21 @@ impl Session {
             kube::Error::Api(status) => Error::Refused { doing, status },
             source => Error::Unreachable {
                 doing,
-                url: self.url.clone(),
+                url: self.url(),
                 source: Box::new(source),
             },
         }
     }
+}
+
+fn connect(config: Config, verbosity: u8) -> Result<Client, Error> {
+    let url = config.cluster_url.to_string();
+    let client = if verbosity < trace::VERBOSITY {
+        Client::try_from(config)
+    } else {
+        ClientBuilder::try_from(config).map(|builder| builder.with_layer(&trace::layer(&url)).build())
+    };
+    client.map_err(Error::Client)
 }
 
 async fn load(options: &HostOptions) -> Result<Config, Error> {

@@ -118,7 +118,9 @@ impl Host {
     /// What a request is answered with, and whether it is carried out.
     fn next_failure(&self, line: &str) -> Option<(StatusCode, bool)> {
         let mut failures = self.failures.lock().unwrap();
-        let failures = failures.iter_mut().find(|failures| line.contains(&failures.part))?;
+        let failures = failures
+            .iter_mut()
+            .find(|failures| !failures.codes.is_empty() && line.contains(&failures.part))?;
         let code = failures.codes.pop_front()?;
         Some((StatusCode::from_u16(code).unwrap(), failures.is_done))
     }
