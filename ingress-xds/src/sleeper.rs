@@ -58,7 +58,7 @@ use plan::{Answer, Call, Decision, plan_answer};
 const CONNECTIONS: usize = 2048;
 const CONNECTIONS_EACH: usize = 256;
 /// Handshakes at a time, to whichever clusters. With half a second for who says nothing this is more than the gate lets through
-/// from forty sources.
+/// from forty sources that have spent what they may open at once.
 const HANDSHAKES: usize = 1024;
 /// How long a client may take until its first request is there. A source opens 50 connections in a second: that is far from
 /// all of a cluster's.

@@ -79,7 +79,11 @@ pub enum TenantApiError {
 impl TenantApiError {
     /// Whether nobody has answered: the control plane may end just then.
     pub(crate) fn is_unanswered(&self) -> bool {
-        matches!(self, Self::Limit | Self::Request { .. }) && self.code().is_none()
+        match self {
+            Self::Limit => true,
+            Self::Request { source, .. } => matches!(**source, kube::Error::Service(_) | kube::Error::HyperError(_)),
+            _ => false,
+        }
     }
 
     /// Whether an object was refused for what it says.
@@ -374,9 +378,11 @@ mod tests {
         };
         let refused = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
         let broken = kube::Error::Service("connection refused".into());
+        let odd = kube::Error::SerdeError(serde_json::from_str::<u8>("?").unwrap_err());
         for (rule, error, expected) in [
             ("nobody is there", asking(broken), true),
             ("it takes too long", TenantApiError::Limit, true),
+            ("its answer cannot be read", asking(odd), false),
             ("it is refused", asking(kube::Error::Api(refused)), false),
             ("it is not ready", TenantApiError::NotReady, false),
         ] {

@@ -527,8 +527,8 @@ async fn apply_control_plane(
     // One that is ready is reached before the former ends, which begins by the change of the set, or by its release.
     let mut has_taken = pods.step == takeover::Step::Replace;
     if pods.step == takeover::Step::TakeOver {
-        // There is nobody to go back to once the former is to end.
-        let has_other = !takeover::is_ending(observed);
+        // There is nobody to go back to once the former is to end, has gone, or is one that has just begun.
+        let has_other = takeover::has_other(observed);
         has_taken = takeover::hand_over(context, blueprint, observed, reach, (pods.first, has_other)).await?;
         if !has_taken {
             (pods.first, pods.replicas) = (pods.first - 1, 2);
