@@ -80,6 +80,16 @@ impl Footprint {
             .collect()
     }
 
+    /// Whether the same programs run and listen: one that begins has its ports a while after its process.
+    pub fn runs_as(&self, other: &Self) -> bool {
+        let running = |counts: &Self| {
+            let mut counts = counts.0.clone();
+            counts.retain(|name, _| name == "ports" || name.starts_with("processes "));
+            counts
+        };
+        running(self) == running(other)
+    }
+
     /// The same, with memory as it was later: what a server reads once and keeps is no leak, and what it leaks grows on.
     pub fn with_memory_of(mut self, later: &Self) -> Self {
         let is_memory = |name: &String| name.starts_with("memory ");
@@ -269,6 +279,22 @@ mod tests {
         ];
         for (rule, after, leaks) in table {
             assert_eq!(before.grown(&after).len(), leaks, "{rule}");
+        }
+    }
+
+    #[test]
+    fn who_listens_later_has_not_begun() {
+        let begun = footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 1)]);
+        for (rule, other, expected) in [
+            (
+                "another memory",
+                footprint(&[("processes a", 2), ("ports", 7), ("memory of a", 2)]),
+                true,
+            ),
+            ("a port less", footprint(&[("processes a", 2), ("ports", 6)]), false),
+            ("a process less", footprint(&[("processes a", 1), ("ports", 7)]), false),
+        ] {
+            assert_eq!(begun.runs_as(&other), expected, "{rule}");
         }
     }
 

@@ -47,6 +47,8 @@ const ASKS: usize = 2;
 /// In which of the cycles after the first that time is waited for, as it is when it went to sleep by itself.
 const LOOKED_AT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
+/// When nothing began or ended for so long, all has begun.
+const STILL: Duration = Duration::from_secs(10);
 /// What ended is gone by then, and so are connections that nobody uses, and memory of one piece of work: Go gives it back after
 /// some minutes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(600);
@@ -178,17 +180,6 @@ impl Cycled<'_> {
             let find = ["get", "pods", "-n", &self.hosted, "-o", "name"];
             let pods = self.stack.host_kubectl(&find).await?.ok()?;
             ensure!(pods.lines().count() == 1, "{pods}");
-            // Controllers begin after their API.
-            let whole = [
-                "wait",
-                "--for=condition=Ready",
-                "pod",
-                "--all",
-                "-n",
-                &self.hosted,
-                "--timeout=5s",
-            ];
-            self.stack.host_kubectl(&whole).await?.ok()?;
             let node = format!("node/{}", self.worker.name);
             let wait = ["wait", "--for=condition=Ready", &node, "--timeout=5s"];
             self.stack.kubectl(&self.kubeconfig, &wait).await?.ok().map(Some)
@@ -201,7 +192,16 @@ impl Cycled<'_> {
         for addon in ["coredns", "kube-proxy", "konnectivity-agent"] {
             inside.wait_addon(addon, 1).await?;
         }
-        Footprint::take(self.stack, &[self.worker.control_group()?]).await
+        // Controllers begin after their API.
+        let before = RefCell::new(Footprint::default());
+        wait_for("all to have begun", READY_LIMIT, async || {
+            tokio::time::sleep(STILL).await;
+            let now = Footprint::take(self.stack, &[self.worker.control_group()?]).await?;
+            let former = before.replace(now.clone());
+            ensure!(now.runs_as(&former), "something begins or ends");
+            Ok(Some(now))
+        })
+        .await
     }
 }
 
