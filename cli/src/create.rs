@@ -100,7 +100,7 @@ where
                 field_manager: Some(FIELD_MANAGER.to_owned()),
             };
             let doing = format!("creating {} {}", K::kind(&()), object.name_any());
-            let object = session.ask(&doing, api.create(&parameters, &object)).await?;
+            let object = session.ask_once(&doing, api.create(&parameters, &object)).await?;
             (
                 object,
                 if mode == DryRun::Server {

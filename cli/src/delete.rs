@@ -17,7 +17,7 @@ pub(crate) async fn delete_cluster(session: &Session, options: &DeleteOptions) -
     let api: Api<Cluster> = session.api();
     let what = format!("Cluster {} in namespace {}", options.name, session.namespace);
     let cluster = session
-        .ask(&format!("getting Cluster {}", options.name), api.get(&options.name))
+        .ask(&format!("getting Cluster {}", options.name), || api.get(&options.name))
         .await?;
     let loss = match cluster.spec.deletion_policy {
         DeletionPolicy::Delete => "Everything in it will be lost.",
@@ -40,7 +40,7 @@ where
 {
     let doing = format!("deleting {what}");
     session
-        .ask(&doing, api.delete(&options.name, &DeleteParams::default()))
+        .ask_once(&doing, api.delete(&options.name, &DeleteParams::default()))
         .await?;
     if options.waiting.wait {
         wait::wait_until_gone(session, api, &options.name, what, options.waiting.timeout).await?;

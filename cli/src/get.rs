@@ -33,7 +33,7 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
     match &options.name {
         Some(name) => {
             let mut object = session
-                .ask(&format!("getting {} {name}", resource.kind), api.get(name))
+                .ask(&format!("getting {} {name}", resource.kind), || api.get(name))
                 .await?;
             object.meta_mut().managed_fields = None;
             match options.output {
@@ -43,15 +43,12 @@ pub(crate) async fn get(session: &Session, options: &GetOptions) -> Result<(), E
             }
         }
         None => {
-            let list = session
-                .ask(
-                    &format!("listing {}", resource.plural),
-                    api.list(&ListParams {
-                        label_selector: options.selector.clone(),
-                        ..ListParams::default()
-                    }),
-                )
-                .await?;
+            let parameters = ListParams {
+                label_selector: options.selector.clone(),
+                ..ListParams::default()
+            };
+            let doing = format!("listing {}", resource.plural);
+            let list = session.ask(&doing, || api.list(&parameters)).await?;
             show_list(session, options, &resource, list, &mut view)
         }
     }

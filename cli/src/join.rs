@@ -67,7 +67,8 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
 /// What would never come about is not begun with, and not waited for.
 async fn check(session: &Session, name: &str) -> Result<(), Error> {
     let doing = format!("getting Cluster {name}");
-    let cluster = session.ask(&doing, session.api::<Cluster>().get(name)).await?;
+    let api = session.api::<Cluster>();
+    let cluster = session.ask(&doing, || api.get(name)).await?;
     match find_obstacle(&cluster) {
         None => Ok(()),
         Some(Obstacle::Asleep) => Err(Error::Asleep {

@@ -36,9 +36,9 @@ pub(crate) async fn kubeconfig(session: &Session, options: &KubeconfigOptions) -
 
 /// The kubeconfig that the Cluster's status points to. `is_new`: the right to read it may be, too.
 pub(crate) async fn fetch(session: &Session, name: &str, is_new: bool) -> Result<String, Error> {
-    let cluster = session
-        .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
-        .await?;
+    let clusters = session.api::<Cluster>();
+    let doing = format!("getting Cluster {name}");
+    let cluster = session.ask(&doing, || clusters.get(name)).await?;
     let secret = cluster
         .status
         .and_then(|status| status.kubeconfig_ref)
@@ -51,7 +51,7 @@ pub(crate) async fn fetch(session: &Session, name: &str, is_new: bool) -> Result
     let api = session.api::<Secret>();
     let found = match is_new {
         true => session.ask_until_allowed(&doing, || api.get(&secret)).await?,
-        false => session.ask(&doing, api.get(&secret)).await?,
+        false => session.ask(&doing, || api.get(&secret)).await?,
     };
     let value = found
         .data

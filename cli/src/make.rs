@@ -1,6 +1,7 @@
 //! Makes an object that is there for no longer than it is needed, and deletes it again. Its name is chosen here, so that it
 //! can be deleted whatever becomes of the host's answer.
 
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::mem::replace;
 use std::pin::pin;
@@ -87,20 +88,23 @@ async fn create<K: Object>(
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    let (api, begun) = (session.once::<K>()?, Instant::now());
+    let (api, begun) = (session.api::<K>(), Instant::now());
+    let is_over = Cell::new(false);
     let made = async {
         loop {
-            match session.ask(doing, api.create(&parameters, object)).await {
+            let error = match session.ask_once(doing, api.create(&parameters, object)).await {
                 Ok(_) => return Ok(()),
                 Err(Error::Refused { status, .. }) if *may_exist && status.is_already_exists() => return Ok(()),
-                Err(error) => {
-                    *may_exist |= error.leaves_open();
-                    if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
-                        return Err(error);
-                    }
-                }
+                Err(error) => error,
+            };
+            *may_exist |= error.leaves_open();
+            if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
+                return Err(error);
             }
             sleep(PAUSE).await;
+            if is_over.get() {
+                return Err(error);
+            }
         }
     };
     let mut made = pin!(made);
@@ -108,6 +112,7 @@ async fn create<K: Object>(
         made = &mut made => return made.map(|()| None),
         signal = signals.next() => signal,
     };
+    is_over.set(true);
     output::say("interrupted; waiting for the host's answer");
     tokio::select! {
         made = made => made.map(|()| Some(signal)),
@@ -146,7 +151,7 @@ pub(crate) async fn delete<K: Object>(session: &Session, name: &str) -> Result<b
     let (api, begun) = (session.api::<K>(), Instant::now());
     let mut is_told = false;
     loop {
-        match session.ask(&doing, api.delete(name, &parameters)).await {
+        match session.ask_once(&doing, api.delete(name, &parameters)).await {
             Ok(_) => return Ok(true),
             Err(Error::Refused { status, .. }) if status.code == 404 => return Ok(false),
             Err(error) if error.may_pass() && begun.elapsed() < PATIENCE => {

@@ -13,7 +13,7 @@ use yoke_view::input::limit;
 use crate::arguments::HostOptions;
 use crate::{Error, overrides, trace};
 
-/// How long it may take until a right that was given is known everywhere.
+/// How long it may take until a right that was given is known everywhere, and until a host that is busy has time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -22,8 +22,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) namespace: String,
-    config: Config,
-    verbosity: u8,
+    url: String,
     request_timeout: Option<Duration>,
 }
 
@@ -34,28 +33,24 @@ impl Session {
         let request_timeout = limit(options.request_timeout);
         // What cannot be reached within the time for a whole request is not waited for any longer.
         config.connect_timeout = request_timeout.or(config.connect_timeout);
+        // It would ask again when it hears 429, 503 or 504, for minutes, whatever was done the first time, and tell the last answer.
+        config.default_retry = false;
+        let url = config.cluster_url.to_string();
         let namespace = options
             .namespace
             .clone()
             .unwrap_or_else(|| config.default_namespace.clone());
+        let client = if options.verbosity < trace::VERBOSITY {
+            Client::try_from(config)
+        } else {
+            ClientBuilder::try_from(config).map(|builder| builder.with_layer(&trace::layer(&url)).build())
+        };
         Ok(Self {
-            client: connect(config.clone(), options.verbosity)?,
+            client: client.map_err(Error::Client)?,
             namespace,
-            config,
-            verbosity: options.verbosity,
+            url,
             request_timeout,
         })
-    }
-
-    /// The objects of one kind in the namespace, by a client that asks once: what it tells is the answer to that request. The other
-    /// one asks again by itself when it hears 429, 503 or 504, whatever was done the first time, and tells the last answer.
-    pub(crate) fn once<K>(&self) -> Result<Api<K>, Error>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-    {
-        let mut config = self.config.clone();
-        config.default_retry = false;
-        Ok(Api::namespaced(connect(config, self.verbosity)?, &self.namespace))
     }
 
     /// The objects of one kind in the namespace.
@@ -67,29 +62,53 @@ impl Session {
     }
 
     /// Where the host is.
-    pub(crate) fn url(&self) -> String {
-        self.config.cluster_url.to_string()
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 
-    /// Waits for one answer, at most as long as one request may take. `doing` says what is being done, for the error.
-    pub(crate) async fn ask<T>(&self, doing: &str, answer: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+    /// Waits for the answer to one request, at most as long as one may take. `doing` says what is being done, for the error.
+    pub(crate) async fn ask_once<T>(
+        &self,
+        doing: &str,
+        answer: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Error> {
         self.within(doing, answer)
             .await?
             .map_err(|error| self.explain(doing, error))
     }
 
-    /// The same, asked again for a while if it is forbidden: the host's API server may not have heard yet of a right that was given
-    /// a moment ago.
+    /// The same of what changes nothing, asked again for a while if the host is busy.
+    pub(crate) async fn ask<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = kube::Result<T>>,
+    {
+        self.ask_while(doing, answer, Error::asks_to_wait).await
+    }
+
+    /// The same, asked again if it is forbidden, too: the host's API server may not have heard yet of a right that was given a moment
+    /// ago.
     pub(crate) async fn ask_until_allowed<T, F>(&self, doing: &str, answer: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = kube::Result<T>>,
+    {
+        let is_forbidden = |error: &Error| matches!(error, Error::Refused { status, .. } if status.code == 403);
+        self.ask_while(doing, answer, |error| is_forbidden(error) || error.asks_to_wait())
+            .await
+    }
+
+    async fn ask_while<T, F>(
+        &self,
+        doing: &str,
+        answer: impl Fn() -> F,
+        may_pass: impl Fn(&Error) -> bool,
+    ) -> Result<T, Error>
     where
         F: Future<Output = kube::Result<T>>,
     {
         let begun = Instant::now();
         loop {
-            match self.ask(doing, answer()).await {
-                Err(Error::Refused { status, .. }) if status.code == 403 && begun.elapsed() < PATIENCE => {
-                    tokio::time::sleep(PAUSE).await;
-                }
+            match self.ask_once(doing, answer()).await {
+                Err(error) if may_pass(&error) && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
                 answer => return answer,
             }
         }
@@ -103,7 +122,7 @@ impl Session {
                 .await
                 .map_err(|_| Error::RequestTimeout {
                     doing: doing.to_owned(),
-                    url: self.url(),
+                    url: self.url.clone(),
                     limit,
                 }),
         }
@@ -116,21 +135,11 @@ impl Session {
             kube::Error::Api(status) => Error::Refused { doing, status },
             source => Error::Unreachable {
                 doing,
-                url: self.url(),
+                url: self.url.clone(),
                 source: Box::new(source),
             },
         }
     }
-}
-
-fn connect(config: Config, verbosity: u8) -> Result<Client, Error> {
-    let url = config.cluster_url.to_string();
-    let client = if verbosity < trace::VERBOSITY {
-        Client::try_from(config)
-    } else {
-        ClientBuilder::try_from(config).map(|builder| builder.with_layer(&trace::layer(&url)).build())
-    };
-    client.map_err(Error::Client)
 }
 
 async fn load(options: &HostOptions) -> Result<Config, Error> {

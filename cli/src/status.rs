@@ -31,9 +31,9 @@ pub(crate) async fn status(session: &Session, options: &StatusOptions) -> Result
 
 async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Result<(), Error> {
     let now = Timestamp::now();
-    let cluster = session
-        .ask(&format!("getting Cluster {name}"), session.api::<Cluster>().get(name))
-        .await?;
+    let clusters = session.api::<Cluster>();
+    let doing = format!("getting Cluster {name}");
+    let cluster = session.ask(&doing, || clusters.get(name)).await?;
     // Not every Tenant may read events; the conditions say the essential.
     let events = latest_events(session, &cluster).await;
     if let Some(format) = to_data(format) {
@@ -64,7 +64,7 @@ async fn latest_events(session: &Session, cluster: &Cluster) -> Result<Vec<Event
     let fields = format!("involvedObject.uid={}", cluster.uid().unwrap_or_default());
     let parameters = ListParams::default().fields(&fields);
     let api = session.api::<Event>();
-    let mut events = session.ask("listing its events", api.list(&parameters)).await?.items;
+    let mut events = session.ask("listing its events", || api.list(&parameters)).await?.items;
     events.sort_by_key(|event| Reverse(time_of(event)));
     events.truncate(EVENTS_SHOWN);
     Ok(events)
@@ -89,7 +89,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         label_selector: options.selector.clone(),
         ..ListParams::default()
     };
-    let list = session.ask("listing clusters", api.list(&parameters)).await?;
+    let list = session.ask("listing clusters", || api.list(&parameters)).await?;
     if let Some(format) = to_data(options.output) {
         let items = list.items.iter().map(|cluster| report(cluster, &[])).collect();
         return output::put(&output::show(format, "", &Reports { items })?);

@@ -46,7 +46,7 @@ pub(crate) async fn version(host: &HostOptions, options: &VersionOptions) -> Res
 async fn ask(host: &HostOptions) -> Result<Info, Error> {
     let session = Session::open(host).await?;
     session
-        .ask("asking for the host's version", session.client.apiserver_version())
+        .ask("asking for the host's version", || session.client.apiserver_version())
         .await
 }
 

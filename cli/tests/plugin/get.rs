@@ -48,6 +48,26 @@ async fn get_shows_every_format() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_busy_host_is_asked_again() {
+    let host = Host::start().await;
+    host.set(DEMO, cluster("demo", &[ready()]));
+    host.fail("GET", &[429, 503, 504]);
+    let said = host.run("get -o name").await;
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "cluster.yoke.drzzl.io/demo\n"),
+        "{said:?}"
+    );
+    host.fail("GET", &[500]);
+    let said = host.run("get -o name").await;
+    assert_eq!(
+        (said.code, said.err.as_str()),
+        (1, "error: listing clusters: the host fails\n"),
+        "{said:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn get_chooses_by_label_and_leaves_out_the_head() {
     let host = Host::start().await;
     host.set(DEMO, cluster("demo", &[ready()]));
