@@ -382,11 +382,12 @@ async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, cop
 fn waits_for_turn(
     context: &Context,
     cluster: &Cluster,
-    identity: &Identity,
+    blueprint: &Blueprint<'_>,
     observed: &Observed,
     (control_plane, planned): (&ControlPlane, Incarnation),
     gets_agents: bool,
 ) -> bool {
+    let identity = blueprint.identity;
     if context.losses.of(&identity.id).is_some() {
         context.restarts.finish(&identity.id);
         return false;
@@ -395,7 +396,10 @@ fn waits_for_turn(
     match (control_plane, planned) {
         (ControlPlane::Running { failing, .. }, Incarnation::New(_)) => {
             let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
+            // On the way to the version that was asked for.
+            let is_next = super::running_version(cluster).is_some_and(|noted| noted != blueprint.accepted.version);
             let is_at_once = gets_agents
+                || is_next
                 || failing.is_some()
                 || seen != cluster.metadata.generation
                 || Rest::of(cluster).is_asleep()
@@ -503,7 +507,7 @@ async fn apply_control_plane(
         .is_some_and(stateful_set::has_konnectivity);
     let gets_agents = has_konnectivity && !had_agents && agents::are_awaited(caches, cluster);
     let state = (&applied.control_plane, planned);
-    if waits_for_turn(context, cluster, blueprint.identity, observed, state, gets_agents) {
+    if waits_for_turn(context, cluster, blueprint, observed, state, gets_agents) {
         return Ok(());
     }
     let is_lost = start.lost.is_some() && start.lost != observed.stateful_set.as_deref().and_then(place::read_lost);
@@ -527,8 +531,7 @@ async fn apply_control_plane(
     // One that is ready is reached before the former ends, which begins by the change of the set, or by its release.
     let mut has_taken = pods.step == takeover::Step::Replace;
     if pods.step == takeover::Step::TakeOver {
-        // There is nobody to go back to once the former is to end, has gone, or is one that has just begun.
-        let has_other = takeover::has_other(observed);
+        let has_other = gate::takeover::has_other(observed.stateful_set.as_deref(), &observed.pods);
         has_taken = takeover::hand_over(context, blueprint, observed, reach, (pods.first, has_other)).await?;
         if !has_taken {
             (pods.first, pods.replicas) = (pods.first - 1, 2);

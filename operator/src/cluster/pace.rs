@@ -49,8 +49,8 @@ pub(super) fn plan_pause(outcome: &Outcome, storeless: Option<Timestamp>, now: T
                 WAITING
             }
         }
-        ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
         ControlPlane::Running { .. } if outcome.heads_for.is_some() => WAITING,
+        ControlPlane::Running { .. } | ControlPlane::Asleep | ControlPlane::Absent if is_limited => LIMITED,
         ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
         ControlPlane::Asleep if !outcome.kept && outcome.store.status == Some(true) => ASLEEP,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
@@ -109,7 +109,7 @@ mod tests {
             believed: true,
             ..outcome()
         };
-        let on_the_way = Outcome {
+        let on_the_way = || Outcome {
             heads_for: Some("v1.36.0".into()),
             ..outcome()
         };
@@ -137,7 +137,13 @@ mod tests {
                 1001,
                 STEADY,
             ),
-            ("another version comes next", on_the_way, 1001, WAITING),
+            ("another version comes next", on_the_way(), 1001, WAITING),
+            (
+                "and its store has no room",
+                with(limited(), on_the_way()),
+                1001,
+                WAITING,
+            ),
             ("its turn comes", queued, 1001, STEADY),
             ("believed", believed, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),

@@ -73,7 +73,7 @@ pub struct Outcome {
     pub told: Option<Asleep>,
     /// Version to run; absent if the spec was refused.
     pub version: Option<String>,
-    /// Version that is asked for, if that one has to answer before it.
+    /// Version that is asked for, if that one comes before it.
     pub heads_for: Option<String>,
     /// Account, stream, bytes.
     pub store: State,

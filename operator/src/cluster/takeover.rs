@@ -131,12 +131,6 @@ pub(super) fn plan_lingering(pods: &Pods, set: &StatefulSet) -> Option<ControlPl
     serves.then(|| gate::plan_pod(Some(set), pod))
 }
 
-/// Whether the pod that serves does so, and is not to end.
-pub(super) fn has_other(observed: &Observed) -> bool {
-    let mut serving = takeover::serving(observed.stateful_set.as_deref(), &observed.pods);
-    serving.any(|pod| !takeover::ends(pod) && takeover::has_ready_api(pod))
-}
-
 /// Whether the pod that serves is to end.
 pub(super) fn is_ending(observed: &Observed) -> bool {
     takeover::serving(observed.stateful_set.as_deref(), &observed.pods).any(takeover::ends)

@@ -56,7 +56,7 @@ pub struct Surroundings<'c, 'o> {
 pub struct Accepted<'a> {
     /// The version to run.
     pub version: KubernetesVersion,
-    /// The version that is asked for, where another must have answered before it.
+    /// The version that is asked for, where another comes before it.
     pub heads_for: Option<KubernetesVersion>,
     /// Its entry in the catalogue.
     pub catalogue: &'a VersionEntry,
@@ -233,19 +233,10 @@ fn check_version<'c>(cluster: &Cluster, around: &Surroundings<'c, '_>) -> Result
             ),
         );
     }
-    match config.version(version) {
-        Some(entry) => Ok(Versions {
-            now: (version, entry),
-            heads_for: (version != wanted).then_some(wanted),
-        }),
-        None => refuse(
-            Reason::UnknownVersion,
-            format!(
-                "Kubernetes {version} is not offered on this host; there are: {}.",
-                list_offered(config)
-            ),
-        ),
-    }
+    Ok(Versions {
+        now: (version, check_offered(version, config)?),
+        heads_for: (version != wanted).then_some(wanted),
+    })
 }
 
 /// The version to run on the way to the one that is wanted. Each minor version brings up to date what is stored, which the next
@@ -261,13 +252,12 @@ fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result
     if wanted.major != running.major || wanted.minor <= next {
         return Ok(wanted);
     }
+    check_offered(wanted, around.config)?;
     let offered = around.config.versions.iter();
     let offered = offered.filter_map(|entry| entry.version.parse::<KubernetesVersion>().ok());
+    // The newest, as one that was begun may not have come up by a fault of its own.
     let between = offered.filter(|offered| offered.major == running.major && offered.minor == next);
-    if let Some(step) = between.clone().find(|step| *step == running).or_else(|| between.max()) {
-        return Ok(step);
-    }
-    refuse(
+    between.max().map_or_else(|| refuse(
         Reason::VersionChangeRefused,
         format!(
             "Kubernetes goes up one minor version at a time, so from {running} to {wanted} by way of v{}.{next}, which \
@@ -275,6 +265,21 @@ fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result
             running.major,
             list_offered(around.config)
         ),
+    ), Ok)
+}
+
+fn check_offered(version: KubernetesVersion, config: &Config) -> Result<&VersionEntry, Refusal> {
+    config.version(version).map_or_else(
+        || {
+            refuse(
+                Reason::UnknownVersion,
+                format!(
+                    "Kubernetes {version} is not offered on this host; there are: {}.",
+                    list_offered(config)
+                ),
+            )
+        },
+        Ok,
     )
 }
 

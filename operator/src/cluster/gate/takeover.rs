@@ -42,6 +42,11 @@ pub fn serving<'p, P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &'p [P]) -> i
     numbered(pods, first_of(set))
 }
 
+/// Whether one serves to whom everybody can go on to go: not once it is to end, has gone, or has just begun.
+pub fn has_other<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P]) -> bool {
+    serving(set, pods).any(|pod| !ends(pod) && has_ready_api(pod))
+}
+
 fn numbered<P: AsRef<Pod>>(pods: &[P], number: i32) -> impl Iterator<Item = &Pod> {
     let name = stateful_set::pod_name(number);
     let pods = pods.iter().map(AsRef::as_ref);
@@ -286,6 +291,19 @@ mod tests {
             Step::Alone,
             "there is none"
         );
+    }
+
+    #[test]
+    fn there_is_another_one_while_the_former_serves() {
+        let standby = || pod(1, true);
+        for (rule, pods, expected) in [
+            ("it serves", vec![pod(0, true), standby()], true),
+            ("it has gone", vec![standby()], false),
+            ("it has just begun", vec![pod(0, false), standby()], false),
+            ("it is to end", vec![ending(pod(0, true)), standby()], false),
+        ] {
+            assert_eq!(has_other(Some(&set(0, 2)), &pods), expected, "{rule}");
+        }
     }
 
     #[test]

@@ -209,7 +209,10 @@ fn plan_ready(outcome: &Outcome) -> State {
         );
     }
     if outcome.inside.is_ok() && outcome.outside.is_ok() {
-        return State::yes(Reason::AsExpected, "The API answers.");
+        return match &outcome.heads_for {
+            Some(goal) => State::no(Reason::Updating, tell_goal(goal)),
+            None => State::yes(Reason::AsExpected, "The API answers."),
+        };
     }
     if let Err(refusal) = &outcome.accepted
         && matches!(outcome.control_plane, ControlPlane::Absent)
@@ -241,6 +244,10 @@ fn plan_ready(outcome: &Outcome) -> State {
     }
 }
 
+fn tell_goal(version: &str) -> String {
+    format!("Kubernetes goes up one minor version at a time, on to {version}.")
+}
+
 fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     if let Err(refusal) = &outcome.accepted {
         return State::no(refusal.reason, "The spec is not being carried out.");
@@ -263,10 +270,9 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
             Reason::Updating,
             "The control plane is being replaced by one of the new configuration.",
         ),
-        (_, Some(true)) if let Some(goal) = &outcome.heads_for => State::yes(
-            Reason::Updating,
-            format!("Kubernetes goes up one minor version at a time, on to {goal}."),
-        ),
+        (ControlPlane::Running { .. }, _) if let Some(goal) = &outcome.heads_for => {
+            State::yes(Reason::Updating, tell_goal(goal))
+        }
         (_, Some(true)) => State::no(Reason::AsExpected, "All is as asked for."),
         (_, _) if outcome.rest.is_asleep() => State::no(outcome.rest.reason(), "All is as asked for."),
         _ => State::yes(Reason::Provisioning, ready.message.clone()),

@@ -280,7 +280,10 @@ fn history_tells_versions_that_ran() {
         ..done
     };
     let on_the_way = plan(Some(third.clone()), &step, 3000);
-    assert_eq!(on_the_way.phase, Some(Phase::Updating));
+    assert_eq!(
+        (on_the_way.phase, ready(&on_the_way)),
+        (Some(Phase::Updating), ("False", "Updating"))
+    );
     assert_eq!(said(&on_the_way, ConditionType::Progressing), ("True", "Updating"));
     // Of those that never answered the oldest go first.
     let last = (6..26).fold(third, |before, patch| {

@@ -243,7 +243,7 @@ fn version_changes_follow_the_skew_policy() {
 #[test]
 fn no_minor_version_is_left_out() {
     let (mut config, tenant) = (config(), tenant());
-    for version in ["v1.36.0", "v1.37.0"] {
+    for version in ["v1.36.0", "v1.36.2", "v1.37.0"] {
         let mut newer = config.versions[0].clone();
         newer.version = version.into();
         config.versions.push(newer);
@@ -261,24 +261,13 @@ fn no_minor_version_is_left_out() {
     };
     let reached = Some("v1.35.4");
     for (rule, running, answered, wanted, expected) in [
-        ("one that answered", "v1.36.0", Some("v1.36.0"), "v1.37.0", "v1.37.0"),
-        ("asked for in sleep", "v1.36.0", reached, "v1.37.0", "v1.36.0"),
+        ("one that answered", "v1.36.2", Some("v1.36.2"), "v1.37.0", "v1.37.0"),
+        ("asked for in sleep", "v1.36.2", reached, "v1.37.0", "v1.36.2"),
         ("never came up", "v1.36.0", reached, "v1.36.0", "v1.36.0"),
-        ("two during a pause", "v1.35.4", reached, "v1.37.0", "v1.36.0"),
-        (
-            "another of its minor is offered",
-            "v1.36.7",
-            reached,
-            "v1.37.0",
-            "v1.36.0",
-        ),
-        (
-            "the newest of three behind",
-            "v1.34.9",
-            Some("v1.34.9"),
-            "v1.37.0",
-            "v1.35.5",
-        ),
+        ("its next patch may", "v1.36.0", reached, "v1.37.0", "v1.36.2"),
+        ("two during a pause", "v1.35.4", reached, "v1.37.0", "v1.36.2"),
+        ("it is offered no more", "v1.36.7", reached, "v1.37.0", "v1.36.2"),
+        ("three behind", "v1.34.9", Some("v1.34.9"), "v1.37.0", "v1.35.5"),
         ("left out before", "v1.37.0", reached, "v1.37.0", "v1.37.0"),
         ("nothing is stored yet", "v1.36.0", None, "v1.37.0", "v1.37.0"),
     ] {
@@ -286,6 +275,8 @@ fn no_minor_version_is_left_out() {
         let found = run(running, answered, wanted);
         assert_eq!(found, Ok((expected.to_owned(), heads_for)), "{rule}");
     }
+    let unknown = run("v1.36.0", reached, "v1.37.9").unwrap_err();
+    assert_eq!(unknown.reason, Reason::UnknownVersion, "it is asked for at once");
     let refused = run("v1.33.1", Some("v1.33.1"), "v1.37.0").unwrap_err();
     assert_eq!(refused.reason, Reason::VersionChangeRefused);
     assert!(refused.message.contains("v1.34"), "{}", refused.message);
