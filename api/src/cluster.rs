@@ -62,7 +62,8 @@ pub struct ClusterSpec {
     pub id: Option<String>,
 
     /// Version of Kubernetes, such as `v1.35.4`, out of the host's catalogue; the host's default if not given. It may go up
-    /// one minor version at a time, and up or down within a minor version. Once one has answered, each minor version does so before the next one runs.
+    /// one minor version at a time, and up or down within a minor version. Once one has answered, each minor version does so
+    /// before the next one runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = r"^v?[0-9]{1,2}\.[0-9]{1,3}\.[0-9]{1,3}$"))]
     #[x_kube(validation = Rule::new(

@@ -180,10 +180,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
                 config: &context.config,
             };
             match Box::pin(apply::apply(context, &cluster, &blueprint, &observed)).await {
-                Ok(applied) => Outcome {
-                    heads_for: accepted.heads_for.map(|version| version.to_string()),
-                    ..translate(&cluster, Some(accepted.version), applied)
-                },
+                Ok(applied) => translate(&cluster, Some(accepted), applied),
                 Err(error) => return fail(context, &cluster, &identity, &observed, error, judged()).await,
             }
         }
@@ -403,15 +400,15 @@ fn idle_outcome(cluster: &Cluster, observed: &Observed, accepted: Result<(), Ref
     }
 }
 
-fn translate(cluster: &Cluster, version: Option<KubernetesVersion>, applied: apply::Applied) -> Outcome {
+fn translate(cluster: &Cluster, accepted: Option<&Accepted<'_>>, applied: apply::Applied) -> Outcome {
     Outcome {
         accepted: Ok(()),
         paused: false,
         kept: false,
         rest: Rest::of(cluster),
         told: applied.told,
-        version: version.map(|version| version.to_string()),
-        heads_for: None,
+        version: accepted.map(|accepted| accepted.version.to_string()),
+        heads_for: accepted.and_then(|accepted| Some(accepted.heads_for?.to_string())),
         store: applied.store.state,
         account: applied.store.account,
         bytes: applied.store.bytes,

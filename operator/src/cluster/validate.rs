@@ -257,30 +257,25 @@ fn plan_step(wanted: KubernetesVersion, around: &Surroundings<'_, '_>) -> Result
     let offered = offered.filter_map(|entry| entry.version.parse::<KubernetesVersion>().ok());
     // The newest, as one that was begun may not have come up by a fault of its own.
     let between = offered.filter(|offered| offered.major == running.major && offered.minor == next);
-    between.max().map_or_else(|| refuse(
-        Reason::VersionChangeRefused,
-        format!(
+    between.max().ok_or_else(|| Refusal {
+        reason: Reason::VersionChangeRefused,
+        message: format!(
             "Kubernetes goes up one minor version at a time, so from {running} to {wanted} by way of v{}.{next}, which \
              is not offered on this host; there are: {}.",
             running.major,
             list_offered(around.config)
         ),
-    ), Ok)
+    })
 }
 
 fn check_offered(version: KubernetesVersion, config: &Config) -> Result<&VersionEntry, Refusal> {
-    config.version(version).map_or_else(
-        || {
-            refuse(
-                Reason::UnknownVersion,
-                format!(
-                    "Kubernetes {version} is not offered on this host; there are: {}.",
-                    list_offered(config)
-                ),
-            )
-        },
-        Ok,
-    )
+    config.version(version).ok_or_else(|| Refusal {
+        reason: Reason::UnknownVersion,
+        message: format!(
+            "Kubernetes {version} is not offered on this host; there are: {}.",
+            list_offered(config)
+        ),
+    })
 }
 
 fn list_offered(config: &Config) -> String {
