@@ -274,6 +274,18 @@ impl Host {
         if self.known_cluster(name).await.is_none() {
             return Ok(Action::await_change());
         }
+        self.reconcile_known(name).await
+    }
+
+    /// Ends the operator's watches when they have told all of the Cluster: by what is written from now on they lag behind.
+    pub(crate) async fn stop_watches(&mut self, name: &str) {
+        self.settle().await;
+        self.known_cluster(name).await.unwrap();
+        self._supervisor = Supervisor::new(Duration::ZERO);
+    }
+
+    /// One reconciliation by what the operator's watches have told.
+    pub(crate) async fn reconcile_known(&self, name: &str) -> Result<Action, ReconcileError> {
         let key = ObjectRef::new(name).within(TENANT);
         Box::pin(cluster::reconcile(key, Arc::clone(&self.context))).await
     }

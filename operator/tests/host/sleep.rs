@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Binding, ConfigMap, Event, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Resource;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -135,6 +135,42 @@ async fn a_connection_wakes_what_an_annotation_sent_to_sleep() {
         activity.sleep_requested_time > activity.wake_requested_time,
         "{activity:?}"
     );
+}
+
+/// When the operator asked it to sleep, as that writes it.
+async fn write_sleep(host: &Host, time: Option<Timestamp>) {
+    let activity = time.map_or(json!({}), |time| json!({"sleepRequestedTime": time.to_string()}));
+    let patch = json!({"apiVersion": "yoke.drzzl.io/v1alpha1", "kind": "Cluster", "metadata": {"name": "a"},
+        "status": {"activity": activity}});
+    let params = PatchParams::apply("yoke-operator-sleep").force();
+    host.clusters()
+        .patch_status("a", &params, &Patch::Apply(&patch))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleep_that_the_watch_does_not_tell_yet_starts_nothing() {
+    let mut host = Host::start().await;
+    let id = host.bring_up("a").await.id().unwrap();
+    annotate(&host, "now").await;
+    host.bring("a", "it sleeps", async || replicas(&host).await == Some(0))
+        .await;
+    ask(&host).await;
+    host.stop_watches("a").await;
+    // It was woken, and has gone to sleep once more since.
+    let slept = Timestamp::now() + SignedDuration::from_secs(60);
+    write_sleep(&host, Some(slept)).await;
+    host.context.note(&id, |seen| seen.slept = Some(Time(slept)));
+    for _ in 0..3 {
+        host.reconcile_known("a").await.unwrap();
+        assert_eq!(replicas(&host).await, Some(0), "it is started by a Cluster from before");
+    }
+    // Taken back, as a wake by the owner's word does; and what is noted of it counts no more.
+    write_sleep(&host, None).await;
+    host.reconcile_known("a").await.unwrap();
+    assert_eq!(replicas(&host).await, Some(1));
+    assert_eq!(host.context.seen(&id).slept, None);
 }
 
 /// Version of the control plane's NetworkPolicy, if there is one.
