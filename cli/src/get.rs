@@ -7,12 +7,13 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
+use tokio::time::Instant;
 use yoke_api::{Cluster, Tenant};
 use yoke_view::render::{Columns, cluster_row, cluster_table, tenant_row, tenant_table};
 use yoke_view::table::Table;
 
 use crate::arguments::{GetOptions, Kind, ListFormat};
-use crate::session::Session;
+use crate::session::{PATIENCE, Session};
 use crate::{Error, output, wait};
 
 /// Shows the objects once, and every change after it if asked to.
@@ -99,8 +100,8 @@ fn show_list(
     output::put(&view.show(&list.items)?)
 }
 
-/// Shows the objects and every change. A host that cannot be reached at first is an error; one that goes away later is
-/// told of and waited for.
+/// Shows the objects and every change. A host that cannot be reached at first, or stays busy, is an error; one that goes
+/// away later is told of and waited for.
 async fn follow(
     session: &Session,
     api: Api<DynamicObject>,
@@ -117,13 +118,20 @@ async fn follow(
     let mut changes = std::pin::pin!(changes.default_backoff());
     // The first list is one table; what a broken watch lists again is shown as changes.
     let mut first = Vec::new();
+    let begun = Instant::now();
     let listing = async {
         loop {
             match changes.try_next().await {
+                Ok(Some(Event::Init)) => first.clear(),
                 Ok(Some(Event::InitApply(object))) => first.push(object),
                 Ok(Some(Event::InitDone) | None) => return Ok(()),
                 Ok(Some(_)) => {}
-                Err(watcher::Error::InitialListFailed(error)) => return Err(session.explain(doing, error)),
+                Err(watcher::Error::InitialListFailed(error)) => {
+                    let error = session.explain(doing, error);
+                    if !error.asks_to_wait() || begun.elapsed() > PATIENCE {
+                        return Err(error);
+                    }
+                }
                 Err(error) => {
                     wait::trouble(session, doing, error)?;
                 }

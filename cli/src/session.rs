@@ -14,7 +14,7 @@ use crate::arguments::HostOptions;
 use crate::{Error, overrides, trace};
 
 /// How long it may take until a right that was given is known everywhere, and until a host that is busy has time.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
 

@@ -58,6 +58,8 @@ async fn a_busy_host_is_asked_again() {
         (0, "cluster.yoke.drzzl.io/demo\n"),
         "{said:?}"
     );
+    host.fail("GET", &[429, 503]);
+    host.begin("get -w").until_out("demo").await;
     host.fail("GET", &[500]);
     let said = host.run("get -o name").await;
     assert_eq!(
