@@ -1,4 +1,5 @@
-//! Clients of a cluster that write down what was acknowledged: afterwards all of it is there, in order, none twice.
+//! Clients of a cluster that write down what was acknowledged: afterwards all of it is there, in order, none twice. What was done
+//! twice has another version than the one that was acknowledged.
 //!
 //! ```text
 //!  append, some at once ▶ objects of each one after the other ┐
@@ -21,25 +22,41 @@ use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::{Client, ResourceExt as _};
 use tokio::task::JoinHandle;
 
-use crate::stack::client;
+use crate::stack::{client, configuration};
 
 /// How long a client waits for an answer, and how often it asks for one.
 pub const PROBE_EVERY: Duration = Duration::from_millis(50);
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// How long each client may wait for its last answer, of a cluster that answers.
+const LAST_LIMIT: Duration = Duration::from_secs(60);
+/// What the names of all that is appended begin with.
+pub(crate) const APPENDED: &str = "appended-";
 const COUNTER: &str = "counter";
 const VALUE: &str = "value";
+
+/// Of each object that a client has made, the version that was acknowledged; of one that was made without an answer, none.
+pub type Appended = Vec<Option<u64>>;
 
 /// What was acknowledged, and when the API answered.
 #[derive(Debug)]
 pub struct Record {
-    /// Objects that each client made one after the other, [`name_of`] by name.
-    pub appended: Vec<u64>,
+    /// What each client made one after the other, [`name_of`] by name.
+    pub appended: Vec<Appended>,
     /// Changes of one object.
-    pub counted: u64,
+    pub counted: Counted,
     /// When each of them was acknowledged.
     pub changes: Vec<Instant>,
     /// Each answer.
     pub answers: Vec<Instant>,
+}
+
+/// How far an object's number was raised.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    /// The number that was acknowledged last.
+    pub reached: u64,
+    /// The version of the object since; none while it is open whether it was raised once more.
+    version: Option<u64>,
 }
 
 /// The clients, while they run.
@@ -47,40 +64,66 @@ pub struct Record {
 pub struct Clients {
     kubeconfig: PathBuf,
     stop: Arc<AtomicBool>,
-    appending: Vec<JoinHandle<Result<u64>>>,
-    counting: JoinHandle<Result<(u64, Vec<Instant>)>>,
+    appending: Vec<JoinHandle<Result<Appended>>>,
+    counting: JoinHandle<Result<(Counted, Vec<Instant>)>>,
+    probe: Probe,
+}
+
+/// A client that asks all the time whether the API answers.
+#[derive(Debug)]
+pub struct Probe {
+    stop: Arc<AtomicBool>,
     probing: JoinHandle<Result<Vec<Instant>>>,
+}
+
+impl Probe {
+    /// Begins to ask.
+    pub async fn begin(kubeconfig: &Path) -> Result<Self> {
+        let (client, stop) = (connect(kubeconfig).await?, Arc::default());
+        let probing = tokio::spawn(probe(client, Arc::clone(&stop)));
+        Ok(Self { stop, probing })
+    }
+
+    /// Ends it by one more answer. When each came.
+    pub async fn end(self) -> Result<Vec<Instant>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let answers = tokio::time::timeout(LAST_LIMIT, self.probing).await;
+        answers.context("waiting for the last answer")??
+    }
 }
 
 impl Clients {
     /// Begins to write to a cluster that answers; so many append at once.
     pub async fn begin(kubeconfig: &Path, appenders: usize) -> Result<Self> {
-        let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
+        let api: Api<ConfigMap> = Api::namespaced(connect(kubeconfig).await?, "default");
         api.create(&PostParams::default(), &config_map(COUNTER, 0)).await?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut appending = Vec::new();
         for appender in 0..appenders {
-            appending.push(tokio::spawn(append(appender, client(kubeconfig).await?, stop.clone())));
+            appending.push(tokio::spawn(append(appender, connect(kubeconfig).await?, stop.clone())));
         }
         Ok(Self {
             appending,
-            counting: tokio::spawn(count(client(kubeconfig).await?, stop.clone())),
-            probing: tokio::spawn(probe(kubeconfig.to_owned(), stop.clone())),
+            counting: tokio::spawn(count(connect(kubeconfig).await?, stop.clone())),
+            probe: Probe::begin(kubeconfig).await?,
             kubeconfig: kubeconfig.to_owned(),
             stop,
         })
     }
 
-    /// Ends them, of a cluster that answers, and looks whether everything is there that was acknowledged.
+    /// Ends each of them by one more answer, of a cluster that answers, and looks whether everything is there that was
+    /// acknowledged.
     pub async fn end(self) -> Result<Record> {
         self.stop.store(true, Ordering::Relaxed);
-        let (appended, counted, answers) = tokio::try_join!(try_join_all(self.appending), self.counting, self.probing)?;
+        let written = async { tokio::try_join!(try_join_all(self.appending), self.counting) };
+        let written = tokio::time::timeout(LAST_LIMIT, written).await;
+        let (appended, counted) = written.context("waiting for the last write")??;
         let (counted, changes) = counted?;
         let record = Record {
             appended: appended.into_iter().collect::<Result<_>>()?,
             counted,
             changes,
-            answers: answers?,
+            answers: self.probe.end().await?,
         };
         check(&self.kubeconfig, &record).await?;
         Ok(record)
@@ -90,14 +133,19 @@ impl Clients {
 impl Record {
     /// Objects that were made, of all clients.
     pub fn objects(&self) -> u64 {
-        self.appended.iter().sum()
+        self.appended.iter().map(|appended| appended.len() as u64).sum()
     }
 
     /// The longest time without an answer.
     pub fn longest_outage(&self) -> Duration {
-        let gaps = self.answers.windows(2).map(|pair| pair[1] - pair[0]);
-        gaps.max().unwrap_or_default()
+        longest_gap(&self.answers)
     }
+}
+
+/// The longest time between two answers.
+pub fn longest_gap(answers: &[Instant]) -> Duration {
+    let gaps = answers.windows(2).map(|pair| pair[1] - pair[0]);
+    gaps.max().unwrap_or_default()
 }
 
 /// The name of an object that a client has appended.
@@ -107,7 +155,7 @@ pub fn name_of(appender: usize, number: u64) -> String {
 
 /// What the names of all objects of a client begin with.
 pub(crate) fn prefix_of(appender: usize) -> String {
-    format!("appended-{appender}-")
+    format!("{APPENDED}{appender}-")
 }
 
 fn config_map(name: &str, value: u64) -> ConfigMap {
@@ -130,49 +178,87 @@ async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Option<Res
     }
 }
 
-/// Makes one object after the other. How many there must be, each with its number.
-async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Result<u64> {
+/// A client of which each try is one request: what is asked again unseen may have been done before.
+async fn connect(kubeconfig: &Path) -> Result<Client> {
+    let mut config = configuration(kubeconfig).await?;
+    config.default_retry = false;
+    Client::try_from(config).context("making a client")
+}
+
+/// Makes one object after the other.
+async fn append(appender: usize, client: Client, stop: Arc<AtomicBool>) -> Result<Appended> {
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
-    let mut number = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let object = config_map(&name_of(appender, number), number);
+    let (mut appended, mut is_open) = (Appended::new(), false);
+    loop {
+        let number = appended.len() as u64;
+        let name = name_of(appender, number);
+        let object = config_map(&name, number);
         match answer(api.create(&PostParams::default(), &object)).await {
-            // 409: an earlier try was done without an answer.
-            Some(Ok(_) | Err(409)) => number += 1,
-            Some(Err(code)) => bail!("creating {} was answered {code}", name_of(appender, number)),
-            None => tokio::time::sleep(PROBE_EVERY).await,
+            Some(Ok(made)) => appended.push(Some(version_of(&made)?)),
+            // An earlier try was done without an answer.
+            Some(Err(409)) if is_open => appended.push(None),
+            Some(Err(code)) => bail!("creating {name} was answered {code}"),
+            None => {
+                is_open = true;
+                tokio::time::sleep(PROBE_EVERY).await;
+                continue;
+            }
+        }
+        is_open = false;
+        if stop.load(Ordering::Relaxed) {
+            return Ok(appended);
         }
     }
-    Ok(number)
 }
 
 /// Raises one object's number by one, again and again. Nobody else does. What it reached, and when each change was acknowledged.
-async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(u64, Vec<Instant>)> {
+async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<Instant>)> {
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
-    let (mut reached, mut changes) = (0, Vec::new());
-    while !stop.load(Ordering::Relaxed) {
+    let (mut counted, mut changes) = (Counted::default(), Vec::new());
+    loop {
         let Some(Ok(mut object)) = answer(api.get(COUNTER)).await else {
             tokio::time::sleep(PROBE_EVERY).await;
             continue;
         };
-        let found = read(&object)?;
-        // What was acknowledged is there; what was left open was done once, or not at all.
-        ensure!(
-            found == reached || found == reached + 1,
-            "the counter is at {found} where {reached} was acknowledged"
-        );
-        reached = found;
+        let found = counted.check(&object)?;
         object.data = config_map(COUNTER, found + 1).data;
         match answer(api.replace(COUNTER, &PostParams::default(), &object)).await {
-            Some(Ok(_)) => {
-                reached = found + 1;
+            Some(Ok(changed)) => {
+                counted = Counted {
+                    reached: found + 1,
+                    version: Some(version_of(&changed)?),
+                };
                 changes.push(Instant::now());
+                if stop.load(Ordering::Relaxed) {
+                    return Ok((counted, changes));
+                }
             }
             Some(Err(404)) => bail!("the counter is gone"),
-            Some(Err(_)) | None => {}
+            Some(Err(_)) | None => {
+                counted = Counted {
+                    reached: found,
+                    version: None,
+                };
+            }
         }
     }
-    Ok((reached, changes))
+}
+
+impl Counted {
+    /// The number of the object as it is now. An error unless it is what was acknowledged, or what was left open was done once.
+    fn check(&self, object: &ConfigMap) -> Result<u64> {
+        let (found, version) = (read(object)?, version_of(object)?);
+        let as_acknowledged = found == self.reached && self.version.is_none_or(|known| known == version);
+        ensure!(
+            as_acknowledged || (self.version.is_none() && found == self.reached + 1),
+            "the counter is at {found} in version {version} after {self:?}"
+        );
+        Ok(found)
+    }
+}
+
+fn version_of(object: &ConfigMap) -> Result<u64> {
+    Ok(object.resource_version().context("no resourceVersion")?.parse()?)
 }
 
 fn read(object: &ConfigMap) -> Result<u64> {
@@ -181,51 +267,111 @@ fn read(object: &ConfigMap) -> Result<u64> {
 }
 
 /// When the API answered.
-async fn probe(kubeconfig: PathBuf, stop: Arc<AtomicBool>) -> Result<Vec<Instant>> {
-    let api: Api<Namespace> = Api::all(client(&kubeconfig).await?);
+async fn probe(client: Client, stop: Arc<AtomicBool>) -> Result<Vec<Instant>> {
+    let api: Api<Namespace> = Api::all(client);
     let mut answers = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
+    loop {
         if let Some(Ok(_)) = answer(api.get("default")).await {
             answers.push(Instant::now());
+            if stop.load(Ordering::Relaxed) {
+                return Ok(answers);
+            }
         }
         tokio::time::sleep(PROBE_EVERY).await;
     }
-    Ok(answers)
 }
 
 /// Looks whether everything is there that was acknowledged, in the order in which it was.
 async fn check(kubeconfig: &Path, record: &Record) -> Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
     let objects = api.list(&ListParams::default()).await?.items;
-    for (appender, appended) in record.appended.iter().copied().enumerate() {
+    for (appender, appended) in record.appended.iter().enumerate() {
         check_order(&objects, &prefix_of(appender), appended)?;
     }
-    let (found, counted) = (read(&api.get(COUNTER).await?)?, record.counted);
-    ensure!(
-        found == counted || found == counted + 1,
-        "the counter is at {found} where {counted} was acknowledged"
-    );
+    record.counted.check(&api.get(COUNTER).await?)?;
     Ok(())
 }
 
 /// The same, of what one client has made.
-fn check_order(objects: &[ConfigMap], prefix: &str, appended: u64) -> Result<()> {
+fn check_order(objects: &[ConfigMap], prefix: &str, appended: &Appended) -> Result<()> {
     let mut stored = BTreeMap::new();
     for object in objects.iter().filter(|object| object.name_any().starts_with(prefix)) {
-        let version: u64 = object.resource_version().context("no resourceVersion")?.parse()?;
-        stored.insert(version, read(object)?);
+        stored.insert(version_of(object)?, read(object)?);
     }
-    let numbers: Vec<u64> = stored.into_values().collect();
-    // The last one may have been made without an answer.
-    let there = numbers.len() as u64;
     ensure!(
-        there == appended || there == appended + 1,
-        "{there} objects {prefix} are there where {appended} were acknowledged"
+        stored.len() == appended.len(),
+        "{} objects {prefix} are there where {} were acknowledged",
+        stored.len(),
+        appended.len()
     );
-    ensure!(
-        numbers.iter().copied().eq(0..there),
-        "objects {prefix} were made in another order"
-    );
-    ensure!(appended > 0, "no object {prefix} was acknowledged");
+    for ((version, number), (expected, acknowledged)) in stored.into_iter().zip((0u64..).zip(appended)) {
+        ensure!(
+            number == expected,
+            "object {prefix}{number} was made where {expected} was"
+        );
+        ensure!(
+            acknowledged.is_none_or(|acknowledged| acknowledged == version),
+            "object {prefix}{number} has version {version}, and {acknowledged:?} was acknowledged"
+        );
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(name: &str, value: u64, version: u64) -> ConfigMap {
+        let mut object = config_map(name, value);
+        object.metadata.resource_version = Some(version.to_string());
+        object
+    }
+
+    #[test]
+    fn what_is_missing_or_was_done_twice_is_found() {
+        let made = |objects: &[(u64, u64)]| -> Vec<ConfigMap> {
+            let name = |number| name_of(0, number);
+            objects
+                .iter()
+                .map(|(number, version)| stored(&name(*number), *number, *version))
+                .collect()
+        };
+        let acknowledged = vec![Some(3), None, Some(9)];
+        for (rule, objects, met) in [
+            ("as acknowledged", made(&[(0, 3), (1, 7), (2, 9)]), true),
+            ("one is lost", made(&[(0, 3), (2, 9)]), false),
+            (
+                "one is there that nobody has made",
+                made(&[(0, 3), (1, 7), (2, 9), (3, 11)]),
+                false,
+            ),
+            ("two in another order", made(&[(0, 3), (1, 10), (2, 9)]), false),
+            ("one was made twice", made(&[(0, 3), (1, 7), (2, 12)]), false),
+        ] {
+            let found = check_order(&objects, &prefix_of(0), &acknowledged);
+            assert_eq!(found.is_ok(), met, "{rule}: {found:?}");
+        }
+        let (closed, open) = (
+            Counted {
+                reached: 5,
+                version: Some(20),
+            },
+            Counted {
+                reached: 5,
+                version: None,
+            },
+        );
+        for (rule, counted, value, version, met) in [
+            ("as acknowledged", closed, 5, 20, true),
+            ("it was raised twice to the same", closed, 5, 21, false),
+            ("it was raised by nobody", closed, 6, 21, false),
+            ("it was lost", closed, 4, 20, false),
+            ("what was left open was not done", open, 5, 20, true),
+            ("what was left open was done", open, 6, 21, true),
+            ("it was done twice", open, 7, 22, false),
+        ] {
+            let found = counted.check(&stored(COUNTER, value, version));
+            assert_eq!(found.is_ok(), met, "{rule}: {found:?}");
+        }
+    }
 }

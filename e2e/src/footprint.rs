@@ -15,13 +15,17 @@ use crate::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// Processes that serve all clusters, or go on while one sleeps: what one of these keeps adds up.
-const SERVERS: [&str; 9] = [
+const SERVERS: [&str; 13] = [
     "yoke-operator",
     "yoke-ingress-xds",
+    "yoke-ssh-ui",
+    "cert-manager-controller",
     "envoy",
     "nats-server",
     "kine-nats",
     "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
     "yoke-worker",
     "kubelet",
     "containerd",

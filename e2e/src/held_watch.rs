@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::acknowledged::{Record, name_of, prefix_of};
+use crate::acknowledged::{APPENDED, Record, name_of, prefix_of};
 
 /// How soon the client asks again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -76,8 +76,8 @@ impl HeldWatch {
     /// Waits until all objects of a record were seen.
     pub async fn wait_for_all(&self, record: &Record, limit: Duration) -> Result<()> {
         for (appender, appended) in record.appended.iter().enumerate() {
-            self.wait_for(&name_of(appender, appended.saturating_sub(1)), limit)
-                .await?;
+            let last = (appended.len() as u64).saturating_sub(1);
+            self.wait_for(&name_of(appender, last), limit).await?;
         }
         Ok(())
     }
@@ -105,13 +105,16 @@ impl HeldWatch {
     /// Ends it. An error unless it told of all objects of a record once, in order.
     pub fn check(self, record: &Record) -> Result<()> {
         let made = self.end()?;
-        for (appender, appended) in record.appended.iter().copied().enumerate() {
-            let expected: Vec<_> = (0..appended).map(|number| name_of(appender, number)).collect();
+        for (appender, appended) in record.appended.iter().enumerate() {
+            let expected = (0..appended.len() as u64).map(|number| name_of(appender, number));
             let of_this = |name: &&String| name.starts_with(&prefix_of(appender));
-            let mut told: Vec<_> = made.iter().filter(of_this).cloned().collect();
-            // The last one may have been made without an answer.
-            told.truncate(expected.len());
-            ensure!(told == expected, "the watch told {} of {}", told.len(), expected.len());
+            let told: Vec<_> = made.iter().filter(of_this).collect();
+            ensure!(
+                expected.eq(told.iter().copied().cloned()),
+                "the watch told {} of {}, or in another order",
+                told.len(),
+                appended.len()
+            );
         }
         Ok(())
     }
@@ -170,7 +173,11 @@ async fn follow(
                 });
                 *last = Instant::now();
             }
-            WatchEvent::Modified(object) | WatchEvent::Deleted(object) => *version = to_version(&object)?,
+            WatchEvent::Modified(object) | WatchEvent::Deleted(object) => {
+                let name = object.name_any();
+                ensure!(!name.starts_with(APPENDED), "{name} was changed, which nobody did");
+                *version = to_version(&object)?;
+            }
             WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
             WatchEvent::Error(status) if status.code == EXPIRED => return Ok(End::Expired),
             WatchEvent::Error(_) => break,

@@ -4,6 +4,7 @@
 //!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS     one every few seconds
 //!  faults ─▶ the second node of the host, with a control plane     all of it killed, or cut off
 //!  clients ▶ what was acknowledged (`acknowledged.rs`)             afterwards all of it is there
+//!  watch ──▶ what was made (`held_watch.rs`)                       it told of all of it, once
 //!                                                                  the outages of each kind of fault are printed
 //! ```
 //!
@@ -17,7 +18,9 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Record};
+use yoke_e2e::held_watch::HeldWatch;
 use yoke_e2e::host_node::{is_ready, place_of};
+use yoke_e2e::stack::client;
 use yoke_e2e::tenant::READY_LIMIT;
 use yoke_e2e::victim::{PodNetwork, signal};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, Victim, network, wait_for};
@@ -327,6 +330,7 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     second.start().await?;
     let tenant = TenantFixture::create(&stack, "chaos").await?.expecting(&ALL);
     let (hosted, kubeconfig, _) = second.ready_cluster(&tenant, "a").await?;
+    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
     let clients = Clients::begin(&kubeconfig, APPENDERS).await?;
     let target = Target {
         stack: stack.clone(),
@@ -350,11 +354,15 @@ async fn nothing_acknowledged_is_lost() -> Result<()> {
     .await?;
     let record = clients.end().await?;
     println!("{}", show_outages(&faults, &record));
+    watch.wait_for_all(&record, READY_LIMIT).await?;
+    let (gap, lists) = watch.interruptions();
+    watch.check(&record)?;
+    println!("A watch told all of them once, in order, paused {gap:.1?} and listed anew {lists} times.");
     println!(
         "{} faults. {} objects of {APPENDERS} clients and {} changes of one were acknowledged: all are there, in order, none twice",
         faults.len(),
         record.objects(),
-        record.counted
+        record.counted.reached
     );
     require(&faults.iter().map(|(_, fault)| *fault).collect::<Vec<_>>(), length)?;
     tenant.remove().await

@@ -209,7 +209,7 @@ async fn check(watch: HeldWatch, clients: Clients, elsewhere: &Elsewhere) -> Res
          {} objects and {} changes of one, all as acknowledged; the longest outage {:.1?}. The watch told all of them once, in \
          order, paused {gap:.1?} and listed anew {lists} times.",
         record.objects(),
-        record.counted,
+        record.counted.reached,
         record.longest_outage()
     ))
 }

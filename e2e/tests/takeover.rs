@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use tokio::sync::Mutex;
 use yoke_api::labels::INCARNATION;
-use yoke_e2e::acknowledged::{Clients, PROBE_EVERY};
+use yoke_e2e::acknowledged::{Clients, PROBE_EVERY, Probe, longest_gap};
 use yoke_e2e::held_watch::HeldWatch;
 use yoke_e2e::host_node::{is_ready, place_of};
 use yoke_e2e::stack::client;
@@ -21,6 +21,8 @@ use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
 const LONGEST: Duration = Duration::from_secs(2);
 /// Objects made before, and after, that show that all goes on.
 const WRITES: usize = 20;
+/// Those that leave a node together.
+const MANY: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 /// One test after the other: each measures a pause.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
@@ -122,6 +124,57 @@ async fn a_node_that_is_drained_is_left_before_it_goes() -> Result<()> {
     tenant.remove().await
 }
 
+/// All of them are given notice at once, and each is left to others before it goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
+    let _alone = ALONE.lock().await;
+    let stack = Stack::connect().await?;
+    let node = HostNode::second(&stack).await?;
+    let tenant = TenantFixture::create(&stack, "leaving").await?.expecting(&EXPECTED);
+    let mut all = Vec::new();
+    for name in MANY {
+        let (hosted, kubeconfig, pod) = node.ready_cluster(&tenant, name).await?;
+        let drained = Drained {
+            stack: stack.clone(),
+            node: node.clone(),
+            hosted,
+            pod,
+        };
+        drained.is_held().await?;
+        all.push((drained, Probe::begin(&kubeconfig).await?));
+    }
+    let begun = Instant::now();
+    let result = all[0].0.drain().await;
+    let took = begun.elapsed();
+    let mut ended = Vec::new();
+    for (drained, probe) in all {
+        let successor = successor(&stack, &drained.hosted, &drained.pod, Some(&node.name)).await;
+        ended.push((drained.pod, successor, probe.end().await));
+    }
+    // Whatever came of it: others use the node, too.
+    stack.host_kubectl(&["uncordon", &node.name]).await?.ok()?;
+    result?;
+    let mut longest = Vec::new();
+    for (former, successor, answers) in ended {
+        ensure!(
+            incarnation_of(&successor?) == incarnation_of(&former),
+            "it is another start"
+        );
+        longest.push(longest_gap(&answers?));
+    }
+    longest.sort();
+    let noticed = format!(
+        "Drained of {} in {took:.1?}: the longest times without an answer {longest:.2?}",
+        longest.len()
+    );
+    println!("{noticed}");
+    ensure!(
+        longest.last().is_some_and(|longest| *longest < LONGEST),
+        "too long: {noticed}"
+    );
+    tenant.remove().await
+}
+
 /// Nobody gives notice: the pod is deleted, as an eviction that is let through does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_is_to_end_serves_until_another_one_does() -> Result<()> {
@@ -166,7 +219,7 @@ async fn conclude(former: &Pod, successor: &Pod, clients: Clients, watch: HeldWa
         successor.name_any(),
         former.name_any(),
         record.objects(),
-        record.counted,
+        record.counted.reached,
         record.longest_outage()
     );
     ensure!(

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, PostParams};
+use yoke_e2e::held_watch::HeldWatch;
+use yoke_e2e::stack::client;
 use yoke_e2e::tenant::hosted_namespace;
 use yoke_e2e::victim::signal;
 use yoke_e2e::{Expected, Stack, TenantFixture, Victim, wait_for};
@@ -74,7 +76,7 @@ async fn is_acknowledged<T>(write: impl Future<Output = kube::Result<T>>) -> boo
 /// Creates without pause until told to stop; changes one of three, and deletes one. Returns for each name whose creation was
 /// acknowledged which states it may be in, `None` being deleted: one, or two where the last write was not acknowledged.
 async fn write_all_the_time(kubeconfig: &Path, prefix: &str, stop: Arc<AtomicBool>) -> Result<Written> {
-    let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
+    let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
     let (post, delete) = (PostParams::default(), DeleteParams::default());
     let mut written = Written::new();
     for number in 0u32.. {
@@ -129,6 +131,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         Victim::Supervised("kube-scheduler"),
     ];
 
+    let watch = HeldWatch::begin(client(&kubeconfig).await?).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let host_kubeconfig = stack.dir.join("host.kubeconfig");
     let writers =
@@ -170,11 +173,16 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         );
     }
 
+    let (gap, lists) = watch.interruptions();
+    let told = watch.end()?.len();
+    println!("a watch told of {told} objects, paused {gap:.1?} and listed anew {lists} times");
+    // What kube-apiserver's cache had not told before its own end it cannot tell afterwards; all others' are survived.
+    ensure!(lists <= 1, "the watch listed anew {lists} times");
     stop.store(true, Ordering::Relaxed);
     for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
         let written = writer.await.context("a writer ended badly")??;
         ensure!(written.len() > 50, "only {} creations were acknowledged", written.len());
-        let api: Api<ConfigMap> = Api::namespaced(yoke_e2e::stack::client(kubeconfig).await?, "default");
+        let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
         let stored: BTreeMap<String, String> = api
             .list(&ListParams::default())
             .await?

@@ -1,7 +1,11 @@
 //! Clusters that live for a given time, or as long as a command.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use yoke_e2e::{Stack, TenantFixture};
+
+const TTL: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn clusters_end_with_their_time_and_with_their_command() -> Result<()> {
@@ -9,6 +13,7 @@ async fn clusters_end_with_their_time_and_with_their_command() -> Result<()> {
     let tenant = TenantFixture::create(&stack, "transient").await?;
     let namespace = tenant.name.as_str();
     let create = ["create", "cluster", "short", "-n", namespace, "--ttl", "1m"];
+    let made = Instant::now();
     stack.yoke(&create).await?.ok()?;
 
     let kubectl = stack.dir.join("bin/kubectl");
@@ -29,5 +34,6 @@ async fn clusters_end_with_their_time_and_with_their_command() -> Result<()> {
     ensure!(name.starts_with("run-"), "{}", ran.stdout);
     tenant.until_gone(name).await?;
     tenant.until_gone("short").await?;
+    ensure!(made.elapsed() >= TTL, "it lived for {:?}", made.elapsed());
     tenant.remove().await
 }
