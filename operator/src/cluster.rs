@@ -25,6 +25,7 @@ mod keep;
 mod kept;
 mod lost;
 mod observe;
+mod obstacles;
 pub mod orphans;
 mod outline;
 mod pace;

@@ -122,14 +122,25 @@ pub struct Awake {
     pub controllers: Option<String>,
     /// UID of the pod that the ingress was told answers, after a wake, and when.
     pub told: Option<(String, Instant)>,
-    /// When its Nodes were looked at, and the name of one that is connected.
-    pub connected: Option<(Instant, Option<String>)>,
-    /// When its webhooks were looked at, and the name of one that would keep workers from coming back.
-    pub webhooks: Option<(Instant, Option<String>)>,
+    /// A Node that is connected.
+    pub connected: Option<Obstacle>,
+    /// A webhook that would keep workers from coming back.
+    pub webhooks: Option<Obstacle>,
     /// When it was last used, as it was last asked.
     pub activity: Option<ActivitySeen>,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
     pub slow: Option<(u32, Instant, Answer)>,
+}
+
+/// What was last looked for of what stands against sleep.
+#[derive(Clone, Debug)]
+pub struct Obstacle {
+    /// Its name, if there is one; `None` if the look failed.
+    pub found: Option<Option<String>>,
+    /// When the look ended.
+    pub at: Instant,
+    /// How long no other one comes after it.
+    pub rest: Duration,
 }
 
 /// When a cluster was last used, as it was last asked.

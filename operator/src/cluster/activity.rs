@@ -5,30 +5,28 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
-use yoke_api::sleep::{SleepReason, WithWorkers};
-use yoke_api::{Cluster, ClusterId, Reason};
+use yoke_api::sleep::SleepReason;
+use yoke_api::{Cluster, Reason};
 
 use super::gate::{self, ControlPlane};
 use super::identity::Identity;
-use super::idle::{self, Inside, Next};
+use super::idle::{self, Next};
 use super::observe::Observed;
+use super::obstacles::find_possible;
 use super::probe::BASE_EVERY;
 use super::rest::{self, Rest, Word};
 use super::status::Outcome;
 use super::store_api::StoreApiError;
 use super::{patch, schedule, store_api};
-use crate::conditions::{self, State};
+use crate::conditions;
 use crate::context::{ActivitySeen, Context};
 use crate::error::ReconcileError;
 use crate::events::Notice;
-use crate::tenant_api::Way;
 
 /// When to ask again who did not answer, and when to look again whether what stands against sleep is gone.
 const AGAIN: Duration = Duration::from_secs(15);
 /// The same, of what is not known yet.
 const SOON: Duration = Duration::from_secs(1);
-/// How old may be what is said of its Nodes.
-const NODES_EVERY: Duration = Duration::from_secs(60);
 
 /// Notes of a Cluster that it is to sleep, or to wake, if it is time. `None`: the object is gone.
 pub(super) async fn heed(
@@ -51,7 +49,8 @@ pub(super) async fn tell(context: &Context, cluster: &Cluster, identity: &Identi
     outcome.strands_nodes = rest::strands_nodes(cluster);
     outcome.used = context.awake(&identity.id).activity.and_then(|seen| seen.used);
     if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
-        outcome.sleep_possible = Some(find_possible(context, cluster, identity, BASE_EVERY).await);
+        let age = outcome.inside.is_ok().then_some(BASE_EVERY);
+        outcome.sleep_possible = Some(find_possible(context, cluster, &identity.id, age).await);
     }
 }
 
@@ -79,7 +78,7 @@ async fn heed_schedules(
         return patch::note(context, &cluster, None, Some(due.time)).await;
     }
     // It stays due.
-    if sleeps && find_possible(context, &cluster, identity, AGAIN).await.status != Some(true) {
+    if sleeps && find_possible(context, &cluster, &identity.id, Some(AGAIN)).await.status != Some(true) {
         return Ok(Some(cluster));
     }
     if let Some(word) = due.word {
@@ -165,7 +164,7 @@ async fn heed_use(
     let is_new = context.awake(id).nodes.is_none();
     let due = Instant::now() + if is_new { pause.min(SOON) } else { pause };
     context.note_awake(id, |awake| awake.activity = Some(ActivitySeen { key, due, used }));
-    if !is_time || find_possible(context, &cluster, identity, AGAIN).await.status != Some(true) {
+    if !is_time || find_possible(context, &cluster, id, Some(AGAIN)).await.status != Some(true) {
         return Ok(Some(cluster));
     }
     tracing::info!(cluster = %id, ?used, "nobody uses the cluster: it goes to sleep");
@@ -176,59 +175,4 @@ async fn heed_use(
 fn is_carried_out(cluster: &Cluster) -> bool {
     let observed = cluster.status.as_ref().and_then(|status| status.observed_generation);
     conditions::is_carried_out(cluster) && observed == cluster.metadata.generation
-}
-
-/// Whether nothing stands against that it goes to sleep by itself, by what was found not longer ago than this.
-async fn find_possible(context: &Context, cluster: &Cluster, identity: &Identity, age: Duration) -> State {
-    let id = &identity.id;
-    let nodes = context.awake(id).nodes.map(|(nodes, _)| nodes);
-    if nodes.is_some_and(|nodes| nodes > 0) {
-        match cluster.spec.sleep.with_workers {
-            WithWorkers::Allow => look_at_webhooks(context, id, age).await,
-            WithWorkers::Prevent => look_at_nodes(context, id, age.min(NODES_EVERY)).await,
-        }
-    }
-    let inside = Inside {
-        nodes,
-        connected: context.awake(id).connected.map(|(_, name)| name),
-        webhook: context.awake(id).webhooks.map(|(_, name)| name),
-    };
-    idle::plan_possible(cluster, &inside, &context.caches.join_tokens.state(), Timestamp::now())
-}
-
-async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
-    let is_fresh = |(since, _): (Instant, Option<String>)| since.elapsed() < age;
-    let Some(api) = context.apis.known(id, Way::Inside) else {
-        return;
-    };
-    if context.awake(id).connected.is_some_and(is_fresh) {
-        return;
-    }
-    let now = Timestamp::now();
-    let found = match api.find_node(|node| idle::is_connected(node, now)).await {
-        Ok(name) => Some((Instant::now(), name)),
-        Err(error) => {
-            tracing::warn!(cluster = %id, error = %crate::chain(&error), "whether its Nodes are connected is not known");
-            None
-        }
-    };
-    context.note_awake(id, |awake| awake.connected = found);
-}
-
-async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
-    let is_fresh = |(since, _): (Instant, Option<String>)| since.elapsed() < age;
-    let Some(api) = context.apis.known(id, Way::Inside) else {
-        return;
-    };
-    if context.awake(id).webhooks.is_some_and(is_fresh) {
-        return;
-    }
-    let found = match api.find_blocking_webhook().await {
-        Ok(name) => Some((Instant::now(), name)),
-        Err(error) => {
-            tracing::warn!(cluster = %id, error = %crate::chain(&error), "its webhooks are not known");
-            None
-        }
-    };
-    context.note_awake(id, |awake| awake.webhooks = found);
 }

@@ -11,7 +11,7 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use yoke_api::Lenient;
 
-use super::pages::{Pages, list_pages};
+use super::pages::{Pages, find_in_pages};
 use super::{TenantApi, TenantApiError};
 
 /// Each configuration may have 1.5 MiB.
@@ -41,48 +41,41 @@ struct Hook<'a> {
 }
 
 impl TenantApi {
-    /// The name of a webhook that would keep workers from coming back to a cluster that wakes, if there is one.
+    /// The name of a webhook that would keep workers from coming back to a cluster that wakes, if there is one. Of the
+    /// configurations, which may be large, one page is kept at a time.
     pub async fn find_blocking_webhook(&self) -> Result<Option<String>, TenantApiError> {
-        let validating = self.list_all::<ValidatingWebhookConfiguration>().await?;
-        let hooks = validating.iter().flat_map(|all| all.webhooks.iter().flatten());
-        let found = hooks.map(|hook| Hook {
-            name: &hook.name,
-            client: &hook.client_config,
-            failure_policy: hook.failure_policy.as_deref(),
-            rules: hook.rules.as_deref().unwrap_or_default(),
-            namespaces: hook.namespace_selector.as_ref(),
-            objects: hook.object_selector.as_ref(),
-        });
-        if let Some(name) = find_blocking(found) {
+        let validating = |all: ValidatingWebhookConfiguration| {
+            find_blocking(all.webhooks.iter().flatten().map(|hook| Hook {
+                name: &hook.name,
+                client: &hook.client_config,
+                failure_policy: hook.failure_policy.as_deref(),
+                rules: hook.rules.as_deref().unwrap_or_default(),
+                namespaces: hook.namespace_selector.as_ref(),
+                objects: hook.object_selector.as_ref(),
+            }))
+        };
+        if let Some(name) = self.find_webhook(validating).await? {
             return Ok(Some(name));
         }
-        let mutating = self.list_all::<MutatingWebhookConfiguration>().await?;
-        let hooks = mutating.iter().flat_map(|all| all.webhooks.iter().flatten());
-        let found = hooks.map(|hook| Hook {
-            name: &hook.name,
-            client: &hook.client_config,
-            failure_policy: hook.failure_policy.as_deref(),
-            rules: hook.rules.as_deref().unwrap_or_default(),
-            namespaces: hook.namespace_selector.as_ref(),
-            objects: hook.object_selector.as_ref(),
-        });
-        Ok(find_blocking(found))
+        let mutating = |all: MutatingWebhookConfiguration| {
+            find_blocking(all.webhooks.iter().flatten().map(|hook| Hook {
+                name: &hook.name,
+                client: &hook.client_config,
+                failure_policy: hook.failure_policy.as_deref(),
+                rules: hook.rules.as_deref().unwrap_or_default(),
+                namespaces: hook.namespace_selector.as_ref(),
+                objects: hook.object_selector.as_ref(),
+            }))
+        };
+        self.find_webhook(mutating).await
     }
 
-    async fn list_all<K>(&self) -> Result<Vec<K>, TenantApiError>
+    async fn find_webhook<K>(&self, look: impl Fn(K) -> Option<String>) -> Result<Option<String>, TenantApiError>
     where
-        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
         Lenient<K>: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
     {
-        let api = Api::all(self.client.clone());
-        list_pages(
-            "its webhooks",
-            &api,
-            ListParams::default(),
-            PAGES,
-            std::convert::identity,
-        )
-        .await
+        let api = Api::<Lenient<K>>::all(self.client.clone());
+        find_in_pages("its webhooks", &api, ListParams::default(), PAGES, look).await
     }
 }
 

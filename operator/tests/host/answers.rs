@@ -163,6 +163,36 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     assert!(taken() < 256 << 20, "{} bytes", taken());
 }
 
+/// Each answer comes in time, and there is no end to them.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_of_a_tenant_cost_the_operator_little() {
+    let mut host = Host::start().await;
+    host.bring_up("a").await;
+    let server = run_ready(&host).await;
+    {
+        let mut behaviour = server.behaviour.lock().unwrap();
+        let silent =
+            serde_json::json!({"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        behaviour.nodes = vec![serde_json::json!({"metadata": {"name": "n"}, "status": {"conditions": [silent]}})];
+        behaviour.page_takes = Some(Duration::from_millis(400));
+    }
+    host.restart_operator().await;
+    let id = host.cluster("a").await.id().unwrap();
+    let mut times = Vec::new();
+    for _ in 0..4 {
+        let began = Instant::now();
+        let done = tokio::time::timeout(Duration::from_secs(60), host.reconcile("a")).await;
+        done.expect("a look at Nodes has an end").unwrap();
+        times.push(began.elapsed());
+    }
+    assert!(host.context.awake(&id).connected.is_some(), "they were looked at");
+    assert!(times[3] < Duration::from_secs(2), "the next look is put off: {times:?}");
+    assert_eq!(
+        condition(&host.cluster("a").await, "SleepPossible"),
+        "Unknown/APIServerNotReady"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn webhooks_of_a_tenant_cost_the_operator_little() {
     let mut host = Host::start().await;

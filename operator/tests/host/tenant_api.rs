@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use rustls::pki_types::pem::PemObject as _;
@@ -16,6 +17,7 @@ use crate::harness::{Host, PKI};
 /// What the controller manager makes first.
 pub(crate) const ACCOUNT: &str = "/serviceaccounts/default";
 const CHUNK: usize = 1 << 16;
+const NODES: &str = "/api/v1/nodes";
 
 /// How the API behaves, and what was asked of it.
 #[derive(Default)]
@@ -38,6 +40,8 @@ pub(crate) struct Behaviour {
     pub(crate) refuses: Option<&'static str>,
     /// What was deleted, by path.
     pub(crate) deleted: Vec<String>,
+    /// How long each page of its Nodes takes, after which another one comes.
+    pub(crate) page_takes: Option<Duration>,
     /// Its Nodes.
     pub(crate) nodes: Vec<serde_json::Value>,
     /// Its ValidatingWebhookConfigurations.
@@ -125,6 +129,10 @@ where
         let endless = behaviour.lock().unwrap().endless;
         if method == "GET" && endless.is_some_and(|end| path.ends_with(end)) {
             return tell_without_end(stream, behaviour).await;
+        }
+        let page_takes = behaviour.lock().unwrap().page_takes;
+        if let Some(pause) = page_takes.filter(|_| path == NODES) {
+            tokio::time::sleep(pause).await;
         }
         let is_excluded = target.contains("exclude=poststarthook/rbac/bootstrap-roles");
         let answered = if path == "/readyz" && behaviour.lock().unwrap().is_starting && !is_excluded {
@@ -214,10 +222,13 @@ fn answer(method: &str, path: &str, body: Vec<u8>, behaviour: &Mutex<Behaviour>)
             "ServiceAccount",
             serde_json::json!({"metadata": {"name": "default", "namespace": "default"}}),
         ),
-        (_, "/api/v1/nodes") => object(
-            "NodeList",
-            serde_json::json!({"metadata": {}, "items": behaviour.nodes.clone()}),
-        ),
+        (_, NODES) => {
+            let more = behaviour.page_takes.map(|_| "more");
+            object(
+                "NodeList",
+                serde_json::json!({"metadata": {"continue": more}, "items": behaviour.nodes.clone()}),
+            )
+        }
         (_, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations") => object(
             "ValidatingWebhookConfigurationList",
             serde_json::json!({"metadata": {}, "items": behaviour.webhooks.clone()}),
