@@ -12,8 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use yoke_api::KubernetesVersion;
 use yoke_api::join_token::Taint;
 use yoke_api::join_token::node::parse_label;
-use yoke_api::time::parse_time;
-use yoke_view::input::{parse_duration, parse_quantity};
+use yoke_view::input::{parse_duration, parse_quantity, parse_ttl};
 
 use crate::ssh_key::{KeyFile, parse_key_file};
 
@@ -192,14 +191,6 @@ pub(crate) struct RunOptions {
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
-}
-
-fn parse_ttl(text: &str) -> Result<String, String> {
-    let is_short = text.len() <= 5 && !text.starts_with('0');
-    match parse_time(text).filter(|_| is_short) {
-        Some(_) => Ok(text.to_owned()),
-        None => Err("a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
-    }
 }
 
 // Its `--user` takes the place of kubectl's, as in `kubectl create rolebinding`: one id, so that clap does not pass on both.

@@ -27,7 +27,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, header, request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::{http1, http2};
@@ -51,6 +51,7 @@ use crate::metrics::Metrics;
 use crate::routing::Snapshots;
 use crate::seats::{Seat, Seats};
 use crate::snapshot::{Entry, resource_name};
+use crate::token;
 use crate::wake::{Outcome, Sleeping, Waker};
 use plan::{Answer, Call, Decision, plan_answer};
 
@@ -65,8 +66,16 @@ const HANDSHAKES: usize = 1024;
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
 /// How long a connection goes on after its first answer.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
-const HEADER_BYTES: usize = 64 * 1024;
-const HEADER_LIST_BYTES: u32 = 64 * 1024;
+/// Of a request's header. As of kube-apiserver's clients by the other way (`headerKiB` of the chart); each field of it may take
+/// twice as much here as HTTP/2 counts.
+const HEADER_BYTES: usize = 32 * 1024;
+const HEADER_LIST_BYTES: u32 = 32 * 1024;
+/// Certificates that one client shows: his own, and some above it.
+const CHAIN_BYTES: usize = 16 * 1024;
+/// What is kept of a token's header, of an authority and of a user agent while a request is held: more than is compared with
+/// anything.
+const TOKEN_BYTES: usize = token::MAX_BYTES + 64;
+const NAME_BYTES: usize = 512;
 /// Streams of a connection of HTTP/2: what a client asks for at once.
 const STREAMS: u32 = 8;
 /// What of one stream may lie here unread, and of a connection.
@@ -193,8 +202,9 @@ impl Sleeper {
 fn begin(open: &mut JoinSet<()>, context: &Context, seats: &Seats, stream: TlsStream<TcpStream>) {
     let session = stream.get_ref().1;
     let name = session.server_name().unwrap_or_default().to_owned();
-    let certificates = session.peer_certificates().unwrap_or_default();
-    let certificates: Vec<_> = certificates.iter().map(|der| der.clone().into_owned()).collect();
+    // Others than the client's own are not looked at.
+    let certificates = session.peer_certificates().unwrap_or_default().iter().take(1);
+    let certificates: Vec<_> = certificates.map(|der| der.clone().into_owned()).collect();
     let snapshot = context.snapshots.borrow().clone();
     let entry = snapshot.and_then(|snapshot| snapshot.get(&resource_name(&name)).cloned());
     let Some(entry) = entry else {
@@ -306,6 +316,28 @@ impl Context {
     }
 }
 
+/// What is kept of a request while it is held.
+#[derive(Debug, Default)]
+struct Asked {
+    authorization: Option<String>,
+    authority: String,
+    agent: Vec<u8>,
+}
+
+impl Asked {
+    fn of(parts: &request::Parts) -> Self {
+        let header = |name| parts.headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
+        let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
+        let authority = parts.uri.authority().map(http::uri::Authority::as_str);
+        let authority = authority.or_else(|| text(header::HOST)).unwrap_or_default();
+        Self {
+            authorization: text(header::AUTHORIZATION).map(|text| text.chars().take(TOKEN_BYTES).collect()),
+            authority: authority.chars().take(NAME_BYTES).collect(),
+            agent: header(header::USER_AGENT).iter().copied().take(NAME_BYTES).collect(),
+        }
+    }
+}
+
 impl Caller {
     async fn reached(&self, stage: Stage) {
         // It cannot fail: this holds the sender.
@@ -341,19 +373,15 @@ impl Caller {
         // Who takes his request back has his answer, too: this ends there, and would else keep the connection's place.
         let _answered = Answered(self);
         let (parts, body) = request.into_parts();
-        let header = |name| {
-            parts
-                .headers
-                .get(name)
-                .and_then(|value: &HeaderValue| value.to_str().ok())
-        };
-        let authority = parts.uri.authority().map(http::uri::Authority::as_str);
+        let asked = Asked::of(&parts);
+        // Short fields take many times as much here as on the way.
+        drop(parts);
         let call = Call {
             name: &self.name,
             certificates: &self.certificates,
-            authorization: header(header::AUTHORIZATION),
-            authority: authority.or_else(|| header(header::HOST)).unwrap_or_default(),
-            agent: parts.headers.get(header::USER_AGENT).map_or(&[], HeaderValue::as_bytes),
+            authorization: asked.authorization.as_deref(),
+            authority: &asked.authority,
+            agent: &asked.agent,
         };
         let (mut answer, is_known) = self.decide(call);
         if is_known {
@@ -450,8 +478,12 @@ fn to_response(status: &Status) -> Response<Full<Bytes>> {
 struct Knocks(Metrics);
 
 impl Admission for Knocks {
-    fn check(&self, _: &[CertificateDer<'_>]) -> io::Result<()> {
-        Ok(())
+    fn check(&self, certificates: &[CertificateDer<'_>]) -> io::Result<()> {
+        // TLS keeps them for as long as the connection lasts.
+        match certificates.iter().map(|der| der.len()).sum::<usize>() {
+            ..=CHAIN_BYTES => Ok(()),
+            bytes => Err(io::Error::other(format!("{bytes} bytes of certificates"))),
+        }
     }
 
     fn count(&self, admitted: bool) {

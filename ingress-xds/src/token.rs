@@ -30,7 +30,7 @@ use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 /// Longest token that is looked at; those of Kubernetes have about 1 KiB.
-const MAX_BYTES: usize = 8 * 1024;
+pub(crate) const MAX_BYTES: usize = 8 * 1024;
 /// How far a clock may be off, in seconds: what kube-apiserver allows (go-jose's default).
 const LEEWAY: i64 = 60;
 const RSA_BITS: RangeInclusive<usize> = 2048..=8192;

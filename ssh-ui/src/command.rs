@@ -9,7 +9,7 @@ use yoke_api::KubernetesVersion;
 use yoke_api::join_token::Taint;
 use yoke_api::join_token::node::parse_label;
 use yoke_api::names::{CLUSTER_NAME_MAX, is_label};
-use yoke_view::input::{parse_duration, parse_quantity};
+use yoke_view::input::{parse_duration, parse_quantity, parse_ttl};
 
 /// Longest line that is looked at.
 pub const LINE_MAX: usize = 4096;
@@ -109,6 +109,9 @@ pub struct CreateOptions {
     /// What the Cluster's objects and their history may take
     #[arg(long, value_name = "QUANTITY", default_value = "256Mi", value_parser = parse_quantity)]
     pub storage: Quantity,
+    /// How long it lives, such as 90m or 8h: then the host deletes it; for ever if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    pub ttl: Option<String>,
     /// Whether to wait until its API answers.
     #[command(flatten)]
     pub waiting: Waiting,
@@ -346,12 +349,13 @@ mod tests {
         let Ok(Request {
             command: Command::Create(options),
             ..
-        }) = parse(b"create a --version 1.35.4 --storage 1Gi --wait --timeout 90s")
+        }) = parse(b"create a --version 1.35.4 --storage 1Gi --ttl 8h --wait --timeout 90s")
         else {
             panic!()
         };
         assert_eq!(options.version.unwrap().to_string(), "v1.35.4");
         assert_eq!(options.storage.0, "1Gi");
+        assert_eq!(options.ttl.as_deref(), Some("8h"));
         assert_eq!(options.waiting.timeout, Duration::from_secs(90));
         assert!(options.waiting.wait);
     }

@@ -108,6 +108,7 @@ fn build_cluster(options: &CreateOptions) -> Cluster {
         storage: StorageSpec {
             quota: options.storage.clone(),
         },
+        ttl: options.ttl.clone(),
         ..Default::default()
     };
     Cluster::new(&options.name, spec)

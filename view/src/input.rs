@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use yoke_api::time::parse_time;
 
 /// Reads `90s`, `5m`, `1h30m`; a bare number is seconds, as with kubectl.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -35,6 +36,15 @@ pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
     }
 }
 
+/// How long a Cluster lives, as its spec has it.
+pub fn parse_ttl(text: &str) -> Result<String, String> {
+    let is_short = text.len() <= 5 && !text.starts_with('0');
+    match parse_time(text).filter(|_| is_short) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("a time in minutes or hours, such as 90m or 8h, up to 9999h".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +62,22 @@ mod tests {
             ("-5m", None),
         ] {
             assert_eq!(parse_duration(text).ok(), seconds.map(Duration::from_secs), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn lifetimes_are_those_that_a_spec_takes() {
+        for (text, good) in [
+            ("8h", true),
+            ("9999h", true),
+            ("90m", true),
+            ("", false),
+            ("0h", false),
+            ("10000h", false),
+            ("90s", false),
+            ("1h30m", false),
+        ] {
+            assert_eq!(parse_ttl(text).is_ok(), good, "{text:?}");
         }
     }
 

@@ -14,6 +14,8 @@ use http::{Request, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
@@ -530,6 +532,35 @@ async fn the_answer_arrives_beside_a_large_body() {
         stream.read_to_end(&mut answer).await.unwrap();
         let answer = String::from_utf8(answer).unwrap();
         assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_shows_has_a_size() {
+    let night = Night::new(Asleep::Held { why: "No.".into() }).await;
+    let name = night.a.public_name();
+    let leaf = night.stage.authorities[0].leaf("yoke:admin", &[]);
+    for http in BOTH {
+        // By HTTP/1.1 what one read brings beyond it is taken, too.
+        let too_long = if http == Http::One { 70_000 } else { 33_000 };
+        for (length, code) in [(28_000, 403), (too_long, 431)] {
+            let ingress = night.stage.envoy.ingress;
+            let mut client = Client::connect(ingress, &name, &night.with(&leaf), http).await.unwrap();
+            let groups = Request::get("https://10.96.0.1/api").header("impersonate-group", "a".repeat(length));
+            match client.ask(groups.body(Body::empty()).unwrap()).await {
+                Ok(answer) => assert_eq!(answer.status, code, "{http:?} {length}"),
+                Err(error) => assert_eq!(code, 431, "{http:?} {length}: {error}"),
+            }
+        }
+        let other = night.stage.authorities[1].leaf("other", &[]).certificate;
+        let size = CertificateDer::pem_slice_iter(other.as_bytes()).map(|der| der.unwrap().len());
+        let size = size.sum::<usize>();
+        for (bytes, is_answered) in [(14_000, true), (20_000, false)] {
+            let mut long = night.stage.authorities[0].leaf("yoke:admin", &[]);
+            long.certificate += &other.repeat(bytes / size);
+            let answer = night.try_ask(&name, &night.with(&long), http, None).await;
+            assert_eq!(answer.is_ok(), is_answered, "{http:?} {bytes}: {answer:?}");
+        }
     }
 }
 

@@ -33,13 +33,20 @@ pub(crate) async fn clusters_are_made_shown_and_deleted(world: &World) {
     );
 
     assert_eq!(
-        alice.ssh("create one --version 1.35.4 --storage 1Gi").await.ok(),
+        alice
+            .ssh("create one --version 1.35.4 --storage 1Gi --ttl 8h")
+            .await
+            .ok(),
         "Cluster one created\n"
     );
     let spec = world.clusters("a").get("one").await.unwrap().spec;
     assert_eq!(
-        (spec.version.as_deref(), spec.storage.quota.0.as_str()),
-        (Some("v1.35.4"), "1Gi")
+        (
+            spec.version.as_deref(),
+            spec.storage.quota.0.as_str(),
+            spec.ttl.as_deref()
+        ),
+        (Some("v1.35.4"), "1Gi", Some("8h"))
     );
     let again = alice.ssh("create one").await.failed(1);
     assert!(again.contains("already exists") && again.contains("hint: "), "{again}");
