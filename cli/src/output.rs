@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use serde::Serialize;
+use yoke_view::plain::plain_lines;
 
 use crate::Error;
 use crate::arguments::ObjectFormat;
@@ -15,9 +16,14 @@ pub(crate) fn put(text: &str) -> Result<(), Error> {
         .map_err(Error::Output)
 }
 
-/// Tells the person something. Failing to is no reason to stop.
-pub(crate) fn say(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+/// Writes text for a person, without what a terminal would obey: parts of it are the words of others.
+pub(crate) fn put_plain(text: &str) -> Result<(), Error> {
+    put(&plain_lines(text))
+}
+
+/// Tells the person something, in the same way. Failing to is no reason to stop.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{}", plain_lines(text));
 }
 
 /// An object in the words of kubectl's `-o`.

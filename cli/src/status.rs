@@ -57,7 +57,7 @@ async fn one(session: &Session, name: &str, format: Option<StatusFormat>) -> Res
     for advice in advise(&cluster, name, &session.namespace) {
         text += &format!("  {advice}\n");
     }
-    output::put(&text)
+    output::put_plain(&text)
 }
 
 async fn latest_events(session: &Session, cluster: &Cluster) -> Result<Vec<Event>, Error> {
@@ -118,7 +118,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
     if !notes.is_empty() {
         text += &format!("\nNOT READY\n{notes}");
     }
-    output::put(&text)
+    output::put_plain(&text)
 }
 
 fn summary(cluster: &Cluster, now: Timestamp) -> String {

@@ -64,7 +64,8 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         source = cause.source().filter(|_| refusal.is_none());
     }
     text.truncate(text.floor_char_boundary(CHAIN_MAX));
-    text
+    // A terminal would obey them.
+    text.replace(char::is_control, " ")
 }
 
 /// The words of an API server; the library's text around them repeats them twice.
@@ -93,6 +94,13 @@ mod tests {
         };
         let error = Outer(Box::new(kube::Error::Api(Box::new(status))));
         assert_eq!(chain(&error), "doing something: pods \"a\" not found");
+    }
+
+    #[test]
+    fn a_servers_words_are_no_orders_to_a_terminal() {
+        let status = kube::core::Status::failure("no:\u{1b}]52;c;eA==\u{7}\nReady\u{9b}2J", "x");
+        let error = Outer(Box::new(kube::Error::Api(Box::new(status))));
+        assert_eq!(chain(&error), "doing something: no: ]52;c;eA==  Ready 2J");
     }
 
     #[test]

@@ -47,6 +47,25 @@ async fn status_says_what_to_do_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn words_of_others_are_no_orders_to_the_terminal() {
+    let host = Host::start().await;
+    let words = "denied: \u{1b}]52;c;eA==\u{7}\u{9b}2J\rReady";
+    host.set(
+        DEMO,
+        cluster("demo", &[condition("Ready", "False", "APIServerNotReady", words)]),
+    );
+    for line in ["status demo", "status"] {
+        let said = host.run(line).await;
+        let is_obeyed = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
+        assert!(!is_obeyed(&said.out) && !is_obeyed(&said.err), "{line}: {said:?}");
+        assert!(
+            format!("{}{}", said.out, said.err).contains("denied:  ]52;c;eA==  2J Ready"),
+            "{line}: {said:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn status_says_when_a_cluster_ends() {
     let host = Host::start().await;
     for (ttl, paused, expected) in [
