@@ -1,14 +1,10 @@
-//! The clock that leases run on: CLOCK_BOOTTIME, which goes on while the machine is suspended.
+//! The clock that leases run on.
 
+#[cfg(test)]
 use std::time::Duration;
 
-/// Time since the machine started.
 #[cfg(not(test))]
-pub(crate) fn now() -> Duration {
-    use rustix::time::{ClockId, clock_gettime};
-    let time = clock_gettime(ClockId::Boottime);
-    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
+pub(crate) use yoke_runtime::clock::since_boot as now;
 
 /// The clock of the test's runtime, which can be paused.
 #[cfg(test)]

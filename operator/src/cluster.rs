@@ -114,7 +114,8 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
         return Ok(Action::await_change());
     };
-    if expiry::plan_remaining(&cluster, Timestamp::now()).is_some_and(|remaining| remaining.is_zero()) {
+    let lives = expiry::find_remaining(context, &cluster).await?;
+    if lives.is_some_and(|remaining| remaining.is_zero()) {
         expiry::delete(context, &cluster).await?;
         // What was written meanwhile may have been a status, which calls for nobody.
         return Ok(Action::requeue(expiry::AGAIN));
@@ -200,7 +201,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let now = Timestamp::now();
     let due = [
         rest::plan_late(outcome.told.as_ref(), now),
-        expiry::plan_remaining(&cluster, now),
+        lives,
         schedule::plan_remaining(&cluster, now),
         rest::plan_renewal(&cluster, now),
     ];

@@ -23,6 +23,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
+use yoke_runtime::clock::since_boot;
 use yoke_runtime::{Check, Drain};
 
 use self::plan::{Seen, Turn, plan_lease, plan_release, plan_turn};
@@ -86,8 +87,8 @@ pub struct Election {
     /// As it was written last, while nobody else has written it.
     written: Option<Lease>,
     seen: Seen,
-    /// When the last write began that succeeded.
-    renewed: watch::Sender<Option<Instant>>,
+    /// When the last write began that succeeded, since the machine started.
+    renewed: watch::Sender<Option<Duration>>,
     /// Whether the last try failed, and where that is told.
     fails: bool,
     check: Check,
@@ -96,14 +97,14 @@ pub struct Election {
 /// Whether the Lease is held.
 #[derive(Clone, Debug)]
 pub struct Held {
-    renewed: watch::Receiver<Option<Instant>>,
+    renewed: watch::Receiver<Option<Duration>>,
     term: Duration,
 }
 
 impl Held {
     /// Waits while the Lease may be another's: until it is renewed, or the process ends.
     pub async fn wait(&self) {
-        let is_held = |renewed: &Option<Instant>| self.is_within_term(*renewed);
+        let is_held = |renewed: &Option<Duration>| self.is_within_term(*renewed);
         // An error means that the process ends.
         let _ = self.renewed.clone().wait_for(is_held).await;
     }
@@ -127,8 +128,8 @@ impl Held {
         }
     }
 
-    fn is_within_term(&self, renewed: Option<Instant>) -> bool {
-        renewed.is_some_and(|renewed| renewed.elapsed() < self.term)
+    fn is_within_term(&self, renewed: Option<Duration>) -> bool {
+        renewed.is_some_and(|renewed| since_boot().saturating_sub(renewed) < self.term)
     }
 }
 
@@ -239,7 +240,7 @@ impl Election {
 
     async fn try_turn(&mut self) -> Result<Turn, LeaseError> {
         for _ in 0..TRIES {
-            let began = Instant::now();
+            let (began, renewed) = (Instant::now(), since_boot());
             let found = match self.written.take() {
                 Some(written) => Some(written),
                 None => limit(self.leases.get_opt(LEASE)).await?,
@@ -247,7 +248,7 @@ impl Election {
             let unchanged = self.seen.look(found.as_ref(), began.into_std());
             match plan_turn(found.as_ref(), &self.identity, unchanged) {
                 Turn::Own if self.write(found).await? => {
-                    self.renewed.send_replace(Some(began));
+                    self.renewed.send_replace(Some(renewed));
                     return Ok(Turn::Own);
                 }
                 Turn::Own => {}
@@ -316,7 +317,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_to_end_begins_what_the_lease_is_held_for() {
-        let now = Instant::now();
+        let now = since_boot();
         let term = Duration::from_secs(60);
         let (done, idle) = (Action::requeue(term), Action::await_change());
         for (rule, renewed, expected) in [

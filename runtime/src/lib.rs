@@ -9,10 +9,11 @@
 //!
 //! Called by the `main` of each process. In come a name, an address and futures; out come log lines on standard error,
 //! an HTTP endpoint and one exit result. Beside them, [`tls`]: the listener's side of TLS, [`trust()`]: the
-//! other one, [`budget`]: limits on how often strangers may knock, and `host_api`, by a feature: the way to the host's API.
+//! other one, [`budget`]: limits on how often strangers may knock, [`clock`]: for leases, and `host_api`, by a feature: the way to the host's API.
 
 pub mod accept;
 pub mod budget;
+pub mod clock;
 pub mod crypto;
 pub mod drain;
 #[cfg(feature = "host-api")]

@@ -9,10 +9,10 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, ResourceExt as _};
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use yoke_api::Cidr;
 use yoke_api::labels::REAP_AFTER;
+use yoke_runtime::clock::since_boot;
 
 use crate::clock::to_line;
 use crate::layout::Layout;
@@ -185,12 +185,6 @@ pub(crate) async fn wait_lost(layout: &Layout, worker: &mut Worker) -> Error {
             return error;
         }
     }
-}
-
-/// The time in which the machine was asleep counts.
-fn since_boot() -> Duration {
-    let time = clock_gettime(ClockId::Boottime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 /// What a worker makes of what there is by the name of its Node.

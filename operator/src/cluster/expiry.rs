@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
+use k8s_openapi::jiff::fmt::rfc2822;
 use kube::api::{DeleteParams, Preconditions};
+use kube::client::Body;
+use kube::{Client, ResourceExt as _};
 use yoke_api::{Cluster, Reason};
 
 use super::{CONTROLLER, patch};
@@ -16,8 +18,28 @@ use crate::events::Notice;
 /// When it is looked whether one that is over is gone.
 pub(super) const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long the Cluster has still to live; `None`: for ever, or as long as it is paused.
-pub(super) fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+/// How long the Cluster has still to live; `None`: for ever, or as long as it is paused. That its time is over counts by the
+/// clock of the host's API, by which it began: a machine whose clock is ahead deletes nothing too soon.
+pub(super) async fn find_remaining(context: &Context, cluster: &Cluster) -> Result<Option<Duration>, ReconcileError> {
+    let remaining = plan_remaining(cluster, Timestamp::now());
+    if remaining.is_none_or(|remaining| !remaining.is_zero()) {
+        return Ok(remaining);
+    }
+    let now = ask_time(&context.client).await?;
+    Ok(plan_remaining(cluster, now.unwrap_or_else(Timestamp::now)))
+}
+
+/// The time by the host's API, if it tells: RFC 9110, 6.6.1, in whole seconds.
+async fn ask_time(client: &Client) -> Result<Option<Timestamp>, ReconcileError> {
+    let request = http::Request::get("/version").body(Body::empty());
+    let request = request.map_err(|error| ReconcileError::host("the time")(kube::Error::HttpError(error)))?;
+    let answer = client.send(request).await.map_err(ReconcileError::host("the time"))?;
+    let date = answer.headers().get(http::header::DATE);
+    let date = date.and_then(|date| rfc2822::parse(date.to_str().ok()?).ok());
+    Ok(date.map(|date| date.timestamp()))
+}
+
+fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
     let lifetime = cluster.spec.lifetime().filter(|_| !cluster.spec.paused)?;
     let lived = now.duration_since(cluster.metadata.creation_timestamp.as_ref()?.0);
     // A clock that is behind the host's makes nothing live longer.
@@ -60,6 +82,26 @@ mod tests {
 
     use super::*;
     use crate::cluster::fixtures::{cluster, with};
+
+    #[tokio::test]
+    async fn the_hosts_time_is_that_of_its_answers() {
+        let made = Timestamp::from_second(784_111_777).unwrap();
+        for (rule, date, expected) in [
+            ("it tells", Some("Sun, 06 Nov 1994 08:49:37 GMT"), Some(made)),
+            ("it does not", None, None),
+            ("nobody can read it", Some("yesterday"), None),
+        ] {
+            let answer = tower::service_fn(move |_| {
+                let answer = http::Response::builder();
+                let answer = date
+                    .into_iter()
+                    .fold(answer, |answer, date| answer.header("date", date));
+                std::future::ready(answer.body(Body::empty()))
+            });
+            let told = ask_time(&Client::new(answer, "default")).await;
+            assert_eq!(told.unwrap(), expected, "{rule}");
+        }
+    }
 
     #[test]
     fn a_lifetime_begins_with_the_object() {
