@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use yoke_api::Cluster;
+use yoke_view::plain::plain;
 use yoke_view::render::{
     Columns, age_of, cluster_row, cluster_table, condition_table, conditions, phase_text, span, time_of,
 };
@@ -112,6 +113,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
             Verdict::Waiting(message) => message.unwrap_or_else(|| "nothing is known yet".into()),
         };
         let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
+        let problem = plain(&problem);
         notes += &format!("  {namespace}/{name}: {problem}\n    kubectl yoke status {name} -n {namespace}\n");
     }
     let mut text = table.to_text();

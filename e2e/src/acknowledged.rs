@@ -221,6 +221,7 @@ async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<In
             continue;
         };
         let found = counted.check(&object)?;
+        counted.reached = found;
         object.data = config_map(COUNTER, found + 1).data;
         match answer(api.replace(COUNTER, &PostParams::default(), &object)).await {
             Some(Ok(changed)) => {
@@ -234,12 +235,9 @@ async fn count(client: Client, stop: Arc<AtomicBool>) -> Result<(Counted, Vec<In
                 }
             }
             Some(Err(404)) => bail!("the counter is gone"),
-            Some(Err(_)) | None => {
-                counted = Counted {
-                    reached: found,
-                    version: None,
-                };
-            }
+            // It was certainly not done.
+            Some(Err(_)) => {}
+            None => counted.version = None,
         }
     }
 }

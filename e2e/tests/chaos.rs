@@ -3,8 +3,8 @@
 //! ```text
 //!  faults ─▶ control plane, Envoy, ingress-xds, operator, NATS     one every few seconds
 //!  faults ─▶ the second node of the host, with a control plane     all of it killed, or cut off
-//!  clients ▶ what was acknowledged (`acknowledged.rs`)             afterwards all of it is there
 //!  watch ──▶ what was made (`held_watch.rs`)                       it told of all of it, once
+//!  clients ▶ what was acknowledged (`acknowledged.rs`)             afterwards all of it is there
 //!                                                                  the outages of each kind of fault are printed
 //! ```
 //!

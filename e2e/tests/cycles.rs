@@ -275,7 +275,8 @@ async fn sleep_and_wake_leave_nothing_behind() -> Result<()> {
     let Cycled { watch, worker, .. } = cycled;
     let (_, lists) = watch.interruptions();
     println!("the client that holds the watch listed anew {lists} times");
-    ensure!(lists <= cycles, "more than once for each wake");
+    // It woke once before, too.
+    ensure!(lists <= cycles + 1, "more than once for each wake");
     let mut told = watch.end()?;
     told.retain(|name| name.starts_with("cycle-"));
     ensure!(told == expected, "the watch told {told:?}");

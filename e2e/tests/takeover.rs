@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
@@ -17,7 +18,7 @@ use yoke_e2e::stack::client;
 use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::{Expected, HostNode, Stack, TenantFixture, wait_for};
 
-/// How long nobody may be answered where nothing else is going on.
+/// How long nobody may be answered.
 const LONGEST: Duration = Duration::from_secs(2);
 /// Objects made before, and after, that show that all goes on.
 const WRITES: usize = 20;
@@ -62,7 +63,7 @@ impl Drained {
             &self.node.name,
             selector,
             "--delete-emptydir-data",
-            "--timeout=120s",
+            "--timeout=50s",
         ];
         self.stack.host_kubectl(&drain).await?.ok().map(drop)
     }
@@ -141,13 +142,14 @@ async fn a_node_with_many_is_left_by_all_before_it_goes() -> Result<()> {
             pod,
         };
         drained.is_held().await?;
-        all.push((drained, Probe::begin(&kubeconfig).await?));
+        all.push((drained, kubeconfig));
     }
+    let probes = try_join_all(all.iter().map(|(_, kubeconfig)| Probe::begin(kubeconfig))).await?;
     let begun = Instant::now();
     let result = all[0].0.drain().await;
     let took = begun.elapsed();
     let mut ended = Vec::new();
-    for (drained, probe) in all {
+    for ((drained, _), probe) in all.into_iter().zip(probes) {
         let successor = successor(&stack, &drained.hosted, &drained.pod, Some(&node.name)).await;
         ended.push((drained.pod, successor, probe.end().await));
     }

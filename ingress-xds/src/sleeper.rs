@@ -265,6 +265,7 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
             .timer(TokioTimer::new())
             .header_read_timeout(FIRST_LIMIT)
             .max_buf_size(HEADER_BYTES)
+            .max_header_size(HEADER_BYTES)
             .keep_alive(false)
             .serve_connection(stream, service);
         if let Ok(parts) = connection.without_shutdown().await {
@@ -317,7 +318,7 @@ impl Context {
 }
 
 /// What is kept of a request while it is held.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Asked {
     authorization: Option<String>,
     authority: String,

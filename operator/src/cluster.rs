@@ -114,7 +114,7 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
     let Some(identity) = Identity::of(&cluster, &context.config.base_domain) else {
         return Ok(Action::await_change());
     };
-    let lives = expiry::find_remaining(context, &cluster).await?;
+    let lives = expiry::find_remaining(&context.client, &cluster, Timestamp::now()).await?;
     if lives.is_some_and(|remaining| remaining.is_zero()) {
         expiry::delete(context, &cluster).await?;
         // What was written meanwhile may have been a status, which calls for nobody.

@@ -110,8 +110,8 @@ pub struct Seen {
 pub struct Awake {
     /// When the base objects were applied in the tenant's API, by the uid of the pod that answered.
     pub base: Option<(String, Instant)>,
-    /// Nodes that were counted.
-    pub nodes: Option<(i32, Instant)>,
+    /// Nodes that were counted, if they could be, and when.
+    pub nodes: Option<(Option<i32>, Instant)>,
     /// When its API was first asked, and whether it has answered since, by the way of a kubeconfig.
     pub asked: Option<(Instant, bool)>,
     /// What was last done about its add-ons.
@@ -123,9 +123,9 @@ pub struct Awake {
     /// UID of the pod that the ingress was told answers, after a wake, and when.
     pub told: Option<(String, Instant)>,
     /// A Node that is connected.
-    pub connected: Option<Obstacle>,
+    pub connected: Option<ObstacleSeen>,
     /// A webhook that would keep workers from coming back.
-    pub webhooks: Option<Obstacle>,
+    pub webhooks: Option<ObstacleSeen>,
     /// When it was last used, as it was last asked.
     pub activity: Option<ActivitySeen>,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
@@ -134,7 +134,7 @@ pub struct Awake {
 
 /// What was last looked for of what stands against sleep.
 #[derive(Clone, Debug)]
-pub struct Obstacle {
+pub struct ObstacleSeen {
     /// Its name, if there is one; `None` if the look failed.
     pub found: Option<Option<String>>,
     /// When the look ended.

@@ -240,7 +240,7 @@ impl Election {
 
     async fn try_turn(&mut self) -> Result<Turn, LeaseError> {
         for _ in 0..TRIES {
-            let (began, renewed) = (Instant::now(), since_boot());
+            let (began, by_clock) = (Instant::now(), since_boot());
             let found = match self.written.take() {
                 Some(written) => Some(written),
                 None => limit(self.leases.get_opt(LEASE)).await?,
@@ -248,7 +248,7 @@ impl Election {
             let unchanged = self.seen.look(found.as_ref(), began.into_std());
             match plan_turn(found.as_ref(), &self.identity, unchanged) {
                 Turn::Own if self.write(found).await? => {
-                    self.renewed.send_replace(Some(renewed));
+                    self.renewed.send_replace(Some(by_clock));
                     return Ok(Turn::Own);
                 }
                 Turn::Own => {}

@@ -72,7 +72,7 @@ pub enum TenantApiError {
     #[error("watching the addresses of {NAMESPACE}/{SERVICE} in the tenant's API")]
     Watch(#[source] Box<watcher::Error>),
     /// A request took too long.
-    #[error("the tenant's API did not answer within {REQUEST_LIMIT:?}")]
+    #[error("the tenant's API did not answer in time")]
     Limit,
 }
 

@@ -76,6 +76,7 @@ mod tests {
             ("10000h", false),
             ("90s", false),
             ("1h30m", false),
+            ("+8h", false),
         ] {
             assert_eq!(parse_ttl(text).is_ok(), good, "{text:?}");
         }

@@ -49,7 +49,7 @@ async fn status_says_what_to_do_next() {
 #[tokio::test(flavor = "multi_thread")]
 async fn words_of_others_are_no_orders_to_the_terminal() {
     let host = Host::start().await;
-    let words = "denied: \u{1b}]52;c;eA==\u{7}\u{9b}2J\rReady";
+    let words = "denied: \u{1b}]52;c;eA==\u{7}\u{9b}2J\nReady";
     host.set(
         DEMO,
         cluster("demo", &[condition("Ready", "False", "APIServerNotReady", words)]),

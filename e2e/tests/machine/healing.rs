@@ -173,6 +173,7 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         );
     }
 
+    watch.wait_for_more(50, HEAL_LIMIT).await?;
     let (gap, lists) = watch.interruptions();
     let told = watch.end()?.len();
     println!("a watch told of {told} objects, paused {gap:.1?} and listed anew {lists} times");

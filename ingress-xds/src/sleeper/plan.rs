@@ -22,7 +22,7 @@ const WAKING: &str =
 pub struct Call<'a> {
     /// The server name of the connection.
     pub name: &'a str,
-    /// The certificates that the client showed, its own first. That it has the key is known, and nothing else.
+    /// The client's own certificate, if it showed one. That it has the key is known, and nothing else.
     pub certificates: &'a [CertificateDer<'a>],
     /// The header `authorization`.
     pub authorization: Option<&'a str>,

@@ -18,15 +18,18 @@ use crate::events::Notice;
 /// When it is looked whether one that is over is gone.
 pub(super) const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long the Cluster has still to live; `None`: for ever, or as long as it is paused. That its time is over counts by the
-/// clock of the host's API, by which it began: a machine whose clock is ahead deletes nothing too soon.
-pub(super) async fn find_remaining(context: &Context, cluster: &Cluster) -> Result<Option<Duration>, ReconcileError> {
-    let remaining = plan_remaining(cluster, Timestamp::now());
+/// How long the Cluster has still to live; `None`: for ever, or as long as it is paused. What is over by this machine's clock is
+/// so only if it is by that of the host's API, too, by which it began; where that tells no time, this one's counts.
+pub(super) async fn find_remaining(
+    host: &Client,
+    cluster: &Cluster,
+    now: Timestamp,
+) -> Result<Option<Duration>, ReconcileError> {
+    let remaining = plan_remaining(cluster, now);
     if remaining.is_none_or(|remaining| !remaining.is_zero()) {
         return Ok(remaining);
     }
-    let now = ask_time(&context.client).await?;
-    Ok(plan_remaining(cluster, now.unwrap_or_else(Timestamp::now)))
+    Ok(plan_remaining(cluster, ask_time(host).await?.unwrap_or(now)))
 }
 
 /// The time by the host's API, if it tells: RFC 9110, 6.6.1, in whole seconds.
@@ -84,22 +87,27 @@ mod tests {
     use crate::cluster::fixtures::{cluster, with};
 
     #[tokio::test]
-    async fn the_hosts_time_is_that_of_its_answers() {
-        let made = Timestamp::from_second(784_111_777).unwrap();
-        for (rule, date, expected) in [
-            ("it tells", Some("Sun, 06 Nov 1994 08:49:37 GMT"), Some(made)),
-            ("it does not", None, None),
-            ("nobody can read it", Some("yesterday"), None),
+    async fn what_is_over_is_so_by_the_hosts_clock() {
+        const BEGAN: i64 = 784_111_777;
+        let mut cluster = with(cluster("a"), |spec| spec.ttl = Some("2m".into()));
+        cluster.metadata.creation_timestamp = Some(Time(Timestamp::from_second(BEGAN).unwrap()));
+        for (rule, own, host, expected) in [
+            ("nobody asks", 100, Some("Sun, 06 Nov 1994 09:49:37 GMT"), 20),
+            ("both clocks", 120, Some("Sun, 06 Nov 1994 08:51:37 GMT"), 0),
+            ("this one is ahead", 9_000, Some("Sun, 06 Nov 1994 08:50:37 GMT"), 60),
+            ("the host tells no time", 120, None, 0),
+            ("nobody can read it", 120, Some("yesterday"), 0),
         ] {
             let answer = tower::service_fn(move |_| {
                 let answer = http::Response::builder();
-                let answer = date
+                let answer = host
                     .into_iter()
                     .fold(answer, |answer, date| answer.header("date", date));
                 std::future::ready(answer.body(Body::empty()))
             });
-            let told = ask_time(&Client::new(answer, "default")).await;
-            assert_eq!(told.unwrap(), expected, "{rule}");
+            let now = Timestamp::from_second(BEGAN + own).unwrap();
+            let left = find_remaining(&Client::new(answer, "default"), &cluster, now).await;
+            assert_eq!(left.unwrap(), Some(Duration::from_secs(expected)), "{rule}");
         }
     }
 

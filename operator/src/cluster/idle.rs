@@ -102,7 +102,7 @@ pub fn is_connected(node: &Node, now: Timestamp) -> bool {
 ///
 /// Webhooks matter where there are workers: without any, nobody serves them now either.
 pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, tokens: &[T], now: Timestamp) -> State {
-    let unknown = |what: &str| State::unknown(Reason::APIServerNotReady, format!("{what} not looked at yet."));
+    let unknown = |what: &str| State::unknown(Reason::APIServerNotReady, format!("{what} not known."));
     match (inside.nodes, cluster.spec.sleep.with_workers) {
         (Some(0), _) => {}
         (None, _) => return unknown("Its Nodes are"),

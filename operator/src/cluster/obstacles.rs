@@ -11,7 +11,7 @@ use yoke_api::{Cluster, ClusterId};
 
 use super::idle::{self, Inside};
 use crate::conditions::State;
-use crate::context::{Context, Obstacle};
+use crate::context::{Context, ObstacleSeen};
 use crate::tenant_api::{TenantApiError, Way};
 
 /// How long one look may take.
@@ -22,15 +22,15 @@ const FAILED: Duration = Duration::from_secs(15);
 /// How old may be what is said of its Nodes.
 const NODES_EVERY: Duration = Duration::from_secs(60);
 
-/// Whether nothing stands against that a Cluster goes to sleep by itself: by what was found not longer ago than `age`, or by what
-/// is known, if its API is not to be asked.
+/// Whether nothing stands against that a Cluster goes to sleep by itself: by what was found not longer ago than `age`, or than
+/// its API has a rest; or by what is known, if that is not to be asked.
 pub(super) async fn find_possible(
     context: &Context,
     cluster: &Cluster,
     id: &ClusterId,
     age: Option<Duration>,
 ) -> State {
-    let nodes = context.awake(id).nodes.map(|(nodes, _)| nodes);
+    let nodes = context.awake(id).nodes.and_then(|(nodes, _)| nodes);
     if let Some(age) = age.filter(|_| nodes.is_some_and(|nodes| nodes > 0)) {
         match cluster.spec.sleep.with_workers {
             WithWorkers::Allow => look_at_webhooks(context, id, age).await,
@@ -47,7 +47,7 @@ pub(super) async fn find_possible(
 }
 
 async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
-    let due = is_due(context.awake(id).connected.as_ref(), age);
+    let due = is_due(context.awake(id).connected.as_ref(), age, Instant::now());
     let Some(api) = context.apis.known(id, Way::Inside).filter(|_| due) else {
         return;
     };
@@ -58,7 +58,7 @@ async fn look_at_nodes(context: &Context, id: &ClusterId, age: Duration) {
 }
 
 async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
-    let due = is_due(context.awake(id).webhooks.as_ref(), age);
+    let due = is_due(context.awake(id).webhooks.as_ref(), age, Instant::now());
     let Some(api) = context.apis.known(id, Way::Inside).filter(|_| due) else {
         return;
     };
@@ -66,10 +66,11 @@ async fn look_at_webhooks(context: &Context, id: &ClusterId, age: Duration) {
     context.note_awake(id, |awake| awake.webhooks = Some(seen));
 }
 
-fn is_due(seen: Option<&Obstacle>, age: Duration) -> bool {
+/// Whether to look again: what was found lasts for a while, and in any case there is a rest.
+fn is_due(seen: Option<&ObstacleSeen>, age: Duration, now: Instant) -> bool {
     seen.is_none_or(|seen| {
         let lasts = if seen.found.is_some() { age } else { Duration::ZERO };
-        seen.at.elapsed() >= lasts.max(seen.rest)
+        now.saturating_duration_since(seen.at) >= lasts.max(seen.rest)
     })
 }
 
@@ -77,24 +78,53 @@ async fn look(
     id: &ClusterId,
     failure: &str,
     looking: impl Future<Output = Result<Option<String>, TenantApiError>>,
-) -> Obstacle {
+) -> ObstacleSeen {
     let began = Instant::now();
     let found = tokio::time::timeout(LIMIT, looking).await;
     let at = Instant::now();
     let rest = (at - began) * REST;
     match found.unwrap_or(Err(TenantApiError::Limit)) {
-        Ok(name) => Obstacle {
+        Ok(name) => ObstacleSeen {
             found: Some(name),
             at,
             rest,
         },
         Err(error) => {
             tracing::warn!(cluster = %id, error = %crate::chain(&error), "{failure}");
-            Obstacle {
+            ObstacleSeen {
                 found: None,
                 at,
                 rest: rest.max(FAILED),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_lasts_and_who_took_long_has_a_rest() {
+        let at = Instant::now();
+        let seen = |found: Option<Option<&str>>, rest| ObstacleSeen {
+            found: found.map(|name| name.map(ToOwned::to_owned)),
+            at,
+            rest: Duration::from_secs(rest),
+        };
+        let (none, some, failed) = (Some(None), Some(Some("n")), None);
+        for (rule, seen, after, due) in [
+            ("nothing was looked for", None, 0, true),
+            ("nothing was found", Some(seen(none, 1)), 59, false),
+            ("too long ago", Some(seen(none, 1)), 60, true),
+            ("something was found", Some(seen(some, 1)), 59, false),
+            ("that took long", Some(seen(some, 90)), 89, false),
+            ("and its rest is over", Some(seen(some, 90)), 90, true),
+            ("it failed", Some(seen(failed, 15)), 14, false),
+            ("and its rest is over", Some(seen(failed, 15)), 15, true),
+        ] {
+            let now = at + Duration::from_secs(after);
+            assert_eq!(is_due(seen.as_ref(), Duration::from_secs(60), now), due, "{rule}");
         }
     }
 }

@@ -88,19 +88,14 @@ pub(super) async fn look_at_api(
     if applied.inside.is_err() {
         return;
     }
-    let seen = context.awake(id);
-    applied.nodes = match seen.nodes {
-        Some((nodes, since)) if since.elapsed() < NODES_EVERY => Some(nodes),
-        _ => count_nodes(context, id, &inside).await,
+    applied.nodes = match context.awake(id).nodes {
+        Some((nodes, since)) if since.elapsed() < NODES_EVERY => nodes,
+        _ => {
+            let nodes = count_nodes(context, id, &inside).await;
+            context.note_awake(id, |seen| seen.nodes = Some((nodes, Instant::now())));
+            nodes
+        }
     };
-    if let Some(nodes) = applied.nodes {
-        context.note_awake(id, |seen| {
-            let fresh = seen.nodes.is_some_and(|(_, since)| since.elapsed() < NODES_EVERY);
-            if !fresh {
-                seen.nodes = Some((nodes, Instant::now()));
-            }
-        });
-    }
     if applied.nodes.is_some_and(|nodes| nodes > 0)
         && let Some(api) = context.apis.known(id, Way::Inside)
     {
