@@ -229,6 +229,13 @@ impl Context {
         change(lock(&self.awake).entry(id.clone()).or_default());
     }
 
+    /// The same, if anything is known of it: it may be gone by now.
+    pub fn note_if_awake(&self, id: &ClusterId, change: impl FnOnce(&mut Awake)) {
+        if let Some(awake) = lock(&self.awake).get_mut(id) {
+            change(awake);
+        }
+    }
+
     /// Forgets a cluster.
     pub fn forget(&self, id: &ClusterId) {
         lock(&self.seen).remove(id);
@@ -248,6 +255,7 @@ impl Context {
     /// Forgets what was found of a cluster that goes to sleep: its next pod is another one.
     pub fn forget_awake(&self, id: &ClusterId) {
         lock(&self.awake).remove(id);
+        self.apis.forget(id);
         if let Some((_, gist)) = lock(&self.seen).get_mut(id).and_then(|seen| seen.copied.as_mut()) {
             gist.reach = None;
         }

@@ -38,7 +38,7 @@ pub fn to_bytes(quantity: &Quantity) -> Result<i64, QuantityError> {
     let scale = 10_i128.pow(u32::try_from(part.len()).map_err(|_| wrong())?);
     let value: i128 = format!("{whole}{part}").parse().map_err(|_| wrong())?;
     let bytes = value.checked_mul(factor).ok_or_else(wrong)?;
-    let bytes = (bytes + scale - 1) / scale;
+    let bytes = bytes.checked_add(scale - 1).ok_or_else(wrong)? / scale;
     i64::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
@@ -62,6 +62,7 @@ mod tests {
             ("-1", None),
             ("1.5", None),
             ("18446744073709551615", None),
+            ("170141183460469231.731687303715884105k", None),
             ("", None),
         ] {
             assert_eq!(to_millicores(&Quantity(text.into())), expected, "{text}");

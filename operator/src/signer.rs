@@ -32,11 +32,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::PatchParams;
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher::{self, Event};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
-use yoke_api::{Cluster, ClusterId, Lenient, labels};
+use yoke_api::{Cluster, ClusterId, labels};
 use yoke_pki::request::Use;
 use yoke_runtime::Drain;
 use yoke_runtime::budget::{Budgets, Rate};
@@ -44,6 +43,7 @@ use yoke_runtime::budget::{Budgets, Rate};
 use crate::cluster::identity::Identity;
 use crate::context::Context;
 use crate::error::ReconcileError;
+use crate::tenant_api::changes::Change;
 use crate::tenant_api::{TenantApi, TenantApiError};
 use issue::IssueError;
 use turn::{Queue, Signings, Skipped, Waiting};
@@ -144,9 +144,6 @@ enum Outcome {
 /// A request could not be answered now.
 #[derive(Debug, thiserror::Error)]
 enum SignError {
-    /// Requests are not seen any more.
-    #[error("watching requests for certificates")]
-    Watch(#[source] Box<watcher::Error>),
     /// The watch ended.
     #[error("the watch of requests for certificates ended")]
     Ended,
@@ -256,8 +253,7 @@ async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
     loop {
         tokio::select! {
             event = events.try_next() => {
-                let event = event.map_err(|error| SignError::Watch(Box::new(error)))?;
-                if let Some(csr) = look(context, ward, event.ok_or(SignError::Ended)?).await {
+                if let Some(csr) = look(context, ward, event?.ok_or(SignError::Ended)?).await {
                     receive(context, ward, &csr, &mut turns).await?;
                 }
             }
@@ -276,23 +272,24 @@ async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
 /// Requests of each signer, as they are and as they change.
 fn watch_requests(
     ward: &Ward,
-) -> impl Stream<Item = watcher::Result<Event<Lenient<CertificateSigningRequest>>>> + Send + use<> {
+) -> impl Stream<Item = Result<Change<CertificateSigningRequest>, TenantApiError>> + Send + use<> {
     let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
     stream::select_all(signers.map(|signer| Box::pin(ward.api.watch_requests(signer))))
 }
 
-/// The request that an event is about, if there is anything to do for it.
+/// The request that was seen, if there is anything to do for it.
 async fn look(
     context: &Context,
     ward: &Ward,
-    event: Event<Lenient<CertificateSigningRequest>>,
+    change: Change<CertificateSigningRequest>,
 ) -> Option<CertificateSigningRequest> {
     let signer = &context.signer;
-    let (Event::Apply(seen) | Event::InitApply(seen)) = event else {
-        return None;
-    };
     // Nothing of it waits that is not needed: it may be as long as an answer of the tenant's API.
-    let csr = seen.0.ok().filter(validate::is_open).and_then(validate::trim);
+    let csr = match change {
+        Change::Is(seen) => seen.0.ok().filter(validate::is_open).and_then(validate::trim),
+        Change::Listed => return None,
+        Change::Gone => None,
+    };
     signer.spend(&signer.reads, &ward.identity.tenant).await;
     let csr = csr?;
     signer.spend(&signer.looks, ward.identity.id.as_str()).await;

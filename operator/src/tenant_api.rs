@@ -8,9 +8,11 @@
 
 mod addons;
 mod base;
+pub(crate) mod changes;
 mod connection;
 mod kubelets;
 mod leaving;
+mod lines;
 mod nodes;
 mod object;
 mod pages;
@@ -25,7 +27,6 @@ use futures::TryStreamExt as _;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::{ApiResource, ListParams, PatchParams, PostParams};
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,13 +35,17 @@ use yoke_api::{ClusterId, Lenient};
 pub use self::addons::{AddonError, Foreign};
 pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE, build_admin_role};
+use self::changes::{Change, changes};
 pub(crate) use self::leaving::is_marked;
 pub(crate) use self::nodes::NODES_MAX;
 pub(crate) use self::object::to_dynamic;
 use self::object::{Objects, is_so};
+use self::pages::{Pages, list_page};
 pub use self::workers::BootstrapToken;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
+/// A list of one object.
+const ONE: Pages = Pages { size: 1, max: 1 };
 /// A watch is asked for again this often. What it tells of is rare, and a dead peer is noticed by the kernel.
 const WATCH_SECONDS: u32 = 3600;
 
@@ -69,8 +74,8 @@ pub enum TenantApiError {
     #[error("waiting for namespace default, which the API server makes")]
     NoNamespace,
     /// A watch ended.
-    #[error("watching the addresses of {NAMESPACE}/{SERVICE} in the tenant's API")]
-    Watch(#[source] Box<watcher::Error>),
+    #[error("a watch of the tenant's API ended")]
+    Ended,
     /// A request took too long.
     #[error("the tenant's API did not answer in time")]
     Limit,
@@ -246,9 +251,10 @@ impl TenantApi {
     pub async fn count_nodes(&self) -> Result<i32, TenantApiError> {
         let nodes = Api::<Lenient<Node>>::all(self.client.clone());
         // One entry and the number of the others.
-        let list = limited("its nodes", nodes.list(&ListParams::default().limit(1))).await?;
-        let others = list.metadata.remaining_item_count.unwrap_or(0);
-        Ok(i32::try_from(others + i64::try_from(list.items.len()).unwrap_or(0)).unwrap_or(i32::MAX))
+        let list = list_page("its nodes", &nodes, &ListParams::default().limit(1)).await?;
+        let others = list.metadata.remaining_item_count.unwrap_or(0).max(0);
+        let here = i64::try_from(list.items.len()).unwrap_or(0);
+        Ok(i32::try_from(others.saturating_add(here)).unwrap_or(i32::MAX))
     }
 
     /// Whether the controllers work: the ServiceAccount that every pod needs is there, which they make first.
@@ -321,32 +327,39 @@ impl TenantApi {
         };
         let slices = Api::namespaced(self.client.clone(), NAMESPACE);
         let all = Api::namespaced(self.client.clone(), NAMESPACE);
-        let first = tokio::select! {
+        tokio::select! {
             ended = watch_until_other(slices, slice) => ended,
             ended = watch_until_other(all, endpoints) => ended,
-        };
-        first.map_err(|error| TenantApiError::Watch(Box::new(error)))
+        }
+    }
+
+    /// Asks for a change, of whose answer nothing is read: it may be as long as a tenant likes.
+    async fn change(
+        &self,
+        what: &'static str,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<(), TenantApiError> {
+        limited(what, async {
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            self.client.request_text(request).await.map(drop)
+        })
+        .await
     }
 }
 
 /// Ends when the one object [`SERVICE`] is missing or says something else.
-async fn watch_until_other<K>(api: Api<Lenient<K>>, wanted: &K) -> Result<(), watcher::Error>
+async fn watch_until_other<K>(api: Api<Lenient<K>>, wanted: &K) -> Result<(), TenantApiError>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
 {
-    let config = watcher::Config::default()
-        .fields(&format!("metadata.name={SERVICE}"))
-        .timeout(WATCH_SECONDS)
-        .disable_bookmarks();
-    let mut events = std::pin::pin!(watcher(api, config));
-    let mut listed = false;
-    while let Some(event) = events.try_next().await? {
-        match event {
-            Event::Init => listed = false,
-            Event::InitApply(found) => listed = found.0.is_ok_and(|found| is_so(wanted, &found)),
-            Event::InitDone if listed => {}
-            Event::Apply(Lenient(Ok(found))) if is_so(wanted, &found) => {}
-            Event::InitDone | Event::Apply(_) | Event::Delete(_) => break,
+    let params = ListParams::default().fields(&format!("metadata.name={SERVICE}"));
+    let mut changes = std::pin::pin!(changes("its addresses", api, params, ONE));
+    let mut is_there = false;
+    while let Some(change) = changes.try_next().await? {
+        match change {
+            Change::Is(Lenient(Ok(found))) if is_so(wanted, &found) => is_there = true,
+            Change::Listed if is_there => {}
+            Change::Is(_) | Change::Listed | Change::Gone => break,
         }
     }
     Ok(())

@@ -102,7 +102,7 @@ impl Keeper {
                     match ended {
                         Ok(()) => {
                             tracing::info!(cluster = %ward.id, "addresses of default/kubernetes were changed");
-                            context.note_awake(&ward.id, |awake| awake.base = None);
+                            context.note_if_awake(&ward.id, |awake| awake.base = None);
                             // An error means that the controller has ended, with the process soon to follow.
                             let _ = calls.send(ward.cluster).await;
                         }

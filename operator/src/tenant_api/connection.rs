@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use http_body_util::Limited;
+use http_body_util::{Either, Limited};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::rt::TokioExecutor;
 use kube::Client;
@@ -14,6 +14,7 @@ use tower::{BoxError, ServiceBuilder};
 use yoke_runtime::host_api::build_tcp;
 
 use super::Access;
+use super::lines::Lines;
 
 /// How long a connection may take, with TLS.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -22,9 +23,15 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How long what was sent, that question too, may stay without a sign that it has arrived, before the connection is given up.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Bytes of the longest answer that is read, a watch's being all of its events: it is held in memory, and a tenant may have
-/// one written without end by an API of its own.
-const ANSWER_MAX: AnswerMax = AnswerMax(8 << 20);
+/// Bytes of the longest answer that is read, of a page of a list, and of all events of a watch: it is held in memory, and a
+/// tenant may have one written without end by an API of its own.
+const LIST_MAX: usize = 8 << 20;
+/// The same of one object, which has 1.5 MiB at most.
+const OBJECT_MAX: usize = 2 << 20;
+/// The same of one that was made: the operator's own, with a few fields more.
+const MADE_MAX: usize = 256 << 10;
+/// The same of a refusal.
+const REFUSAL_MAX: usize = 64 << 10;
 
 /// Bytes of the longest answer to a request that bears this.
 #[derive(Clone, Copy, Debug)]
@@ -56,13 +63,74 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .service(tower::service_fn(move |request: http::Request<Body>| {
-            let AnswerMax(most) = request.extensions().get().copied().unwrap_or(ANSWER_MAX);
+            let (most, is_watch) = (answer_max(&request), has_parameter(&request, "watch"));
             let answer = http.request(request);
-            async move { Ok::<_, BoxError>(answer.await?.map(|body| Limited::new(body, most))) }
+            async move {
+                let answer = answer.await?;
+                let most = if answer.status().is_success() {
+                    most
+                } else {
+                    REFUSAL_MAX
+                };
+                Ok::<_, BoxError>(answer.map(|body| match is_watch {
+                    true => Either::Left(Lines::new(Limited::new(body, most))),
+                    false => Either::Right(Limited::new(body, most)),
+                }))
+            }
         }));
     Ok(Client::new(service, config.default_namespace))
 }
 
+fn answer_max<B>(request: &http::Request<B>) -> usize {
+    let own = request.extensions().get().map(|AnswerMax(most)| *most);
+    let is_list = || ["watch", "limit"].iter().any(|name| has_parameter(request, name));
+    own.unwrap_or_else(|| match *request.method() {
+        http::Method::POST => MADE_MAX,
+        _ if is_list() => LIST_MAX,
+        _ => OBJECT_MAX,
+    })
+}
+
+fn has_parameter<B>(request: &http::Request<B>, name: &str) -> bool {
+    let mut parameters = request.uri().query().unwrap_or_default().split('&');
+    parameters.any(|parameter| parameter.split('=').next() == Some(name))
+}
+
 fn to_base64(text: &str) -> String {
     data_encoding::BASE64.encode(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_as_long_as_what_was_asked_for() {
+        for (rule, method, target, own, expected) in [
+            ("a list", "GET", "/api/v1/nodes?&limit=8", None, LIST_MAX),
+            (
+                "a watch",
+                "GET",
+                "/api/v1/nodes?&watch=true&timeoutSeconds=9",
+                None,
+                LIST_MAX,
+            ),
+            ("an object", "GET", "/api/v1/nodes/limit=8", None, OBJECT_MAX),
+            ("a change", "PATCH", "/api/v1/nodes/a?&fieldManager=b", None, OBJECT_MAX),
+            ("a new one", "POST", "/api/v1/nodes?&limit=8", None, MADE_MAX),
+            (
+                "what says so itself",
+                "GET",
+                "/api/v1/nodes?&limit=8",
+                Some(AnswerMax(7)),
+                7,
+            ),
+        ] {
+            let mut request = http::Request::builder().method(method).uri(target).body(()).unwrap();
+            if let Some(own) = own {
+                request.extensions_mut().insert(own);
+            }
+            assert_eq!(answer_max(&request), expected, "{rule}");
+        }
+    }
 }

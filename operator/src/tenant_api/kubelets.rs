@@ -73,9 +73,9 @@ fn strip(mut node: Node) -> Node {
     let is_said = |key: &str| [labels::KUBELET_VERSION, labels::KUBELET_UPGRADE].contains(&key);
     node.labels_mut().retain(|key, _| key == labels::REAPING);
     node.annotations_mut().retain(|key, _| is_said(key));
-    for text in node.annotations_mut().values_mut() {
-        *text = text.chars().take(TEXT_MAX).collect();
-    }
+    let short = |text: &mut String| *text = text.chars().take(TEXT_MAX).collect();
+    node.annotations_mut().values_mut().for_each(short);
+    node.labels_mut().values_mut().for_each(short);
     Node {
         metadata: ObjectMeta {
             name: node.metadata.name,

@@ -6,17 +6,18 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Request;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Resource as _, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
 use super::leaving::is_restricted;
-use super::pages::{Pages, list_pages};
+use super::pages::{Pages, find_in_pages, list_pages};
 use super::{TenantApi, TenantApiError, limited};
 
 /// Where kubelets have their Leases.
@@ -29,6 +30,14 @@ const PAGE: u32 = 8;
 pub(super) const PAGES: Pages = Pages { size: PAGE, max: 625 };
 /// Characters by which an owner is known.
 const UID_MAX: usize = 64;
+/// Characters of a label, and of a part of a taint: they have 316 at most.
+const TEXT_MAX: usize = 512;
+/// Characters of the taints that a Node was given by its JoinToken.
+const NOTED_MAX: usize = 16 << 10;
+/// Taints of a Node that are looked at.
+const TAINTS_MAX: usize = 64;
+/// A label that stands for all that no kubelet sets.
+const KEEPING: &str = "node-restriction.kubernetes.io/kept";
 /// Nodes that are removed at a time, at most.
 pub(crate) const NODES_MAX: usize = 128;
 
@@ -84,17 +93,13 @@ impl TenantApi {
 
     /// The Nodes that are about to be removed, as far as they can be read.
     pub async fn reaping_nodes(&self) -> Result<Vec<Node>, TenantApiError> {
-        let mut params = ListParams::default().labels(labels::REAPING).limit(PAGE);
-        let (api, mut found) = (Api::<Lenient<Node>>::all(self.client.clone()), Vec::new());
-        while found.len() < NODES_MAX {
-            let list = limited("its Nodes", api.list(&params)).await?;
-            found.extend(list.items.into_iter().filter_map(|node| node.0.ok()).map(strip));
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
-        }
-        found.truncate(NODES_MAX);
+        let (api, mut found) = (Api::all(self.client.clone()), Vec::new());
+        let keep = |node| {
+            found.push(strip(node));
+            (found.len() == NODES_MAX).then_some(())
+        };
+        let params = ListParams::default().labels(labels::REAPING);
+        find_in_pages("its Nodes", &api, params, PAGES, keep).await?;
         Ok(found)
     }
 
@@ -106,11 +111,10 @@ impl TenantApi {
 
     /// Deletes the Lease of a Node, if it is still this one.
     pub async fn delete_lease(&self, node: &str, uid: Option<String>) -> Result<(), TenantApiError> {
-        let params = only(uid, None);
-        let deleted = limited("a Lease", self.leases().delete(node, &params)).await;
-        match deleted {
+        let place = Request::new(self.leases().resource_url());
+        match self.change("a Lease", place.delete(node, &only(uid, None))).await {
             Err(error) if error.is_of_another() => Ok(()),
-            other => other.map(|_| ()),
+            other => other,
         }
     }
 
@@ -139,10 +143,9 @@ impl TenantApi {
     /// Deletes a Node that is still as it was seen.
     pub async fn delete_node(&self, node: &Node) -> Result<(), TenantApiError> {
         let nodes = Api::<Lenient<Node>>::all(self.client.clone());
+        let place = Request::new(nodes.resource_url());
         let params = only(node.uid(), node.resource_version());
-        limited("a Node", nodes.delete(&node.name_any(), &params))
-            .await
-            .map(|_| ())
+        self.change("a Node", place.delete(&node.name_any(), &params)).await
     }
 
     /// Writes an event about a Node. A failure is logged: no event is worth failing for.
@@ -191,22 +194,43 @@ fn build_lease(node: &str, reap_after: &str) -> Lease {
     }
 }
 
-/// What is looked at of a Node: of labels and annotations, which may be large, those that keep it.
+/// What is looked at of a Node, of which others write as much as they like: of labels and annotations those that keep it, and
+/// its taints. What is cut short is no longer as it was given, and keeps the Node, too.
 fn strip(mut node: Node) -> Node {
-    let is_said = |key: &String| key == labels::REAPING || is_restricted(key);
-    node.labels_mut().retain(|key, _| is_said(key));
-    node.annotations_mut().retain(|key, _| key == labels::JOINED_TAINTS);
+    let short = |text: &mut String| *text = text.chars().take(TEXT_MAX).collect();
+    let restricted = node.labels().keys().any(|key| is_restricted(key));
+    let mark = node.labels_mut().remove(labels::REAPING);
+    let mut said: BTreeMap<_, _> = mark
+        .map(|mark| (labels::REAPING.to_owned(), mark))
+        .into_iter()
+        .collect();
+    said.values_mut().for_each(short);
+    said.extend(restricted.then(|| (KEEPING.to_owned(), String::new())));
+    let mut noted = node.annotations_mut().remove(labels::JOINED_TAINTS);
+    if let Some(noted) = &mut noted {
+        *noted = noted.chars().take(NOTED_MAX).collect();
+    }
+    let mut taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+    taints.truncate(TAINTS_MAX);
+    for taint in &mut taints {
+        short(&mut taint.key);
+        short(&mut taint.effect);
+        taint.value.iter_mut().for_each(short);
+    }
     Node {
         metadata: ObjectMeta {
             name: node.metadata.name,
             uid: node.metadata.uid,
             resource_version: node.metadata.resource_version,
             deletion_timestamp: node.metadata.deletion_timestamp,
-            labels: node.metadata.labels,
-            annotations: node.metadata.annotations,
+            labels: Some(said),
+            annotations: noted.map(|noted| [(labels::JOINED_TAINTS.to_owned(), noted)].into()),
             ..ObjectMeta::default()
         },
-        spec: node.spec,
+        spec: Some(NodeSpec {
+            taints: Some(taints),
+            ..NodeSpec::default()
+        }),
         status: None,
     }
 }
@@ -214,6 +238,7 @@ fn strip(mut node: Node) -> Node {
 /// A Lease without what nobody here asks for: others write it, as large as they like.
 fn trim(mut lease: Lease) -> Lease {
     let said = lease.labels_mut().remove_entry(labels::REAP_AFTER);
+    let said = said.map(|(key, time)| (key, time.chars().take(TEXT_MAX).collect()));
     let owner = lease.owner_references().iter().find(|owner| owner.kind == "Node");
     let owner = owner.map(|owner| OwnerReference {
         uid: owner.uid.chars().take(UID_MAX).collect(),

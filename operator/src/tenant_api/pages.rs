@@ -1,13 +1,25 @@
 //! Lists of a tenant's API, of which each object may be as large as it likes: in small pages.
+//!
+//! Whoever answers may be a tenant's own: of an answer are read as many objects as fit on a page, and no other fields. Three
+//! bytes of text are an object of a kilobyte.
 
-use std::fmt::Debug;
+use std::fmt;
+use std::marker::PhantomData;
 
-use kube::Api;
 use kube::api::ListParams;
-use serde::de::DeserializeOwned;
+use kube::core::Request;
+use kube::{Api, Resource};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, SeqAccess, Visitor};
 use yoke_api::Lenient;
 
 use super::{TenantApiError, limited};
+
+/// Objects of one page, whatever was asked for.
+const OBJECTS_MAX: usize = 16;
+/// Bytes of a name, as Kubernetes has them, and of what else is kept of who an object is.
+const NAME_MAX: usize = 253;
+const IDENTITY_MAX: usize = 64;
 
 /// How much of a list is read.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +28,78 @@ pub(super) struct Pages {
     pub(super) size: u32,
     /// More pages are not looked at.
     pub(super) max: usize,
+}
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+#[serde(bound = "Lenient<K>: DeserializeOwned")]
+pub(super) struct Page<K> {
+    #[serde(default)]
+    pub(super) metadata: PageMetadata,
+    /// As many as may be on it.
+    #[serde(default = "Vec::new", deserialize_with = "read_few")]
+    pub(super) items: Vec<Lenient<K>>,
+}
+
+/// What is said of a page.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PageMetadata {
+    #[serde(rename = "continue")]
+    token: Option<String>,
+    pub(super) resource_version: Option<String>,
+    pub(super) remaining_item_count: Option<i64>,
+}
+
+impl<K> Page<K> {
+    /// By which the next one is asked for, if there is one.
+    pub(super) fn next(&self) -> Option<&str> {
+        self.metadata.token.as_deref().filter(|token| !token.is_empty())
+    }
+}
+
+fn read_few<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct Few<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Few<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{OBJECTS_MAX} objects at most")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut found = Vec::new();
+            while let Some(object) = list.next_element()? {
+                if found.len() == OBJECTS_MAX {
+                    return Err(A::Error::invalid_length(OBJECTS_MAX + 1, &self));
+                }
+                found.push(object);
+            }
+            Ok(found)
+        }
+    }
+    deserializer.deserialize_any(Few(PhantomData))
+}
+
+/// One page of a list.
+pub(super) async fn list_page<K>(
+    what: &'static str,
+    api: &Api<Lenient<K>>,
+    params: &ListParams,
+) -> Result<Page<K>, TenantApiError>
+where
+    Lenient<K>: Clone + DeserializeOwned + Resource,
+{
+    let request = Request::new(api.resource_url()).list(params);
+    let client = api.clone().into_client();
+    limited(what, async {
+        client.request(request.map_err(kube::Error::BuildRequest)?).await
+    })
+    .await
 }
 
 /// What a list has, as far as it can be read; of each object what `keep` leaves of it, before the next page comes.
@@ -27,7 +111,7 @@ pub(super) async fn list_pages<K>(
     keep: impl Fn(K) -> K,
 ) -> Result<Vec<K>, TenantApiError>
 where
-    Lenient<K>: Clone + Debug + DeserializeOwned,
+    Lenient<K>: Clone + DeserializeOwned + Resource,
 {
     let mut found = Vec::new();
     let keep_all = |object| {
@@ -47,19 +131,81 @@ pub(super) async fn find_in_pages<K, T>(
     mut look: impl FnMut(K) -> Option<T>,
 ) -> Result<Option<T>, TenantApiError>
 where
-    Lenient<K>: Clone + Debug + DeserializeOwned,
+    Lenient<K>: Clone + DeserializeOwned + Resource,
 {
     let mut params = params.limit(pages.size);
     for _ in 0..pages.max {
-        let list = limited(what, api.list(&params)).await?;
-        let mut objects = list.items.into_iter().filter_map(|object| object.0.ok());
+        let page = list_page(what, api, &params).await?;
+        let next = page.next().map(|token| params.clone().continue_token(token));
+        let mut objects = page
+            .items
+            .into_iter()
+            .filter(is_named)
+            .filter_map(|object| object.0.ok());
         if let Some(found) = objects.find_map(&mut look) {
             return Ok(Some(found));
         }
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
+        match next {
+            Some(next) => params = next,
             None => break,
         }
     }
     Ok(None)
+}
+
+/// Whether who it is can be kept, of as many objects as there are.
+fn is_named<K>(object: &Lenient<K>) -> bool
+where
+    Lenient<K>: Resource,
+{
+    let meta = object.meta();
+    let is_short = |text: &Option<String>, most| text.as_ref().is_none_or(|text| text.len() <= most);
+    is_short(&meta.name, NAME_MAX)
+        && is_short(&meta.uid, IDENTITY_MAX)
+        && is_short(&meta.resource_version, IDENTITY_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Page<Node>, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
+    #[test]
+    fn a_page_has_as_many_objects_as_it_may() {
+        let page = read(
+            r#"{"kind": "NodeList", "metadata": {"continue": "x", "resourceVersion": "7", "remainingItemCount": 3},
+            "items": [{"metadata": {"name": "a"}}]}"#,
+        )
+        .unwrap();
+        assert_eq!((page.next(), page.items.len()), (Some("x"), 1));
+        assert_eq!(page.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!(page.metadata.remaining_item_count, Some(3));
+        for (rule, items, expected) in [
+            ("none", "[]".to_owned(), Some(0)),
+            ("as Go writes none", "null".to_owned(), Some(0)),
+            ("as many as may be", format!("[{}{{}}]", "{},".repeat(15)), Some(16)),
+            ("one more", format!("[{}{{}}]", "{},".repeat(16)), None),
+            ("very many", format!("[{}{{}}]", "{},".repeat(300_000)), None),
+            ("no list", "{}".to_owned(), None),
+        ] {
+            let page = read(&format!(r#"{{"metadata": {{}}, "items": {items}, "odd": [{{}}]}}"#));
+            assert_eq!(page.ok().map(|page| page.items.len()), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn who_cannot_be_kept_is_left_out() {
+        let node = |name: usize, uid: usize| {
+            let text = serde_json::json!({"metadata": {"name": "a".repeat(name), "uid": "b".repeat(uid)}});
+            serde_json::from_value::<Lenient<Node>>(text).unwrap()
+        };
+        assert!(is_named(&node(253, 64)));
+        assert!(!is_named(&node(254, 1)));
+        assert!(!is_named(&node(1, 65)));
+    }
 }

@@ -9,20 +9,22 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, ResourceExt as _};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams};
+use kube::core::Request;
+use kube::{Api, Resource as _, ResourceExt as _};
 use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
-use super::{TenantApi, TenantApiError, WATCH_SECONDS, limited};
+use super::changes::{Change, changes};
+use super::pages::Pages;
+use super::{TenantApi, TenantApiError, limited};
 
 /// Group of those who show a bootstrap token of a JoinToken.
 pub(super) const JOINING_GROUP: &str = "system:bootstrappers:yoke";
 const NAMESPACE: &str = "kube-system";
 const TOKEN_TYPE: &str = "bootstrap.kubernetes.io/token";
-/// Requests in one page of a list: each may have 1.5 MiB.
-const PAGE: u32 = 1;
+/// Each may have 1.5 MiB. Of more the oldest by name are dealt with, and go within an hour.
+const PAGES: Pages = Pages { size: 1, max: 20_000 };
 
 /// What is said of a request for a certificate: a part of its status.
 #[derive(Clone, Debug, Serialize)]
@@ -84,15 +86,18 @@ pub struct BootstrapToken {
 
 impl TenantApi {
     /// Requests for certificates of one signer, as they are and as they change.
-    pub fn watch_requests(
+    pub(crate) fn watch_requests(
         &self,
         signer: &str,
-    ) -> impl Stream<Item = watcher::Result<Event<Lenient<CertificateSigningRequest>>>> + Send + use<> {
-        let api = Api::<Lenient<CertificateSigningRequest>>::all(self.client.clone());
-        let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+    ) -> impl Stream<Item = Result<Change<CertificateSigningRequest>, TenantApiError>> + Send + use<> {
         // One signer in one watch: a field selector knows no "or".
-        let config = config.fields(&format!("spec.signerName={signer}"));
-        watcher(api, config.disable_bookmarks())
+        let params = ListParams::default().fields(&format!("spec.signerName={signer}"));
+        changes(
+            "requests for certificates",
+            Api::all(self.client.clone()),
+            params,
+            PAGES,
+        )
     }
 
     /// The request of this name as it is now, be it one that can be read.
@@ -199,11 +204,11 @@ impl TenantApi {
 
     /// Lets nobody in any more by the token of this id.
     pub async fn remove_token(&self, id: &str) -> Result<(), TenantApiError> {
-        let secrets = Api::<Lenient<Secret>>::namespaced(self.client.clone(), NAMESPACE);
-        let deleted = limited("a token", secrets.delete(&secret_name(id), &DeleteParams::default())).await;
-        match deleted {
+        let place = Request::new(Secret::url_path(&(), Some(NAMESPACE)));
+        let deletion = place.delete(&secret_name(id), &DeleteParams::default());
+        match self.change("a token", deletion).await {
             Err(error) if error.is_missing() => Ok(()),
-            other => other.map(|_| ()),
+            other => other,
         }
     }
 }
