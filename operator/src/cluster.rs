@@ -78,6 +78,8 @@ use rest::Rest;
 use status::Outcome;
 use validate::{Accepted, Refusal, Surroundings};
 
+/// Clusters of one Tenant that are awake and reconciled at once: half of all that are at once.
+pub const TENANT_MAX: usize = 16;
 /// Pace of counting Clusters by phase, for metrics.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// When to look again at a Cluster that changes meanwhile, or is gone: not every change calls for it.
@@ -91,6 +93,13 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
     let Some(cluster) = context.caches.clusters.get(&key) else {
         return Ok(Action::await_change());
     };
+    // One that sleeps, or is to go, asks no API that may be late.
+    let asks = cluster.metadata.deletion_timestamp.is_none() && !Rest::of(&cluster).is_asleep();
+    let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
+    let slot = asks.then(|| context.cluster_slots.enter(tenant));
+    if matches!(slot, Some(None)) {
+        return Ok(Action::requeue(AGAIN));
+    }
     let result = if cluster.metadata.deletion_timestamp.is_some() {
         Box::pin(delete::delete(&context, &cluster)).await
     } else {

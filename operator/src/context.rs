@@ -20,13 +20,13 @@ use crate::cluster::{Answer, Guard, Turns, WorkersSeen};
 use crate::conditions::State;
 use crate::config::Config;
 use crate::events::Events;
-use crate::join_token::Slots;
 use crate::loss::Losses;
 use crate::metrics::OperatorMetrics;
 use crate::nats::Nats;
 use crate::notice::Notices;
 use crate::reaper::Reaper;
 use crate::signer::Signer;
+use crate::slots::Slots;
 use crate::tenant_api::{BaseObjects, TenantApis};
 
 /// The root is read again this often.
@@ -69,7 +69,9 @@ pub struct Context {
     /// Control planes whose machines are about to go.
     pub notices: Notices,
     /// Who works on JoinTokens.
-    pub slots: Slots,
+    pub join_token_slots: Slots,
+    /// Who works on Clusters that are awake.
+    pub cluster_slots: Slots,
     /// Writes of the JoinToken controller.
     pub join_tokens: Applier,
     /// Events.

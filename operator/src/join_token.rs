@@ -11,7 +11,6 @@
 
 mod build;
 pub mod plan;
-mod slots;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,11 +38,12 @@ use crate::error::ReconcileError;
 use crate::tenant::build::{ROLE, names_secret};
 use crate::tenant_api::{BootstrapToken, TenantApi, Way};
 use plan::Term;
-pub use slots::Slots;
 
 /// Name of the controller, in metrics and field managers.
 pub const CONTROLLER: &str = "join-token";
 
+/// JoinTokens of one Tenant that are worked on at once.
+pub const TENANT_MAX: usize = 2;
 /// Where so many others of the Tenant are at work that this one waits for a moment.
 const BUSY: Duration = Duration::from_secs(2);
 /// Where the JoinToken was changed since it was seen.
@@ -119,7 +119,7 @@ async fn reconcile_one(context: &Context, token: &JoinToken) -> Result<Action, R
         }
     };
     // From here on the tenant's API is asked.
-    let Some(_slot) = context.slots.enter(&identity.tenant) else {
+    let Some(_slot) = context.join_token_slots.enter(&identity.tenant) else {
         return Ok(Action::requeue(BUSY));
     };
     if plan::is_used_up(token) {
@@ -229,7 +229,7 @@ async fn end(context: &Context, token: &JoinToken, now: Timestamp) -> Result<Act
     let is_deleted = token.metadata.deletion_timestamp.is_some();
     let api = find_cluster(context, token);
     let was_told = token.status.as_ref().is_some_and(|status| status.token_id.is_some());
-    let slot = context.slots.enter(&token.namespace().unwrap_or_default());
+    let slot = context.join_token_slots.enter(&token.namespace().unwrap_or_default());
     if was_told && api.is_ok() && slot.is_none() {
         return Ok(Action::requeue(BUSY));
     }

@@ -38,6 +38,7 @@ pub mod reaper;
 pub mod run;
 mod security;
 pub mod signer;
+pub mod slots;
 pub mod tenant;
 pub mod tenant_api;
 mod triggers;

@@ -24,10 +24,10 @@ use crate::cache::{self, Named, Triggered};
 use crate::config::Config;
 use crate::context::Context;
 use crate::events::Events;
-use crate::join_token::Slots;
 use crate::leader::{Election, Held, LEASE, Terms};
 use crate::metrics::OperatorMetrics;
 use crate::nats::Nats;
+use crate::slots::Slots;
 use crate::tenant_api::{TenantApis, build_base};
 use crate::{cluster, join_token, loss, notice, reaper, signer, tenant};
 
@@ -116,7 +116,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         starts,
         losses: loss::Losses::default(),
         notices: notice::Notices::default(),
-        slots: Slots::default(),
+        join_token_slots: Slots::new(join_token::TENANT_MAX),
+        cluster_slots: Slots::new(cluster::TENANT_MAX),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         apis: TenantApis::default(),
         events: Events::new(client.clone()),

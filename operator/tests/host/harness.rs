@@ -19,13 +19,13 @@ use yoke_operator::cluster::Rule;
 use yoke_operator::config::{Config, NatsConfig};
 use yoke_operator::context::Context;
 use yoke_operator::events::Events;
-use yoke_operator::join_token::Slots;
 use yoke_operator::loss::Losses;
 use yoke_operator::metrics::OperatorMetrics;
 use yoke_operator::nats::{Account, Nats, Size, streams};
 use yoke_operator::notice::Notices;
 use yoke_operator::reaper::{Pace, Reaper};
 use yoke_operator::signer::Signer;
+use yoke_operator::slots::Slots;
 use yoke_operator::tenant_api::{TenantApis, build_base};
 use yoke_operator::{ReconcileError, cache, cluster, join_token, tenant};
 use yoke_pki::cert_manager::Certificate;
@@ -645,7 +645,8 @@ async fn connect(client: &Client, config: Config) -> (Arc<Context>, mpsc::Receiv
         starts: cluster::Turns::new(Rule::of_starts(0)).0,
         losses: Losses::default(),
         notices: Notices::default(),
-        slots: Slots::default(),
+        join_token_slots: Slots::new(join_token::TENANT_MAX),
+        cluster_slots: Slots::new(cluster::TENANT_MAX),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),

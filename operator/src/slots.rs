@@ -1,30 +1,37 @@
-//! How many JoinTokens of one Tenant are worked on at a time: one whose API hangs must not take the time of the others.
+//! How many objects of one Tenant are worked on at a time: one whose API hangs must not take the time of the others.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Of one Tenant.
-const TENANT_MAX: usize = 2;
-
 /// Who is at work.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Slots {
+    /// Of one Tenant.
+    most: usize,
     taken: Mutex<HashMap<String, usize>>,
 }
 
 /// A place that is taken until it is dropped.
 #[derive(Debug)]
-pub(super) struct Slot<'a> {
+pub(crate) struct Slot<'a> {
     slots: &'a Slots,
     tenant: String,
 }
 
 impl Slots {
+    /// So many for each Tenant.
+    pub fn new(most: usize) -> Self {
+        Self {
+            most,
+            taken: Mutex::default(),
+        }
+    }
+
     /// A place for one more of this Tenant, if there is one.
-    pub(super) fn enter(&self, tenant: &str) -> Option<Slot<'_>> {
+    pub(crate) fn enter(&self, tenant: &str) -> Option<Slot<'_>> {
         let mut taken = self.lock();
         let count = taken.entry(tenant.to_owned()).or_default();
-        if *count >= TENANT_MAX {
+        if *count >= self.most {
             return None;
         }
         *count += 1;
@@ -58,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_tenant_has_its_own_places() {
-        let slots = Slots::default();
+        let slots = Slots::new(2);
         let (one, two) = (slots.enter("a").unwrap(), slots.enter("a").unwrap());
         assert!(slots.enter("a").is_none());
         assert!(slots.enter("b").is_some());
