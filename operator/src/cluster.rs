@@ -78,8 +78,10 @@ use rest::Rest;
 use status::Outcome;
 use validate::{Accepted, Refusal, Surroundings};
 
-/// Clusters of one Tenant that are awake and reconciled at once: half of all that are at once.
-pub const TENANT_MAX: usize = 16;
+/// Clusters of one Tenant with a pod that are reconciled at once: half of all that are at once.
+pub const AT_ONCE: usize = 16;
+/// When those look again that found no place.
+const CROWDED: Duration = Duration::from_millis(100);
 /// Pace of counting Clusters by phase, for metrics.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// When to look again at a Cluster that changes meanwhile, or is gone: not every change calls for it.
@@ -93,13 +95,6 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
     let Some(cluster) = context.caches.clusters.get(&key) else {
         return Ok(Action::await_change());
     };
-    // One that sleeps, or is to go, asks no API that may be late.
-    let asks = cluster.metadata.deletion_timestamp.is_none() && !Rest::of(&cluster).is_asleep();
-    let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
-    let slot = asks.then(|| context.cluster_slots.enter(tenant));
-    if matches!(slot, Some(None)) {
-        return Ok(Action::requeue(AGAIN));
-    }
     let result = if cluster.metadata.deletion_timestamp.is_some() {
         Box::pin(delete::delete(&context, &cluster)).await
     } else {
@@ -130,6 +125,11 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         return Ok(Action::requeue(expiry::AGAIN));
     }
     let observed = observe::observe(&context.caches, &cluster, &identity);
+    // Where a pod is, its API is asked, and may be late.
+    let slot = (!observed.pods.is_empty()).then(|| context.cluster_slots.enter(&identity.tenant));
+    if matches!(slot, Some(None)) {
+        return Ok(Action::requeue(spread(CROWDED)));
+    }
     let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {
         return Ok(Action::requeue(AGAIN));
     };

@@ -70,7 +70,7 @@ pub struct Context {
     pub notices: Notices,
     /// Who works on JoinTokens.
     pub join_token_slots: Slots,
-    /// Who works on Clusters that are awake.
+    /// Who works on Clusters with a pod.
     pub cluster_slots: Slots,
     /// Writes of the JoinToken controller.
     pub join_tokens: Applier,

@@ -43,7 +43,7 @@ use plan::Term;
 pub const CONTROLLER: &str = "join-token";
 
 /// JoinTokens of one Tenant that are worked on at once.
-pub const TENANT_MAX: usize = 2;
+pub const AT_ONCE: usize = 2;
 /// Where so many others of the Tenant are at work that this one waits for a moment.
 const BUSY: Duration = Duration::from_secs(2);
 /// Where the JoinToken was changed since it was seen.

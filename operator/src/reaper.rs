@@ -29,7 +29,7 @@ use yoke_runtime::Drain;
 use crate::cluster::identity::Identity;
 use crate::conditions;
 use crate::context::Context;
-use crate::tenant_api::{NODES_MAX, TenantApi, TenantApiError};
+use crate::tenant_api::{NODES_MAX, TAINTS_MAX, TenantApi, TenantApiError};
 pub use plan::Pace;
 use plan::{Sight, Step, Watch};
 
@@ -210,6 +210,8 @@ async fn step(
                 let note = "Its Lease is renewed again, or it is not to be removed any more: it stays.";
                 api.tell_of_node(node, "NodeReturned", note.into()).await;
             }
+            // Of as many as are looked at there may be more, which would go.
+            let taints = taints.filter(|taints| taints.len() + 1 < TAINTS_MAX);
             api.mark_node(node, None, taints.as_deref()).await
         }
     };

@@ -22,6 +22,7 @@ mod uses;
 pub mod validate;
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
-use yoke_api::{Cluster, ClusterId, labels};
+use yoke_api::{Cluster, ClusterId, Lenient, labels};
 use yoke_pki::request::Use;
 use yoke_runtime::Drain;
 use yoke_runtime::budget::{Budgets, Rate};
@@ -231,35 +232,40 @@ impl Keeper {
 
 /// Answers requests until too much fails, or the Cluster is gone.
 async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
-    let mut strikes = 0;
+    let (mut strikes, mut turns) = (0, Turns::default());
     while strikes < MAX_STRIKES && find_cluster(&context, &ward).is_some() {
         let began = Instant::now();
-        if let Err(error) = answer_all(&context, &ward).await {
+        let Err(error) = answer_all(&context, &ward, &mut turns).await;
+        let is_calm = began.elapsed() >= CALM;
+        // A watch has an end, after which those who wait go on to.
+        if is_calm && matches!(error, SignError::Tenant(TenantApiError::Ended)) {
+            turns.dealt_with.clear();
+        } else {
             context.metrics.signing_failed();
-            let error = crate::chain(&error);
-            tracing::debug!(cluster = %ward.identity.id, error, "requests for certificates are watched again");
+            turns = Turns::default();
         }
-        strikes = if began.elapsed() >= CALM { 1 } else { strikes + 1 };
+        let error = crate::chain(&error);
+        tracing::debug!(cluster = %ward.identity.id, error, "requests for certificates are watched again");
+        strikes = if is_calm { 1 } else { strikes + 1 };
         tokio::time::sleep(PAUSE * 2_u32.pow(strikes - 1)).await;
     }
     ward.identity.id
 }
 
-async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
+async fn answer_all(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<Infallible, SignError> {
     let mut events = std::pin::pin!(watch_requests(ward));
     let mut ticks = tokio::time::interval(REFILL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut turns = Turns::default();
     loop {
         tokio::select! {
             event = events.try_next() => {
                 if let Some(csr) = look(context, ward, event?.ok_or(SignError::Ended)?).await {
-                    receive(context, ward, &csr, &mut turns).await?;
+                    receive(context, ward, &csr, turns).await?;
                 }
             }
             _ = ticks.tick() => {
                 answer_next(context, ward, &mut turns.queue).await?;
-                answer_skipped(context, ward, &mut turns).await?;
+                answer_skipped(context, ward, turns).await?;
                 if turns.missed.is_some_and(|since| since.elapsed() >= RELIST) {
                     turns.missed = None;
                     events.set(watch_requests(ward));
@@ -272,23 +278,23 @@ async fn answer_all(context: &Context, ward: &Ward) -> Result<(), SignError> {
 /// Requests of each signer, as they are and as they change.
 fn watch_requests(
     ward: &Ward,
-) -> impl Stream<Item = Result<Change<CertificateSigningRequest>, TenantApiError>> + Send + use<> {
+) -> impl Stream<Item = Result<Change<Option<CertificateSigningRequest>>, TenantApiError>> + Send + use<> {
     let signers = [validate::CLIENT_SIGNER, validate::SERVING_SIGNER, validate::USER_SIGNER];
-    stream::select_all(signers.map(|signer| Box::pin(ward.api.watch_requests(signer))))
+    // Nothing of one waits that is not needed: it may be as long as an answer of the tenant's API.
+    let keep =
+        |seen: Lenient<CertificateSigningRequest>| seen.0.ok().filter(validate::is_open).and_then(validate::trim);
+    stream::select_all(signers.map(|signer| ward.api.watch_requests(signer, keep)))
 }
 
 /// The request that was seen, if there is anything to do for it.
 async fn look(
     context: &Context,
     ward: &Ward,
-    change: Change<CertificateSigningRequest>,
+    change: Change<Option<CertificateSigningRequest>>,
 ) -> Option<CertificateSigningRequest> {
     let signer = &context.signer;
-    // Nothing of it waits that is not needed: it may be as long as an answer of the tenant's API.
-    let csr = match change {
-        Change::Is(seen) => seen.0.ok().filter(validate::is_open).and_then(validate::trim),
-        Change::Listed => return None,
-        Change::Gone => None,
+    let Change::Is(csr) = change else {
+        return None;
     };
     signer.spend(&signer.reads, &ward.identity.tenant).await;
     let csr = csr?;
@@ -309,7 +315,8 @@ async fn receive(
         since: Instant::now(),
         asked: Timestamp::now(),
     };
-    if turns.dealt_with.contains(&waiting.uid) || turns.skipped.contains(&waiting.uid) {
+    let waits = turns.skipped.contains(&waiting.uid) || turns.queue.contains(&waiting.uid);
+    if waits || turns.dealt_with.contains(&waiting.uid) {
         return Ok(());
     }
     let user = csr.spec.username.as_deref().unwrap_or_default();

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use futures::future::try_join_all;
+use http_body_util::LengthLimitError;
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::{ApiResource, ListParams, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
@@ -37,7 +38,7 @@ pub use self::base::{BaseObjects, build_base};
 use self::base::{NAMESPACE, SERVICE, build_admin_role};
 use self::changes::{Change, changes};
 pub(crate) use self::leaving::is_marked;
-pub(crate) use self::nodes::NODES_MAX;
+pub(crate) use self::nodes::{NODES_MAX, TAINTS_MAX};
 pub(crate) use self::object::to_dynamic;
 use self::object::{Objects, is_so};
 use self::pages::{Pages, list_page};
@@ -73,6 +74,14 @@ pub enum TenantApiError {
     /// A part that an API server makes when it starts for the first time is not there.
     #[error("waiting for namespace default, which the API server makes")]
     NoNamespace,
+    /// There is more on a page than was asked for.
+    #[error("the tenant's API answers more than {most} of {what} on one page")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many may be there.
+        most: usize,
+    },
     /// A watch ended.
     #[error("a watch of the tenant's API ended")]
     Ended,
@@ -86,7 +95,9 @@ impl TenantApiError {
     pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::Limit => true,
-            Self::Request { source, .. } => matches!(**source, kube::Error::Service(_) | kube::Error::HyperError(_)),
+            Self::Request { source, .. } => {
+                matches!(**source, kube::Error::Service(_) | kube::Error::HyperError(_)) && !is_too_long(source)
+            }
             _ => false,
         }
     }
@@ -333,7 +344,7 @@ impl TenantApi {
         }
     }
 
-    /// Asks for a change, of whose answer nothing is read: it may be as long as a tenant likes.
+    /// Asks for a change, of whose answer nothing is made: it may say as much as a tenant likes.
     async fn change(
         &self,
         what: &'static str,
@@ -353,16 +364,24 @@ where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
 {
     let params = ListParams::default().fields(&format!("metadata.name={SERVICE}"));
-    let mut changes = std::pin::pin!(changes("its addresses", api, params, ONE));
+    let wanted = wanted.clone();
+    let is_as_wanted = move |found: Lenient<K>| found.0.is_ok_and(|found| is_so(&wanted, &found));
+    let mut changes = std::pin::pin!(changes("its addresses", api, params, ONE, is_as_wanted));
     let mut is_there = false;
     while let Some(change) = changes.try_next().await? {
         match change {
-            Change::Is(Lenient(Ok(found))) if is_so(wanted, &found) => is_there = true,
+            Change::Is(true) => is_there = true,
             Change::Listed if is_there => {}
-            Change::Is(_) | Change::Listed | Change::Gone => break,
+            Change::Is(false) | Change::Listed | Change::Gone => break,
         }
     }
     Ok(())
+}
+
+/// Whether there was an answer, of which more came than is read.
+fn is_too_long(error: &kube::Error) -> bool {
+    let mut causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    causes.any(|cause| cause.is::<LengthLimitError>())
 }
 
 async fn limited<T>(

@@ -15,7 +15,7 @@ use crate::inspect::{InspectError, Name, ParsedCertificate, to_address};
 
 const TAGS: [&str; 2] = ["CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"];
 /// Bytes of the largest request that is read: one with an RSA key of 8192 bits and a page of names.
-const SIZE_MAX: usize = 16 << 10;
+pub const SIZE_MAX: usize = 16 << 10;
 /// The most alternative names.
 const NAMES_MAX: usize = 64;
 

@@ -101,6 +101,11 @@ impl Queue {
         has_place
     }
 
+    /// Whether a request of this UID is among them.
+    pub(super) fn contains(&self, uid: &str) -> bool {
+        self.waiting.values().any(|waiting| waiting.uid == uid)
+    }
+
     /// Whether the next one is a new node's; `None` if nobody waits.
     pub(super) fn next_is_new(&self) -> Option<bool> {
         self.waiting.first_key_value().map(|((is_new, _), _)| *is_new)

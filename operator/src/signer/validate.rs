@@ -11,7 +11,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ObjectMeta;
 use yoke_pki::ParsedRequest;
-use yoke_pki::request::Use;
+use yoke_pki::request::{SIZE_MAX, Use};
 
 /// Signer of kubelets' client certificates.
 pub(super) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -31,6 +31,8 @@ const BOOTSTRAPPERS: &str = "system:bootstrappers";
 const BOOTSTRAP_PREFIX: &str = "system:bootstrap:";
 /// The longest name of a Node or a request.
 const NAME_MAX: usize = 253;
+/// Bytes of a requester's name that are looked at: a longer one is nobody's.
+const USER_MAX: usize = 1024;
 /// The longest UID of a request: Kubernetes' own have 36 bytes.
 const UID_MAX: usize = 64;
 
@@ -149,7 +151,7 @@ pub fn is_open(csr: &CertificateSigningRequest) -> bool {
     is_ready && !is_answered && !is_over && csr.metadata.deletion_timestamp.is_none()
 }
 
-/// A request with no more of its metadata than its name and UID; `None` if those are not such as an API server gives.
+/// A request with no more of it than is looked at; `None` if its name and UID are not such as an API server gives.
 pub fn trim(mut csr: CertificateSigningRequest) -> Option<CertificateSigningRequest> {
     let given = std::mem::take(&mut csr.metadata);
     let is_within = |text: &String, most| !text.is_empty() && text.len() <= most;
@@ -158,7 +160,23 @@ pub fn trim(mut csr: CertificateSigningRequest) -> Option<CertificateSigningRequ
         uid: Some(given.uid.filter(|uid| is_within(uid, UID_MAX))?),
         ..ObjectMeta::default()
     };
-    csr.spec.extra = None;
+    (csr.spec.extra, csr.spec.uid) = (None, None);
+    if let Some(user) = &mut csr.spec.username {
+        user.truncate(user.floor_char_boundary(USER_MAX));
+        user.shrink_to_fit();
+    }
+    csr.spec
+        .groups
+        .iter_mut()
+        .for_each(|groups| groups.retain(|group| group.len() <= NAME_MAX));
+    // What is longer is refused, and is so by a byte more.
+    csr.spec.request.0.truncate(SIZE_MAX + 1);
+    csr.spec.request.0.shrink_to_fit();
+    if let Some(conditions) = csr.status.as_mut().and_then(|status| status.conditions.as_mut()) {
+        conditions.retain(|condition| condition.type_ == "Approved");
+        conditions.truncate(1);
+        conditions.shrink_to_fit();
+    }
     Some(csr)
 }
 

@@ -1,128 +1,155 @@
 //! What a list of a tenant's API has, and how it changes: the list once, and one watch after it.
 //!
+//! ```text
+//!  pages, a watch ─▶ keep: what is wanted of each object ─▶ one waits ─▶ who takes the changes, as late as he likes
+//! ```
+//!
 //! It ends with the watch, and that is an error: whoever begins another one waits first. kube's own watcher begins it at once,
-//! and tells nobody, so that an API that ends each watch is asked without a pause.
+//! and tells nobody, so that an API that ends each watch is asked without a pause; and of a line it makes whatever that says.
 
-use std::collections::VecDeque;
-use std::fmt::Debug;
+use std::convert::Infallible;
+use std::time::Duration;
 
-use futures::stream::{BoxStream, try_unfold};
-use futures::{Stream, StreamExt as _, TryStreamExt as _};
-use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::{Api, Resource};
+use futures::stream::{self, BoxStream};
+use futures::{AsyncBufRead, AsyncBufReadExt as _, StreamExt as _};
+use kube::api::{ListParams, WatchParams};
+use kube::core::Request;
+use kube::{Api, Client, Resource};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use yoke_api::Lenient;
 
-use super::pages::{Pages, list_page};
+use super::pages::{Pages, is_named, list_page};
 use super::{TenantApiError, WATCH_SECONDS, limited};
+
+/// How long a watch may say nothing, with what it may be late.
+const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
+/// Bytes that are kept for the next line.
+const LINE_KEPT: usize = 64 << 10;
 
 /// What was seen.
 #[derive(Debug)]
-pub(crate) enum Change<K> {
+pub(crate) enum Change<T> {
     /// An object of the list, or one that was written since.
-    Is(Lenient<K>),
+    Is(T),
     /// All of the list was told.
     Listed,
     /// One is gone.
     Gone,
 }
 
-/// Of a list, which an error calls `what`. Never ends without an error.
-pub(super) fn changes<K>(
+/// A line of a watch.
+#[derive(Deserialize)]
+#[serde(bound = "Lenient<K>: DeserializeOwned")]
+struct Line<K> {
+    #[serde(rename = "type")]
+    type_: String,
+    object: Lenient<K>,
+}
+
+type Told<T> = Result<Change<T>, TenantApiError>;
+
+/// Of a list, which an error calls `what`; of each object what `keep` leaves of it. Ends after an error.
+pub(super) fn changes<K, T>(
     what: &'static str,
     api: Api<Lenient<K>>,
     params: ListParams,
     pages: Pages,
-) -> impl Stream<Item = Result<Change<K>, TenantApiError>> + Send + use<K>
+    keep: impl Fn(Lenient<K>) -> T + Send + 'static,
+) -> BoxStream<'static, Told<T>>
 where
     K: Send + 'static,
-    Lenient<K>: Resource + Clone + Debug + DeserializeOwned + Send,
+    T: Send + 'static,
+    Lenient<K>: Resource + Clone + DeserializeOwned + Send,
 {
-    let watcher = Watcher {
-        what,
-        api,
-        params: params.limit(pages.size),
-        pages: pages.max,
-        told: VecDeque::new(),
-        stage: Stage::Lists,
-    };
-    try_unfold(watcher, |mut watcher| async {
-        let change = watcher.next().await?;
-        Ok(Some((change, watcher)))
-    })
+    let (to, told) = mpsc::channel(1);
+    let mut task = JoinSet::new();
+    // Of its own: a request that nobody polls while another change is dealt with would run out of time.
+    task.spawn(async move {
+        let Err(error) = tell(what, &api, params.limit(pages.size), pages.max, keep, &to).await;
+        // An error is somebody who has enough.
+        let _ = to.send(Err(error)).await;
+    });
+    // It ends with the stream.
+    let next = async |(mut told, task): (mpsc::Receiver<_>, JoinSet<()>)| Some((told.recv().await?, (told, task)));
+    stream::unfold((told, task), next).boxed()
 }
 
-struct Watcher<K> {
+async fn tell<K, T>(
     what: &'static str,
-    api: Api<Lenient<K>>,
-    params: ListParams,
-    /// Which may still be read.
+    api: &Api<Lenient<K>>,
+    mut params: ListParams,
     pages: usize,
-    told: VecDeque<Change<K>>,
-    stage: Stage<K>,
-}
-
-enum Stage<K> {
-    Lists,
-    /// Of this version.
-    Listed(String),
-    Watches(BoxStream<'static, kube::Result<WatchEvent<Lenient<K>>>>),
-}
-
-impl<K> Watcher<K>
+    keep: impl Fn(Lenient<K>) -> T,
+    to: &mpsc::Sender<Told<T>>,
+) -> Result<Infallible, TenantApiError>
 where
-    K: Send + 'static,
-    Lenient<K>: Resource + Clone + Debug + DeserializeOwned + Send,
+    Lenient<K>: Resource + Clone + DeserializeOwned,
 {
-    async fn next(&mut self) -> Result<Change<K>, TenantApiError> {
-        loop {
-            if let Some(change) = self.told.pop_front() {
-                return Ok(change);
-            }
-            match &mut self.stage {
-                Stage::Lists => self.list().await?,
-                Stage::Listed(version) => {
-                    let params = WatchParams {
-                        label_selector: self.params.label_selector.clone(),
-                        field_selector: self.params.field_selector.clone(),
-                        ..WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks()
-                    };
-                    let watch = limited(self.what, self.api.watch(&params, version)).await?;
-                    self.stage = Stage::Watches(watch.boxed());
-                }
-                Stage::Watches(watch) => {
-                    let event = watch.try_next().await.map_err(|source| TenantApiError::Request {
-                        what: self.what,
-                        source: Box::new(source),
-                    })?;
-                    match event.ok_or(TenantApiError::Ended)? {
-                        WatchEvent::Added(object) | WatchEvent::Modified(object) => return Ok(Change::Is(object)),
-                        WatchEvent::Deleted(_) => return Ok(Change::Gone),
-                        WatchEvent::Bookmark(_) => {}
-                        WatchEvent::Error(_) => return Err(TenantApiError::Ended),
-                    }
-                }
+    let say = async |change| to.send(Ok(change)).await.map_err(|_| TenantApiError::Ended);
+    let mut version = None;
+    for _ in 0..pages {
+        let page = list_page(what, api, &params).await?;
+        version = page.metadata.resource_version.clone();
+        let next = page.next().map(|token| params.clone().continue_token(token));
+        for object in page.items {
+            if is_named(&object) {
+                say(Change::Is(keep(object))).await?;
             }
         }
+        match next {
+            Some(next) => params = next,
+            None => break,
+        }
     }
+    let version = version.filter(|version| !version.is_empty());
+    let version = version.ok_or(TenantApiError::Ended)?;
+    say(Change::Listed).await?;
+    let watch = WatchParams {
+        label_selector: params.label_selector,
+        field_selector: params.field_selector,
+        ..WatchParams::default().timeout(WATCH_SECONDS).disable_bookmarks()
+    };
+    let request = Request::new(api.resource_url()).watch(&watch, &version);
+    let client: Client = api.clone().into_client();
+    let lines = limited(what, async {
+        client.request_stream(request.map_err(kube::Error::BuildRequest)?).await
+    });
+    let mut lines = std::pin::pin!(lines.await?);
+    let mut line = Vec::new();
+    loop {
+        let read = timeout(SILENCE, read_line(&mut lines, &mut line)).await;
+        let failed = |error| TenantApiError::Request {
+            what,
+            source: Box::new(error),
+        };
+        if !read
+            .map_err(|_| TenantApiError::Ended)?
+            .map_err(|error| failed(kube::Error::ReadEvents(error)))?
+        {
+            return Err(TenantApiError::Ended);
+        }
+        let Line { type_, object } =
+            serde_json::from_slice(&line).map_err(|error| failed(kube::Error::SerdeError(error)))?;
+        match type_.as_str() {
+            "ADDED" | "MODIFIED" if is_named(&object) => say(Change::Is(keep(object))).await?,
+            "DELETED" => say(Change::Gone).await?,
+            "ADDED" | "MODIFIED" | "BOOKMARK" => {}
+            _ => return Err(TenantApiError::Ended),
+        }
+    }
+}
 
-    async fn list(&mut self) -> Result<(), TenantApiError> {
-        let page = list_page(self.what, &self.api, &self.params).await?;
-        self.pages = self.pages.saturating_sub(1);
-        let next = page.next().filter(|_| self.pages > 0);
-        match next.map(|token| self.params.clone().continue_token(token)) {
-            Some(next) => self.params = next,
-            None => {
-                let version = page.metadata.resource_version.clone();
-                self.stage = Stage::Listed(version.ok_or(TenantApiError::Ended)?);
-            }
-        }
-        self.told.extend(page.items.into_iter().map(Change::Is));
-        if matches!(self.stage, Stage::Listed(_)) {
-            self.told.push_back(Change::Listed);
-        }
-        Ok(())
-    }
+/// Whether there is another line. How long it may be is bounded by the connection.
+async fn read_line(lines: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> std::io::Result<bool> {
+    line.clear();
+    line.shrink_to(LINE_KEPT);
+    lines.read_until(b'\n', line).await?;
+    // One without an end was cut off.
+    Ok(line.ends_with(b"\n"))
 }
 
 #[cfg(test)]
@@ -147,12 +174,13 @@ mod tests {
         });
         let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
         let params = ListParams::default().fields("metadata.name=a");
-        let mut changes = Box::pin(changes("its Nodes", api, params, Pages { size: 2, max: 3 }));
+        let name = |node: Lenient<Node>| node.meta().name.clone().unwrap_or_default();
+        let mut changes = Box::pin(changes("its Nodes", api, params, Pages { size: 2, max: 3 }, name));
         let mut told = Vec::new();
         let ended = loop {
-            match changes.try_next().await {
-                Ok(change) => told.push(match change.unwrap() {
-                    Change::Is(node) => node.meta().name.clone().unwrap_or_default(),
+            match changes.next().await.unwrap() {
+                Ok(change) => told.push(match change {
+                    Change::Is(name) => name,
                     Change::Listed => "listed".to_owned(),
                     Change::Gone => "gone".to_owned(),
                 }),
@@ -181,11 +209,24 @@ mod tests {
 
     #[tokio::test]
     async fn pages_without_an_end_are_not_read_on() {
-        let list = r#"{"metadata": {"resourceVersion": "7", "continue": "x"}, "items": []}"#;
-        let (told, ended, asked) = follow(list, "").await;
-        assert_eq!(told, ["listed"]);
-        assert!(matches!(ended, TenantApiError::Ended), "{ended:?}");
-        assert_eq!(asked.len(), 4, "three pages and a watch: {asked:?}");
+        for (rule, items, told, requests) in [
+            (
+                "pages of one",
+                r#"{"metadata": {"name": "a"}}"#,
+                &["a", "a", "a", "listed"][..],
+                4,
+            ),
+            ("empty ones", "", &["listed"][..], 2),
+        ] {
+            let list = format!(r#"{{"metadata": {{"resourceVersion": "7", "continue": "x"}}, "items": [{items}]}}"#);
+            let (seen, ended, asked) = follow(list.leak(), "").await;
+            assert_eq!(
+                (&seen[..], asked.len()),
+                (&told.iter().map(ToString::to_string).collect::<Vec<_>>()[..], requests),
+                "{rule}"
+            );
+            assert!(matches!(ended, TenantApiError::Ended), "{rule}: {ended:?}");
+        }
     }
 
     #[tokio::test]

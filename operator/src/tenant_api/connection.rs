@@ -23,15 +23,18 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How long what was sent, that question too, may stay without a sign that it has arrived, before the connection is given up.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Bytes of the longest answer that is read, of a page of a list, and of all events of a watch: it is held in memory, and a
-/// tenant may have one written without end by an API of its own.
-const LIST_MAX: usize = 8 << 20;
-/// The same of one object, which has 1.5 MiB at most.
-const OBJECT_MAX: usize = 2 << 20;
+/// Bytes of the longest answer that is read, of a page of a list too, and of all events of a watch: it is held in memory, and a
+/// tenant may have one written without end by an API of its own. An object has 1.5 MiB at most, and may take six times as much
+/// as JSON.
+const ANSWER_MAX: usize = 8 << 20;
 /// The same of one that was made: the operator's own, with a few fields more.
 const MADE_MAX: usize = 256 << 10;
 /// The same of a refusal.
 const REFUSAL_MAX: usize = 64 << 10;
+
+/// Bytes of an answer, and of all of a connection, that may have come and are not read yet.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
 
 /// Bytes of the longest answer to a request that bears this.
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +62,14 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
         .map_future(Box::pin)
         .timeout(CONNECT_LIMIT)
         .service(tls);
-    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+        .http2_initial_stream_window_size(STREAM_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        .build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .service(tower::service_fn(move |request: http::Request<Body>| {
-            let (most, is_watch) = (answer_max(&request), has_parameter(&request, "watch"));
+            let (most, is_watch) = (answer_max(&request), is_watch(&request));
             let answer = http.request(request);
             async move {
                 let answer = answer.await?;
@@ -83,17 +89,15 @@ pub(super) fn build_client(access: &Access) -> Result<Client, BoxError> {
 
 fn answer_max<B>(request: &http::Request<B>) -> usize {
     let own = request.extensions().get().map(|AnswerMax(most)| *most);
-    let is_list = || ["watch", "limit"].iter().any(|name| has_parameter(request, name));
-    own.unwrap_or_else(|| match *request.method() {
+    own.unwrap_or(match *request.method() {
         http::Method::POST => MADE_MAX,
-        _ if is_list() => LIST_MAX,
-        _ => OBJECT_MAX,
+        _ => ANSWER_MAX,
     })
 }
 
-fn has_parameter<B>(request: &http::Request<B>, name: &str) -> bool {
+fn is_watch<B>(request: &http::Request<B>) -> bool {
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
-    parameters.any(|parameter| parameter.split('=').next() == Some(name))
+    parameters.any(|parameter| parameter == "watch=true")
 }
 
 fn to_base64(text: &str) -> String {
@@ -107,30 +111,41 @@ mod tests {
     #[test]
     fn an_answer_is_as_long_as_what_was_asked_for() {
         for (rule, method, target, own, expected) in [
-            ("a list", "GET", "/api/v1/nodes?&limit=8", None, LIST_MAX),
+            ("a list", "GET", "/api/v1/nodes?&limit=8", None, (ANSWER_MAX, false)),
             (
                 "a watch",
                 "GET",
                 "/api/v1/nodes?&watch=true&timeoutSeconds=9",
                 None,
-                LIST_MAX,
+                (ANSWER_MAX, true),
             ),
-            ("an object", "GET", "/api/v1/nodes/limit=8", None, OBJECT_MAX),
-            ("a change", "PATCH", "/api/v1/nodes/a?&fieldManager=b", None, OBJECT_MAX),
-            ("a new one", "POST", "/api/v1/nodes?&limit=8", None, MADE_MAX),
+            (
+                "an object",
+                "GET",
+                "/api/v1/nodes/watch=true",
+                None,
+                (ANSWER_MAX, false),
+            ),
+            (
+                "a new one",
+                "POST",
+                "/api/v1/nodes?&fieldManager=b",
+                None,
+                (MADE_MAX, false),
+            ),
             (
                 "what says so itself",
                 "GET",
-                "/api/v1/nodes?&limit=8",
+                "/api/v1/nodes/a",
                 Some(AnswerMax(7)),
-                7,
+                (7, false),
             ),
         ] {
             let mut request = http::Request::builder().method(method).uri(target).body(()).unwrap();
             if let Some(own) = own {
                 request.extensions_mut().insert(own);
             }
-            assert_eq!(answer_max(&request), expected, "{rule}");
+            assert_eq!((answer_max(&request), is_watch(&request)), expected, "{rule}");
         }
     }
 }

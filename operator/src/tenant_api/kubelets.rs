@@ -9,11 +9,12 @@ use serde::Serialize;
 use yoke_api::{KubernetesVersion, Lenient, labels};
 
 use super::nodes::PAGES;
-use super::pages::{find_in_pages, list_pages};
+use super::pages::{cut, find_in_pages, list_pages};
 use super::{TenantApi, TenantApiError, limited};
 
-/// Of what is looked at of a Node, each value is a name, a version or a sentence.
+/// Bytes of what is looked at of a Node: a sentence; and a version or a word.
 const TEXT_MAX: usize = 512;
+const WORD_MAX: usize = 64;
 
 #[derive(Clone, Debug, Serialize)]
 struct NodePatch<'a> {
@@ -73,7 +74,7 @@ fn strip(mut node: Node) -> Node {
     let is_said = |key: &str| [labels::KUBELET_VERSION, labels::KUBELET_UPGRADE].contains(&key);
     node.labels_mut().retain(|key, _| key == labels::REAPING);
     node.annotations_mut().retain(|key, _| is_said(key));
-    let short = |text: &mut String| *text = text.chars().take(TEXT_MAX).collect();
+    let short = |text: &mut String| cut(text, TEXT_MAX);
     node.annotations_mut().values_mut().for_each(short);
     node.labels_mut().values_mut().for_each(short);
     Node {
@@ -91,10 +92,13 @@ fn strip(mut node: Node) -> Node {
     }
 }
 
+fn shortened(mut text: String) -> String {
+    cut(&mut text, WORD_MAX);
+    text
+}
+
 fn strip_status(status: NodeStatus) -> NodeStatus {
-    let version = status
-        .node_info
-        .map(|info| info.kubelet_version.chars().take(TEXT_MAX).collect());
+    let version = status.node_info.map(|info| shortened(info.kubelet_version));
     let mut conditions = status.conditions.into_iter().flatten();
     let ready = conditions.find(|condition| condition.type_ == "Ready");
     NodeStatus {
@@ -105,7 +109,7 @@ fn strip_status(status: NodeStatus) -> NodeStatus {
         conditions: ready.map(|ready| {
             vec![NodeCondition {
                 type_: ready.type_,
-                status: ready.status.chars().take(TEXT_MAX).collect(),
+                status: shortened(ready.status),
                 ..NodeCondition::default()
             }]
         }),

@@ -17,7 +17,7 @@ use serde::Serialize;
 use yoke_api::{Lenient, labels};
 
 use super::leaving::is_restricted;
-use super::pages::{Pages, find_in_pages, list_pages};
+use super::pages::{Pages, cut, find_in_pages, list_pages};
 use super::{TenantApi, TenantApiError, limited};
 
 /// Where kubelets have their Leases.
@@ -30,12 +30,13 @@ const PAGE: u32 = 8;
 pub(super) const PAGES: Pages = Pages { size: PAGE, max: 625 };
 /// Characters by which an owner is known.
 const UID_MAX: usize = 64;
-/// Characters of a label, and of a part of a taint: they have 316 at most.
-const TEXT_MAX: usize = 512;
-/// Characters of the taints that a Node was given by its JoinToken.
+/// Bytes of a taint's key; of its value, its effect, and a label that is looked at; and of the taints that a Node was given by its
+/// JoinToken. Kubernetes has no longer ones.
+const KEY_MAX: usize = 317;
+const VALUE_MAX: usize = 63;
 const NOTED_MAX: usize = 16 << 10;
-/// Taints of a Node that are looked at.
-const TAINTS_MAX: usize = 64;
+/// Taints of a Node that are looked at: of as many some are others'.
+pub(crate) const TAINTS_MAX: usize = 64;
 /// A label that stands for all that no kubelet sets.
 const KEEPING: &str = "node-restriction.kubernetes.io/kept";
 /// Nodes that are removed at a time, at most.
@@ -197,7 +198,7 @@ fn build_lease(node: &str, reap_after: &str) -> Lease {
 /// What is looked at of a Node, of which others write as much as they like: of labels and annotations those that keep it, and
 /// its taints. What is cut short is no longer as it was given, and keeps the Node, too.
 fn strip(mut node: Node) -> Node {
-    let short = |text: &mut String| *text = text.chars().take(TEXT_MAX).collect();
+    let short = |text: &mut String| cut(text, VALUE_MAX);
     let restricted = node.labels().keys().any(|key| is_restricted(key));
     let mark = node.labels_mut().remove(labels::REAPING);
     let mut said: BTreeMap<_, _> = mark
@@ -208,12 +209,12 @@ fn strip(mut node: Node) -> Node {
     said.extend(restricted.then(|| (KEEPING.to_owned(), String::new())));
     let mut noted = node.annotations_mut().remove(labels::JOINED_TAINTS);
     if let Some(noted) = &mut noted {
-        *noted = noted.chars().take(NOTED_MAX).collect();
+        cut(noted, NOTED_MAX);
     }
     let mut taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
     taints.truncate(TAINTS_MAX);
     for taint in &mut taints {
-        short(&mut taint.key);
+        cut(&mut taint.key, KEY_MAX);
         short(&mut taint.effect);
         taint.value.iter_mut().for_each(short);
     }
@@ -238,7 +239,10 @@ fn strip(mut node: Node) -> Node {
 /// A Lease without what nobody here asks for: others write it, as large as they like.
 fn trim(mut lease: Lease) -> Lease {
     let said = lease.labels_mut().remove_entry(labels::REAP_AFTER);
-    let said = said.map(|(key, time)| (key, time.chars().take(TEXT_MAX).collect()));
+    let said = said.map(|(key, mut time)| {
+        cut(&mut time, VALUE_MAX);
+        (key, time)
+    });
     let owner = lease.owner_references().iter().find(|owner| owner.kind == "Node");
     let owner = owner.map(|owner| OwnerReference {
         uid: owner.uid.chars().take(UID_MAX).collect(),

@@ -52,9 +52,10 @@ pub(super) struct PageMetadata {
 }
 
 impl<K> Page<K> {
-    /// By which the next one is asked for, if there is one.
+    /// By which the next one is asked for, if there is one: not after an empty one, which an API server does not give.
     pub(super) fn next(&self) -> Option<&str> {
-        self.metadata.token.as_deref().filter(|token| !token.is_empty())
+        let token = self.metadata.token.as_deref().filter(|token| !token.is_empty());
+        token.filter(|_| !self.items.is_empty())
     }
 }
 
@@ -96,10 +97,17 @@ where
 {
     let request = Request::new(api.resource_url()).list(params);
     let client = api.clone().into_client();
-    limited(what, async {
+    let page: Page<K> = limited(what, async {
         client.request(request.map_err(kube::Error::BuildRequest)?).await
     })
-    .await
+    .await?;
+    let most = params
+        .limit
+        .map_or(OBJECTS_MAX, |limit| usize::try_from(limit).unwrap_or(OBJECTS_MAX));
+    match page.items.len() {
+        found if found > most => Err(TenantApiError::TooMany { what, most }),
+        _ => Ok(page),
+    }
 }
 
 /// What a list has, as far as it can be read; of each object what `keep` leaves of it, before the next page comes.
@@ -154,15 +162,22 @@ where
 }
 
 /// Whether who it is can be kept, of as many objects as there are.
-fn is_named<K>(object: &Lenient<K>) -> bool
+pub(super) fn is_named<K>(object: &Lenient<K>) -> bool
 where
     Lenient<K>: Resource,
 {
     let meta = object.meta();
     let is_short = |text: &Option<String>, most| text.as_ref().is_none_or(|text| text.len() <= most);
-    is_short(&meta.name, NAME_MAX)
+    meta.name.as_ref().is_some_and(|name| !name.is_empty())
+        && is_short(&meta.name, NAME_MAX)
         && is_short(&meta.uid, IDENTITY_MAX)
         && is_short(&meta.resource_version, IDENTITY_MAX)
+}
+
+/// Leaves so many bytes of a text at most, and keeps no more memory for it.
+pub(super) fn cut(text: &mut String, most: usize) {
+    text.truncate(text.floor_char_boundary(most));
+    text.shrink_to_fit();
 }
 
 #[cfg(test)]
@@ -207,5 +222,6 @@ mod tests {
         assert!(is_named(&node(253, 64)));
         assert!(!is_named(&node(254, 1)));
         assert!(!is_named(&node(1, 65)));
+        assert!(!is_named(&node(0, 1)));
     }
 }

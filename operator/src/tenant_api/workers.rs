@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use futures::Stream;
+use futures::stream::BoxStream;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Secret};
@@ -85,11 +85,12 @@ pub struct BootstrapToken {
 }
 
 impl TenantApi {
-    /// Requests for certificates of one signer, as they are and as they change.
-    pub(crate) fn watch_requests(
+    /// Requests for certificates of one signer, as they are and as they change; of each what `keep` leaves of it.
+    pub(crate) fn watch_requests<T: Send + 'static>(
         &self,
         signer: &str,
-    ) -> impl Stream<Item = Result<Change<CertificateSigningRequest>, TenantApiError>> + Send + use<> {
+        keep: impl Fn(Lenient<CertificateSigningRequest>) -> T + Send + 'static,
+    ) -> BoxStream<'static, Result<Change<T>, TenantApiError>> {
         // One signer in one watch: a field selector knows no "or".
         let params = ListParams::default().fields(&format!("spec.signerName={signer}"));
         changes(
@@ -97,6 +98,7 @@ impl TenantApi {
             Api::all(self.client.clone()),
             params,
             PAGES,
+            keep,
         )
     }
 
