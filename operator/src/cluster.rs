@@ -78,10 +78,10 @@ use rest::Rest;
 use status::Outcome;
 use validate::{Accepted, Refusal, Surroundings};
 
-/// Clusters of one Tenant with a pod that are reconciled at once: half of all that are at once.
-pub const AT_ONCE: usize = 16;
-/// When those look again that found no place.
-const CROWDED: Duration = Duration::from_millis(100);
+/// Who took so long the last time is one whose API is late.
+const LATE: Duration = Duration::from_secs(1);
+/// Such Clusters of one Tenant that are reconciled at once: half of all that are at once.
+pub const LATE_AT_ONCE: usize = 16;
 /// Pace of counting Clusters by phase, for metrics.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// When to look again at a Cluster that changes meanwhile, or is gone: not every change calls for it.
@@ -95,13 +95,24 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
     let Some(cluster) = context.caches.clusters.get(&key) else {
         return Ok(Action::await_change());
     };
+    let id = cluster.id();
+    let is_late = id.as_ref().is_some_and(|id| context.took(id) >= LATE);
+    let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
+    let slot = is_late.then(|| context.late_slots.enter(tenant));
+    if matches!(slot, Some(None)) {
+        return Ok(Action::requeue(spread(AGAIN)));
+    }
     let result = if cluster.metadata.deletion_timestamp.is_some() {
         Box::pin(delete::delete(&context, &cluster)).await
     } else {
         // Large: each await below keeps its place in it, and hundreds run at once.
         Box::pin(reconcile_living(&context, &cluster)).await
     };
-    context.metrics.reconciled(CONTROLLER, began.elapsed().as_secs_f64());
+    let took = began.elapsed();
+    if let Some(id) = &id {
+        context.note_if_awake(id, |awake| awake.took = took);
+    }
+    context.metrics.reconciled(CONTROLLER, took.as_secs_f64());
     result
 }
 
@@ -125,11 +136,6 @@ async fn reconcile_living(context: &Context, cluster: &Cluster) -> Result<Action
         return Ok(Action::requeue(expiry::AGAIN));
     }
     let observed = observe::observe(&context.caches, &cluster, &identity);
-    // Where a pod is, its API is asked, and may be late.
-    let slot = (!observed.pods.is_empty()).then(|| context.cluster_slots.enter(&identity.tenant));
-    if matches!(slot, Some(None)) {
-        return Ok(Action::requeue(spread(CROWDED)));
-    }
     let Some(cluster) = activity::heed(context, cluster, &identity, &observed).await? else {
         return Ok(Action::requeue(AGAIN));
     };

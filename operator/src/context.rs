@@ -70,8 +70,8 @@ pub struct Context {
     pub notices: Notices,
     /// Who works on JoinTokens.
     pub join_token_slots: Slots,
-    /// Who works on Clusters with a pod.
-    pub cluster_slots: Slots,
+    /// Who works on Clusters whose APIs are late.
+    pub late_slots: Slots,
     /// Writes of the JoinToken controller.
     pub join_tokens: Applier,
     /// Events.
@@ -130,6 +130,8 @@ pub struct Awake {
     pub webhooks: Option<ObstacleSeen>,
     /// When it was last used, as it was last asked.
     pub activity: Option<ActivitySeen>,
+    /// How long its last reconciliation took.
+    pub took: Duration,
     /// Looks at its API in a row that failed after a long time, when the next is due, and what the last one found.
     pub slow: Option<(u32, Instant, Answer)>,
 }
@@ -224,6 +226,11 @@ impl Context {
     /// What was last seen of a cluster since it is awake.
     pub fn awake(&self, id: &ClusterId) -> Awake {
         lock(&self.awake).get(id).cloned().unwrap_or_default()
+    }
+
+    /// How long the last reconciliation of a cluster took that is awake.
+    pub fn took(&self, id: &ClusterId) -> Duration {
+        lock(&self.awake).get(id).map_or(Duration::ZERO, |awake| awake.took)
     }
 
     /// Notes what was seen of a cluster that is awake.

@@ -117,7 +117,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         losses: loss::Losses::default(),
         notices: notice::Notices::default(),
         join_token_slots: Slots::new(join_token::AT_ONCE),
-        cluster_slots: Slots::new(cluster::AT_ONCE),
+        late_slots: Slots::new(cluster::LATE_AT_ONCE),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         apis: TenantApis::default(),
         events: Events::new(client.clone()),

@@ -238,7 +238,7 @@ async fn watch(context: Arc<Context>, ward: Ward) -> ClusterId {
         let Err(error) = answer_all(&context, &ward, &mut turns).await;
         let is_calm = began.elapsed() >= CALM;
         // A watch has an end, after which those who wait go on to.
-        if is_calm && matches!(error, SignError::Tenant(TenantApiError::Ended)) {
+        if is_calm && matches!(error, SignError::Ended | SignError::Tenant(TenantApiError::Ended)) {
             turns.dealt_with.clear();
         } else {
             context.metrics.signing_failed();
@@ -264,7 +264,7 @@ async fn answer_all(context: &Context, ward: &Ward, turns: &mut Turns) -> Result
                 }
             }
             _ = ticks.tick() => {
-                answer_next(context, ward, &mut turns.queue).await?;
+                answer_next(context, ward, turns).await?;
                 answer_skipped(context, ward, turns).await?;
                 if turns.missed.is_some_and(|since| since.elapsed() >= RELIST) {
                     turns.missed = None;
@@ -293,8 +293,10 @@ async fn look(
     change: Change<Option<CertificateSigningRequest>>,
 ) -> Option<CertificateSigningRequest> {
     let signer = &context.signer;
-    let Change::Is(csr) = change else {
-        return None;
+    let csr = match change {
+        Change::Is(csr) => csr,
+        Change::Gone => None,
+        Change::Listed => return None,
     };
     signer.spend(&signer.reads, &ward.identity.tenant).await;
     let csr = csr?;
@@ -363,7 +365,8 @@ async fn answer_first(
 }
 
 /// Answers the next of those that wait, if that may be.
-async fn answer_next(context: &Context, ward: &Ward, queue: &mut Queue) -> Result<(), SignError> {
+async fn answer_next(context: &Context, ward: &Ward, turns: &mut Turns) -> Result<(), SignError> {
+    let Turns { queue, dealt_with, .. } = turns;
     let tenant = &ward.identity.tenant;
     let may = |is_new| context.signer.signings().has(tenant, is_new, Instant::now());
     let Some(waiting) = queue
@@ -373,6 +376,8 @@ async fn answer_next(context: &Context, ward: &Ward, queue: &mut Queue) -> Resul
     else {
         return Ok(());
     };
+    // It may have been put there before this watch.
+    dealt_with.insert(waiting.uid.clone());
     match find_open(ward, &waiting).await? {
         Some(csr) => answer(context, ward, &csr, waiting, queue).await,
         None => Ok(()),

@@ -7,7 +7,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestStatus,
+};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ObjectMeta;
 use yoke_pki::ParsedRequest;
@@ -33,6 +35,9 @@ const BOOTSTRAP_PREFIX: &str = "system:bootstrap:";
 const NAME_MAX: usize = 253;
 /// Bytes of a requester's name that are looked at: a longer one is nobody's.
 const USER_MAX: usize = 1024;
+/// Usages of a request, and bytes of one: those that are known, and "digital signature".
+const USAGES_MAX: usize = 3;
+const USAGE_MAX: usize = 17;
 /// The longest UID of a request: Kubernetes' own have 36 bytes.
 const UID_MAX: usize = 64;
 
@@ -160,23 +165,32 @@ pub fn trim(mut csr: CertificateSigningRequest) -> Option<CertificateSigningRequ
         uid: Some(given.uid.filter(|uid| is_within(uid, UID_MAX))?),
         ..ObjectMeta::default()
     };
-    (csr.spec.extra, csr.spec.uid) = (None, None);
-    if let Some(user) = &mut csr.spec.username {
-        user.truncate(user.floor_char_boundary(USER_MAX));
-        user.shrink_to_fit();
-    }
-    csr.spec
-        .groups
-        .iter_mut()
-        .for_each(|groups| groups.retain(|group| group.len() <= NAME_MAX));
-    // What is longer is refused, and is so by a byte more.
-    csr.spec.request.0.truncate(SIZE_MAX + 1);
-    csr.spec.request.0.shrink_to_fit();
-    if let Some(conditions) = csr.status.as_mut().and_then(|status| status.conditions.as_mut()) {
-        conditions.retain(|condition| condition.type_ == "Approved");
-        conditions.truncate(1);
-        conditions.shrink_to_fit();
-    }
+    let is_approved = has(&csr, "Approved");
+    let spec = &mut csr.spec;
+    (spec.extra, spec.uid) = (None, None);
+    let cut = |text: &String, most| text[..text.floor_char_boundary(most)].to_owned();
+    spec.username = spec.username.as_ref().map(|user| cut(user, USER_MAX));
+    let groups = spec.groups.as_deref().unwrap_or_default();
+    let known = [BOOTSTRAPPERS, NODES].map(ToOwned::to_owned).into_iter();
+    spec.groups = Some(known.filter(|group| groups.contains(group)).collect());
+    // More, and longer ones, are refused, and are so by one more.
+    let usages = spec.usages.as_deref().unwrap_or_default();
+    spec.usages = Some(
+        usages
+            .iter()
+            .take(USAGES_MAX + 1)
+            .map(|usage| cut(usage, USAGE_MAX + 1))
+            .collect(),
+    );
+    spec.request.0.truncate(SIZE_MAX + 1);
+    spec.request.0.shrink_to_fit();
+    csr.status = is_approved.then(|| CertificateSigningRequestStatus {
+        conditions: Some(vec![CertificateSigningRequestCondition {
+            type_: "Approved".into(),
+            ..CertificateSigningRequestCondition::default()
+        }]),
+        ..CertificateSigningRequestStatus::default()
+    });
     Some(csr)
 }
 

@@ -22,13 +22,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use yoke_api::Lenient;
 
-use super::pages::{Pages, is_named, list_page};
+use super::pages::{Pages, list_page};
 use super::{TenantApiError, WATCH_SECONDS, limited};
 
 /// How long a watch may say nothing, with what it may be late.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
-/// Bytes that are kept for the next line.
-const LINE_KEPT: usize = 64 << 10;
 
 /// What was seen.
 #[derive(Debug)]
@@ -74,8 +72,22 @@ where
         let _ = to.send(Err(error)).await;
     });
     // It ends with the stream.
-    let next = async |(mut told, task): (mpsc::Receiver<_>, JoinSet<()>)| Some((told.recv().await?, (told, task)));
     stream::unfold((told, task), next).boxed()
+}
+
+/// A panic of the task is one of who waits for it.
+async fn next<T>(
+    (mut told, mut task): (mpsc::Receiver<Told<T>>, JoinSet<()>),
+) -> Option<(Told<T>, (mpsc::Receiver<Told<T>>, JoinSet<()>))> {
+    if let Some(change) = told.recv().await {
+        return Some((change, (told, task)));
+    }
+    if let Some(Err(error)) = task.join_next().await
+        && error.is_panic()
+    {
+        std::panic::resume_unwind(error.into_panic());
+    }
+    None
 }
 
 async fn tell<K, T>(
@@ -95,10 +107,8 @@ where
         let page = list_page(what, api, &params).await?;
         version = page.metadata.resource_version.clone();
         let next = page.next().map(|token| params.clone().continue_token(token));
-        for object in page.items {
-            if is_named(&object) {
-                say(Change::Is(keep(object))).await?;
-            }
+        for kept in page.items.into_iter().map(&keep).collect::<Vec<_>>() {
+            say(Change::Is(kept)).await?;
         }
         match next {
             Some(next) => params = next,
@@ -134,19 +144,19 @@ where
         }
         let Line { type_, object } =
             serde_json::from_slice(&line).map_err(|error| failed(kube::Error::SerdeError(error)))?;
-        match type_.as_str() {
-            "ADDED" | "MODIFIED" if is_named(&object) => say(Change::Is(keep(object))).await?,
-            "DELETED" => say(Change::Gone).await?,
-            "ADDED" | "MODIFIED" | "BOOKMARK" => {}
+        let change = match type_.as_str() {
+            "ADDED" | "MODIFIED" => Change::Is(keep(object)),
+            "DELETED" => Change::Gone,
             _ => return Err(TenantApiError::Ended),
-        }
+        };
+        // Nothing else waits.
+        line = Vec::new();
+        say(change).await?;
     }
 }
 
 /// Whether there is another line. How long it may be is bounded by the connection.
 async fn read_line(lines: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> std::io::Result<bool> {
-    line.clear();
-    line.shrink_to(LINE_KEPT);
     lines.read_until(b'\n', line).await?;
     // One without an end was cut off.
     Ok(line.ends_with(b"\n"))
@@ -231,9 +241,44 @@ mod tests {
 
     #[tokio::test]
     async fn more_than_a_page_is_an_error() {
-        let (told, ended, asked) =
-            follow(r#"{"items": [{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}]}"#, "").await;
+        let (told, ended, asked) = follow(r#"{"items": [{}, {}, {}]}"#, "").await;
         assert_eq!((told.len(), asked.len()), (0, 1));
-        assert!(matches!(ended, TenantApiError::Request { .. }), "{ended:?}");
+        assert!(matches!(ended, TenantApiError::TooMany { .. }), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_change_ends_a_watch() {
+        let list = r#"{"metadata": {"resourceVersion": "7"}, "items": []}"#;
+        for (rule, watch, is_end) in [
+            (
+                "the version is too old",
+                "{\"object\": {\"kind\": \"Status\", \"code\": 410}, \"type\": \"ERROR\"}\n",
+                true,
+            ),
+            (
+                "what was not asked for",
+                "{\"type\": \"BOOKMARK\", \"object\": {}}\n",
+                true,
+            ),
+            ("a line without its end", "{\"type\": \"ADDED\", \"object\": {}}", true),
+            ("no JSON", "odd\n", false),
+        ] {
+            let (told, ended, _) = follow(list, watch).await;
+            assert_eq!(told, ["listed"], "{rule}");
+            assert_eq!(matches!(ended, TenantApiError::Ended), is_end, "{rule}: {ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "this one is odd")]
+    async fn a_panic_is_not_lost() {
+        let list = r#"{"metadata": {"resourceVersion": "7"}, "items": [{}]}"#;
+        let answer = tower::service_fn(move |_: http::Request<Body>| {
+            std::future::ready(http::Response::builder().body(Body::from(list.as_bytes().to_vec())))
+        });
+        let api = Api::<Lenient<Node>>::all(Client::new(answer, "default"));
+        let odd = |_| -> () { panic!("this one is odd") };
+        let mut changes = changes("its Nodes", api, ListParams::default(), Pages { size: 2, max: 3 }, odd);
+        while changes.next().await.is_some() {}
     }
 }

@@ -11,7 +11,7 @@ use tower::BoxError;
 
 /// How long a line may take from its first byte to its last.
 const LIMIT: Duration = Duration::from_secs(4);
-/// Bytes of the longest line: an object has 1.5 MiB at most.
+/// Bytes of the longest line: an object has 1.5 MiB at most, and few take much more as JSON.
 const LINE_MAX: usize = 2 << 20;
 
 /// A body of which each line comes in time.

@@ -162,7 +162,7 @@ where
 }
 
 /// Whether who it is can be kept, of as many objects as there are.
-pub(super) fn is_named<K>(object: &Lenient<K>) -> bool
+fn is_named<K>(object: &Lenient<K>) -> bool
 where
     Lenient<K>: Resource,
 {

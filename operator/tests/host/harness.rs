@@ -646,7 +646,7 @@ async fn connect(client: &Client, config: Config) -> (Arc<Context>, mpsc::Receiv
         losses: Losses::default(),
         notices: Notices::default(),
         join_token_slots: Slots::new(join_token::AT_ONCE),
-        cluster_slots: Slots::new(cluster::AT_ONCE),
+        late_slots: Slots::new(cluster::LATE_AT_ONCE),
         join_tokens: Applier::new(client.clone(), join_token::CONTROLLER),
         base: build_base(&config.ingress.address, config.ingress.port),
         clusters: Applier::new(client.clone(), cluster::CONTROLLER),

@@ -477,3 +477,28 @@ fn of_a_request_no_more_is_kept_than_is_needed() {
         assert!(read_with(metadata).is_none(), "{rule}");
     }
 }
+
+#[test]
+fn what_is_kept_of_a_request_says_the_same() {
+    let text = "x".repeat(1 << 20);
+    let groups: Vec<_> = [text.as_str(), "a", "system:nodes"].into();
+    let mut value = csr(SERVING, &text, &groups, &[&text, "a", "b", "c", "d"], &text);
+    value["metadata"] = json!({"name": "c", "uid": "1"});
+    value["status"] = json!({"conditions": [{"type": text}, {"type": "Approved", "status": "True", "message": text}]});
+    let kept = trim(read(value)).unwrap();
+    assert!(serde_json::to_string(&kept).unwrap().len() < 32 << 10);
+    assert_eq!(kept.spec.groups.as_deref().unwrap_or_default(), ["system:nodes"]);
+    assert_eq!(kept.spec.usages.as_deref().unwrap_or_default().len(), 4);
+    assert!(has(&kept, "Approved"));
+    assert!(matches!(validate(&kept), Err(Refusal::RequestInvalid)));
+    // Of one that is in order nothing is lost.
+    let mut value = csr(CLIENT, NODE.0, NODE.1, &USAGES, &client_pem());
+    value["metadata"] = json!({"name": "c", "uid": "1"});
+    value["status"] = json!({"conditions": [{"type": "Approved", "status": "True"}]});
+    let whole = validate(&read(value.clone())).unwrap();
+    let kept = validate(&trim(read(value)).unwrap()).unwrap();
+    assert_eq!(
+        (kept.name, kept.is_approved, kept.enciphers),
+        (whole.name, true, whole.enciphers)
+    );
+}
