@@ -222,7 +222,13 @@ pub(super) fn plan_told(
         _ if !context.starts.has_had_time(&identity.id, rest::LONGEST_WAKE) => None,
         (ControlPlane::Pending(why), _) => Some(why),
         (ControlPlane::Failing(failure), _) => Some(failure.to_string()),
-        (ControlPlane::Running { .. }, _) => Some("The API server does not answer yet.".to_owned()),
+        (ControlPlane::Running { .. }, _) => {
+            let failure = observed.staying_pod().and_then(gate::find_restarted);
+            Some(failure.map_or_else(
+                || "The API server does not answer yet.".to_owned(),
+                |failure| failure.to_string(),
+            ))
+        }
         // Not what the host's NATS says: whoever connects reads it.
         (ControlPlane::Absent, Some(reason)) => Some(format!(
             "Its store is not there ({reason}): see the Cluster's condition StoreReady."

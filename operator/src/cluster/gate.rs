@@ -58,6 +58,9 @@ pub enum ControlPlane {
     },
 }
 
+/// How often a container was started again that ends again and again.
+const RESTARTS: i32 = 3;
+
 /// A container that ends again and again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -283,14 +286,25 @@ fn is_of_api(status: &ContainerStatus) -> bool {
 
 fn find_failure(status: &ContainerStatus) -> Option<Failure> {
     let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
-    let fails = !runs && status.restart_count >= 3;
-    fails.then(|| {
+    to_failure(status).filter(|_| !runs)
+}
+
+/// How a container has ended that was started again often.
+fn to_failure(status: &ContainerStatus) -> Option<Failure> {
+    (status.restart_count >= RESTARTS).then(|| {
         let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
         Failure {
             container: status.name.clone(),
             why: ended.map_or_else(String::new, |ended| format!("exit code {}", ended.exit_code)),
         }
     })
+}
+
+/// The part of the API that was started again often, of a pod that does not answer: it may run just now, and end in a moment.
+pub fn find_restarted(pod: &Pod) -> Option<Failure> {
+    statuses(pod)
+        .filter(|status| is_of_api(status) && !status.ready)
+        .find_map(to_failure)
 }
 
 /// Since when the API server runs.

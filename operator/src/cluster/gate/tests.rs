@@ -336,3 +336,37 @@ fn a_pod_that_nobody_ends_is_followed_by_another_start() {
         assert_eq!(found, replaced, "{rule}");
     }
 }
+
+#[test]
+fn what_ends_again_and_again_may_run_just_now() {
+    let ready = |mut status: serde_json::Value| {
+        status["ready"] = true.into();
+        status
+    };
+    for (rule, status, expected) in [
+        (
+            "it runs, and has ended often",
+            container("kube-apiserver", running(), 3),
+            Some(failure("kube-apiserver")),
+        ),
+        (
+            "so does its store",
+            container("kine-nats", running(), 9),
+            Some(failure("kine-nats")),
+        ),
+        (
+            "it waits",
+            container("kube-apiserver", waiting("CrashLoopBackOff"), 3),
+            Some(failure("kube-apiserver")),
+        ),
+        ("it has ended twice", container("kube-apiserver", running(), 2), None),
+        (
+            "it serves again",
+            ready(container("kube-apiserver", running(), 9)),
+            None,
+        ),
+        ("nobody waits for it", container("kube-scheduler", running(), 9), None),
+    ] {
+        assert_eq!(find_restarted(&pod(serde_json::json!([status]))), expected, "{rule}");
+    }
+}
