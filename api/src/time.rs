@@ -4,13 +4,9 @@ use std::time::Duration;
 
 /// A time in whole minutes or hours, such as `90m` or `8h`, of which both `CustomResourceDefinition`s and the CLI take four digits.
 pub fn parse_time(text: &str) -> Option<Duration> {
-    let digits = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = |text| {
-        Some(text)
-            .filter(digits)?
-            .parse::<u64>()
-            .ok()
-            .map(|number| number.min(10_000))
+    let number = |text: &str| {
+        let number = text.parse::<u64>().ok().filter(|_| !text.starts_with('+'))?;
+        Some(number.min(10_000))
     };
     match (text.strip_suffix('h'), text.strip_suffix('m')) {
         (Some(hours), _) => number(hours).map(Duration::from_hours),

@@ -296,6 +296,7 @@ fn check_order(objects: &[ConfigMap], prefix: &str, appended: &Appended) -> Resu
     for object in objects.iter().filter(|object| object.name_any().starts_with(prefix)) {
         stored.insert(version_of(object)?, read(object)?);
     }
+    ensure!(!appended.is_empty(), "no object {prefix} was acknowledged");
     ensure!(
         stored.len() == appended.len(),
         "{} objects {prefix} are there where {} were acknowledged",

@@ -66,8 +66,7 @@ const HANDSHAKES: usize = 1024;
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
 /// How long a connection goes on after its first answer.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
-/// Of a request's header. As of kube-apiserver's clients by the other way (`headerKiB` of the chart); each field of it may take
-/// twice as much here as HTTP/2 counts.
+/// Bytes of a request's header, as of those by which Pods come (`headerKiB` of the chart).
 const HEADER_BYTES: usize = 32 * 1024;
 const HEADER_LIST_BYTES: u32 = 32 * 1024;
 /// Certificates that one client shows: his own, and some above it.

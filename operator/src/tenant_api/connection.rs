@@ -24,8 +24,7 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Bytes of the longest answer that is read, of a page of a list too, and of all events of a watch: it is held in memory, and a
-/// tenant may have one written without end by an API of its own. An object has 1.5 MiB at most, and takes more as
-/// JSON.
+/// tenant may have one written without end by an API of its own. An object has 1.5 MiB at most, and takes more as JSON.
 const ANSWER_MAX: usize = 8 << 20;
 /// The same of one that was made: the operator's own, with a few fields more.
 const MADE_MAX: usize = 256 << 10;

@@ -3,14 +3,13 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tower::BoxError;
 
-/// How long a line may take from its first byte to its last.
-const LIMIT: Duration = Duration::from_secs(4);
+use super::REQUEST_LIMIT;
+
 /// Bytes of the longest line: an object has 1.5 MiB at most, and few take much more as JSON.
 const LINE_MAX: usize = 2 << 20;
 
@@ -20,7 +19,7 @@ pub(super) struct Lines<B> {
     body: B,
     /// Bytes of the line that has begun.
     begun: usize,
-    /// When it is to be there.
+    /// When it is to be there: a line may take as long as a request.
     due: Option<Pin<Box<Sleep>>>,
 }
 
@@ -29,7 +28,7 @@ pub(super) struct Lines<B> {
 enum LineError {
     #[error("a line of a watch has more than {LINE_MAX} bytes")]
     Long,
-    #[error("a line of a watch took more than {LIMIT:?}")]
+    #[error("a line of a watch took more than {REQUEST_LIMIT:?}")]
     Late,
 }
 
@@ -54,7 +53,7 @@ impl<B> Lines<B> {
         if self.begun == 0 {
             self.due = None;
         } else if self.due.is_none() {
-            self.due = Some(Box::pin(sleep(LIMIT)));
+            self.due = Some(Box::pin(sleep(REQUEST_LIMIT)));
         }
         // The first line of many may be the long one.
         let first = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
@@ -95,6 +94,8 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Lines<B> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::{StreamExt as _, stream};
     use http_body_util::{BodyExt as _, StreamBody};
     use tokio::time::Instant;

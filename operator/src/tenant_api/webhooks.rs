@@ -3,7 +3,8 @@
 //! A cluster that wakes has no workers yet. What their coming back needs must not wait for them.
 
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
+    MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhook,
+    ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::ListParams;
@@ -40,33 +41,35 @@ struct Hook<'a> {
     objects: Option<&'a LabelSelector>,
 }
 
+/// Both kinds have the same fields, as far as they matter.
+macro_rules! hook_from {
+    ($($kind:ty),+) => {$(
+        impl<'a> From<&'a $kind> for Hook<'a> {
+            fn from(hook: &'a $kind) -> Self {
+                Self {
+                    name: &hook.name,
+                    client: &hook.client_config,
+                    failure_policy: hook.failure_policy.as_deref(),
+                    rules: hook.rules.as_deref().unwrap_or_default(),
+                    namespaces: hook.namespace_selector.as_ref(),
+                    objects: hook.object_selector.as_ref(),
+                }
+            }
+        }
+    )+};
+}
+hook_from!(ValidatingWebhook, MutatingWebhook);
+
 impl TenantApi {
     /// The name of a webhook that would keep workers from coming back to a cluster that wakes, if there is one. Of the
     /// configurations, which may be large, one page is kept at a time.
     pub async fn find_blocking_webhook(&self) -> Result<Option<String>, TenantApiError> {
-        let validating = |all: ValidatingWebhookConfiguration| {
-            find_blocking(all.webhooks.iter().flatten().map(|hook| Hook {
-                name: &hook.name,
-                client: &hook.client_config,
-                failure_policy: hook.failure_policy.as_deref(),
-                rules: hook.rules.as_deref().unwrap_or_default(),
-                namespaces: hook.namespace_selector.as_ref(),
-                objects: hook.object_selector.as_ref(),
-            }))
-        };
+        let validating =
+            |all: ValidatingWebhookConfiguration| find_blocking(all.webhooks.iter().flatten().map(Hook::from));
         if let Some(name) = self.find_webhook(validating).await? {
             return Ok(Some(name));
         }
-        let mutating = |all: MutatingWebhookConfiguration| {
-            find_blocking(all.webhooks.iter().flatten().map(|hook| Hook {
-                name: &hook.name,
-                client: &hook.client_config,
-                failure_policy: hook.failure_policy.as_deref(),
-                rules: hook.rules.as_deref().unwrap_or_default(),
-                namespaces: hook.namespace_selector.as_ref(),
-                objects: hook.object_selector.as_ref(),
-            }))
-        };
+        let mutating = |all: MutatingWebhookConfiguration| find_blocking(all.webhooks.iter().flatten().map(Hook::from));
         self.find_webhook(mutating).await
     }
 
@@ -180,7 +183,6 @@ fn may_match<'a>(selector: &LabelSelector, label: impl Fn(&str) -> Label<'a>) ->
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::admissionregistration::v1::ValidatingWebhook;
     use serde_json::{Value, json};
 
     use super::*;
@@ -193,14 +195,7 @@ mod tests {
             hook[key] = value.clone();
         }
         let hook: ValidatingWebhook = serde_json::from_value(hook).unwrap();
-        blocks(&Hook {
-            name: &hook.name,
-            client: &hook.client_config,
-            failure_policy: hook.failure_policy.as_deref(),
-            rules: hook.rules.as_deref().unwrap_or_default(),
-            namespaces: hook.namespace_selector.as_ref(),
-            objects: hook.object_selector.as_ref(),
-        })
+        blocks(&Hook::from(&hook))
     }
 
     fn rule(group: &str, resource: &str, operation: &str) -> Value {
