@@ -184,9 +184,13 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
         let written = writer.await.context("a writer ended badly")??;
         ensure!(written.len() > 50, "only {} creations were acknowledged", written.len());
         let api: Api<ConfigMap> = Api::namespaced(client(kubeconfig).await?, "default");
-        let stored: BTreeMap<String, String> = api
-            .list(&ListParams::default())
-            .await?
+        // A kubelet that starts within ten seconds of a container calls it not ready until it has asked it, and Services lead
+        // nobody there until their endpoints are written again: whoever connects anew may be refused once more.
+        let listed = wait_for("the objects to be listed", HEAL_LIMIT, || async {
+            Ok(Some(api.list(&ListParams::default()).await?))
+        })
+        .await?;
+        let stored: BTreeMap<String, String> = listed
             .items
             .into_iter()
             .filter_map(|object| Some((object.metadata.name?, object.data?.remove(STATE)?)))
