@@ -28,10 +28,16 @@ pub struct Expected {
 }
 
 /// What may appear in any test.
-const ALWAYS: &[Expected] = &[Expected {
-    says: "connection closed before message completed",
-    because: "the host's API server closed an idle connection just when a request was sent; it is sent again",
-}];
+const ALWAYS: &[Expected] = &[
+    Expected {
+        says: "connection closed before message completed",
+        because: "the host's API server closed an idle connection just when a request was sent; it is sent again",
+    },
+    Expected {
+        says: "tls handshake eof",
+        because: "an Envoy was ended, or had waited for a second, while it connected to ingress-xds; it connects again",
+    },
+];
 
 /// The processes whose lines are in the form that `yoke-runtime` writes.
 const SYSTEM: &str = "app.kubernetes.io/part-of=yoke,app.kubernetes.io/name!=envoy";
