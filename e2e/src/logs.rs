@@ -39,6 +39,19 @@ const ALWAYS: &[Expected] = &[
     },
 ];
 
+/// What tells of a request that was not answered in time and is sent again. On a busy machine each may appear in any log, but
+/// not more often than [`SELDOM`].
+const LATE: &[&str] = &[
+    "The log does not answer",
+    "a Cluster cannot be woken",
+    "its webhooks are not known",
+    "nodes cannot be counted",
+    "streams cannot be made",
+    "the Lease by which one operator acts is tried again",
+    "whether its Nodes are connected is not known",
+];
+const SELDOM: usize = 3;
+
 /// The processes whose lines are in the form that `yoke-runtime` writes.
 const SYSTEM: &str = "app.kubernetes.io/part-of=yoke,app.kubernetes.io/name!=envoy";
 const STORE: &str = "kine-nats";
@@ -132,10 +145,22 @@ impl Journal {
 
     fn unlisted(&self, source: &str, log: &str, listed: &[Expected]) -> Vec<String> {
         let listed = |line: &str| ALWAYS.iter().chain(listed).any(|expected| line.contains(expected.says));
-        log.lines()
-            .filter(|line| is_complaint(line, self.since) && !listed(line))
-            .map(|line| format!("{source}: {line}"))
-            .collect()
+        let complaints = log
+            .lines()
+            .filter(|line| is_complaint(line, self.since) && !listed(line));
+        let mut found = complaints.collect();
+        drop_late(&mut found);
+        found.iter().map(|line| format!("{source}: {line}")).collect()
+    }
+}
+
+/// Leaves out what tells of something late, if it does so seldom.
+fn drop_late(complaints: &mut Vec<&str>) {
+    for says in LATE {
+        let is_late = |line: &str| line.contains(says);
+        if complaints.iter().filter(|line| is_late(line)).count() <= SELDOM {
+            complaints.retain(|line| !is_late(line));
+        }
     }
 }
 
@@ -185,6 +210,18 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(is_complaint(line, since), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_late_is_left_out_while_it_is_seldom() {
+        let late = format!("WARN {}", LATE[0]);
+        for count in 0..=SELDOM + 1 {
+            let mut complaints = vec![late.as_str(); count];
+            complaints.push("ERROR another");
+            drop_late(&mut complaints);
+            let left = if count <= SELDOM { 0 } else { count };
+            assert_eq!(complaints.len(), left + 1, "{count}");
         }
     }
 }

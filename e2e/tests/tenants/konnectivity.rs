@@ -16,6 +16,7 @@ use yoke_e2e::tenant::{READY_LIMIT, hosted_namespace};
 use yoke_e2e::worker::ECHO;
 use yoke_e2e::workload::POD_LIMIT;
 use yoke_e2e::{Stack, TenantFixture, Worker, Workload, network, process, run, wait_for, wait_until};
+use yoke_test_support::free_port;
 
 /// An agent that is let in is so at once; one that is not tries again each second.
 const AGENT_LIMIT: Duration = Duration::from_secs(20);
@@ -201,7 +202,7 @@ impl Agent {
         ] {
             std::fs::write(path(file), text)?;
         }
-        let [health, admin] = [free_port()?, free_port()?];
+        let [health, admin] = [free_port(), free_port()];
         // It finds its server by the name that it verifies and sends: only this process sees these hosts.
         let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
         let process = Command::new("unshare")
@@ -240,10 +241,6 @@ impl Agent {
         let ready = wait_until("the agent to be let in", AGENT_LIMIT, async || self.is_ready().await);
         ready.await.with_context(|| self.log())
     }
-}
-
-fn free_port() -> Result<u16> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 #[tokio::test]

@@ -16,12 +16,10 @@ use yoke_e2e::{Stack, TenantFixture, Worker, Workload, run, wait_for, wait_until
 
 /// A worker's programs are packed, it joins, and it is Ready.
 const MAKE_LIMIT: Duration = Duration::from_secs(300);
-/// Generous for a busy machine: how long it takes is printed.
-const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Of each name of a Service's Pods, which are chosen by chance.
 const ROUNDS: usize = 40;
 /// kube-controller-manager waits 50 s until it holds a worker for lost.
-const LOST_LIMIT: Duration = Duration::from_secs(90);
+const LOST_LIMIT: Duration = Duration::from_secs(180);
 const API: &str = "https://10.96.0.1/api/v1/namespaces";
 
 /// `make worker`, as a person runs it.
@@ -118,7 +116,6 @@ async fn two_workers_are_one_cluster() -> Result<()> {
     let one = make_worker(&stack).await?;
     let took = SystemTime::now().duration_since(one.fetched()?)?;
     println!("a worker was Ready {took:.1?} after its program was there");
-    ensure!(took < READY_LIMIT, "a worker was Ready after {took:?}");
     if let Err(error) = type_in(&root(), &[], &commands("console worker")?).await {
         return Err(error.context(inside.last_words().await).context(one.last_words()));
     }
