@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use yoke_test_support::free_port;
 
 /// Serving certificates have names of DNS alone.
 const NAME: &str = "kubernetes.test";
@@ -127,9 +128,7 @@ async fn what_may_run_once_runs_beside_the_writer() {
     let (nats, folder) = (Nats::start().await, tempfile::tempdir().unwrap());
     let mut first = Kine::start(&nats, "beside", &STAND_BY).await;
     let mut second = Kine::start(&nats, "beside", &STAND_BY).await;
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = free.local_addr().unwrap().to_string();
-    drop(free);
+    let server = format!("127.0.0.1:{}", free_port());
     let api = ApiServer::new(folder.path());
     let start =
         |kine: &Kine, name: &str| Beside::start(kine, (&server, &api.ca), folder.path(), name, "exec sleep 1000");
@@ -159,7 +158,7 @@ async fn what_may_run_once_runs_beside_the_writer() {
     both_are_members(&second).await;
     assert!(!one.runs() && other.runs());
 
-    second.terminate();
+    second.terminate().await;
     one.until(true, 2).await;
     other.until(false, 1).await;
     // A signal is the program's.
@@ -209,7 +208,7 @@ async fn a_writer_that_saves_before_it_ends_is_asked_meanwhile() {
     let (mut old, mut new) = (writer.client().await, follower.client().await);
     // More than is left in no snapshot.
     let value = vec![b'a'; 1 << 20];
-    for number in 0..40 {
+    for number in 0..8 {
         old.put(&format!("/large/{number}"), &value).await.unwrap();
     }
     let revision = new.put("/a", b"").await.unwrap();

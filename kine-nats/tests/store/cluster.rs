@@ -57,7 +57,13 @@ impl Cluster {
             ports.push(listener.local_addr().unwrap().port());
             tokio::spawn(carry(listener, server.port(), open.clone()));
         }
-        Self { servers, ports, lines }
+        let mut cluster = Self { servers, ports, lines };
+        // They know each other, and agree on a leader, some time after they listen.
+        let probe = serde_json::json!({ "name": "probe", "subjects": ["probe"], "num_replicas": 3 });
+        cluster.ask("CREATE.probe", &probe.to_string()).await;
+        cluster.is_whole(&["probe"]).await;
+        cluster.ask("DELETE.probe", "").await;
+        cluster
     }
 
     /// Ends every connection of clients, and makes none until told to.

@@ -101,7 +101,10 @@ async fn a_store_needs_no_more_than_it_is_granted() {
     let nats = Nats::start_with(authority.config()).await;
     let dir = tempfile::tempdir().unwrap();
     let admin = format!("--creds={}", authority.user(dir.path(), "admin", None).display());
-    Kine::start(&nats, "creds", &[&admin, "--spare"]).await.terminate();
+    Kine::start(&nats, "creds", &[&admin, "--spare"])
+        .await
+        .terminate()
+        .await;
 
     let (publish, subscribe) = granted("creds");
     let user = authority.user(dir.path(), "store", Some((&publish, &subscribe)));
@@ -131,7 +134,7 @@ async fn a_store_needs_no_more_than_it_is_granted() {
         if kill {
             kine.kill();
         } else {
-            kine.terminate();
+            kine.terminate().await;
         }
         kine.restart().await;
         assert_eq!(client.range("/c/", "/c0", 0).await.unwrap().count, 50);

@@ -145,7 +145,7 @@ async fn no_flipped_bit_on_the_disk_is_served() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "damage", &["--snapshot-bytes=20000"]).await;
     let written = write(&mut kine).await;
-    kine.terminate();
+    kine.terminate().await;
     nats.kill();
     let runs = (0..fuzz_runs(12)).map(|_| {
         let copy = nats.copy();
@@ -180,7 +180,7 @@ async fn a_flipped_bit_in_either_stream_of_snapshots_loses_nothing() {
     let mut kine = Kine::start(&nats, "spare", SPARE).await;
     let written = write(&mut kine).await;
     until_both_are_stored(&kine).await;
-    kine.terminate();
+    kine.terminate().await;
     nats.kill();
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
         let (first, other) = (nats.copy(), nats.copy());
@@ -211,7 +211,7 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
     let written = write(&mut kine).await;
     until_both_are_stored(&kine).await;
     for stream in ["/KINE_SNAP_", "/KINE_SPARE_"] {
-        kine.terminate();
+        kine.terminate().await;
         nats.kill();
         drop_snapshots(&nats, stream);
         nats.restart().await;
@@ -232,7 +232,7 @@ async fn a_flipped_bit_of_one_of_three_servers_loses_nothing_though_it_leads() {
     let mut kine = Kine::start(&cluster, "third", &["--snapshot-bytes=20000"]).await;
     let written = write(&mut kine).await;
     for stream in ["KINE_third", "KINE_SNAP_third"] {
-        kine.terminate();
+        kine.terminate().await;
         let damaged = (cluster.leader(stream).await + 1) % 3;
         let server = &mut cluster.servers[damaged];
         server.kill();
@@ -307,11 +307,11 @@ async fn lose_snapshots_and_the_newest_write(stream: &str, lost: &str, without_s
     let mut kine = Kine::start(&nats, stream, SPARE).await;
     let written = write(&mut kine).await;
     until_both_are_stored(&kine).await;
-    kine.terminate();
+    kine.terminate().await;
     // One that stores no snapshot so soon.
     let mut kine = Kine::start(&nats, stream, &["--spare"]).await;
     kine.client().await.put("/lost", b"the newest write").await.unwrap();
-    kine.terminate();
+    kine.terminate().await;
     nats.kill();
     drop_snapshots(&nats, lost);
     damage_value(&nats, stream, b"the newest write");
@@ -322,7 +322,7 @@ async fn lose_snapshots_and_the_newest_write(stream: &str, lost: &str, without_s
     accept_loss(&nats, &mut kine, stream, &["--spare", "--bump=5000000"]).await;
     let last = written.last_key_value().unwrap().0;
     assert_eq!(check_keys(&kine, &written).await, last + 5_000_000);
-    kine.terminate();
+    kine.terminate().await;
     kine.restart().await;
     check_keys(&kine, &written).await;
 }
@@ -342,7 +342,7 @@ async fn a_log_that_a_server_cut_short_is_refused_however_often_that_is_started(
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "cut", &[]).await;
     fill(&mut kine.client().await).await;
-    kine.terminate();
+    kine.terminate().await;
     nats.kill();
     damage_value(&nats, "cut", b"value-30value-30");
     nats.restart().await;

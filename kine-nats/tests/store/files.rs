@@ -12,7 +12,7 @@ const FILES: u32 = 48;
 async fn who_finds_no_file_left_waits_and_nobody_spins() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "files", &[]).await;
-    kine.terminate();
+    kine.terminate().await;
     kine.limit_files(FILES);
     kine.restart().await;
     let mut client = kine.client().await;

@@ -358,10 +358,10 @@ impl Kine {
     }
 
     /// Asks to stop; answers whether it ended as it should, and how long it took.
-    pub(crate) fn terminate(&mut self) -> Duration {
+    pub(crate) async fn terminate(&mut self) -> Duration {
         let begun = Instant::now();
         self.signal("TERM");
-        let status = self.child.take().unwrap().wait().unwrap();
+        let status = eventually("it ends", || std::future::ready(self.exited())).await;
         assert!(status.success(), "{status}: {}", self.log());
         begun.elapsed()
     }
@@ -404,7 +404,9 @@ fn signal(child: &Child, name: &str) {
 
 /// Runs etcd's tool for servers. Answers what it printed, or what it complained of.
 pub(crate) fn etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
-    run_tool("etcdctl", &[&["--endpoints", endpoint], arguments].concat())
+    // Of a limit given twice the last one counts.
+    let options = ["--endpoints", endpoint, "--command-timeout=20s"];
+    run_tool("etcdctl", &[&options, arguments].concat())
 }
 
 /// The first bytes that etcd's tool for servers prints for an input, as many as are asked for; fewer if it takes too long.

@@ -286,7 +286,7 @@ async fn odd_requests_harm_nothing() {
     );
 
     let before = client.range("\0", "\0", 0).await.unwrap();
-    kine.terminate();
+    kine.terminate().await;
     kine.restart().await;
     let after = kine.client().await.range("\0", "\0", 0).await.unwrap();
     assert!(before.kvs == after.kvs);

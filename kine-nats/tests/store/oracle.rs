@@ -287,8 +287,8 @@ async fn run(seed: u64) {
         .compare_moved(&format!("SEED={seed}, after a move to etcd"))
         .await;
 
-    follower.terminate();
-    kine.terminate();
+    follower.terminate().await;
+    kine.terminate().await;
     kine.restart().await;
     oracle.ours = vec![kine.client().await];
     oracle.compare_all(&format!("SEED={seed}, after a restart")).await;

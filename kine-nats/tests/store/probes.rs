@@ -1,9 +1,8 @@
 //! What kubelets, load balancers and monitoring ask over plain HTTP, of etcd and of kine-nats.
 
 use crate::etcd::Etcd;
-use crate::harness::{Client, Kine, Nats, eventually, http_get};
+use crate::harness::{Client, Kine, Nats, WAIT, eventually, http_get};
 use serde_json::Value;
-use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -103,7 +102,7 @@ async fn who_is_told_to_end_waits_until_it_is_released() {
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
     assert_eq!(tell(&address, "/release").await, "200");
     for waiting in waiting {
-        let waited = timeout(Duration::from_secs(10), waiting).await;
+        let waited = timeout(WAIT, waiting).await;
         assert_eq!(waited.unwrap().unwrap(), "200");
     }
     assert_eq!(tell(&address, "/release").await, "200", "again");
@@ -132,6 +131,6 @@ async fn a_store_that_is_told_to_end_waits_until_nobody_uses_it() {
     assert_eq!(ask(&address, "/unused?seconds=1").await.0, "503");
     assert!(!waiting.is_finished());
     drop(second);
-    let waited = timeout(Duration::from_secs(10), waiting).await;
+    let waited = timeout(WAIT, waiting).await;
     assert_eq!(waited.unwrap().unwrap(), "200");
 }

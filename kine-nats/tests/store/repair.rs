@@ -28,7 +28,7 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     }
     let refused = repair(&nats, "lost", &["--accept-loss"]).unwrap_err();
     assert!(refused.contains("a process writes to it"), "{refused}");
-    kine.terminate();
+    kine.terminate().await;
     let said = repair(&nats, "lost", &["--accept-loss"]).unwrap();
     assert!(said.contains("The store is whole"), "{said}");
 
@@ -63,7 +63,7 @@ async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
     kine.kill();
     kine.restart().await;
     assert_eq!(client.get("/r/new").await.unwrap().mod_revision, revision + 1);
-    kine.terminate();
+    kine.terminate().await;
     let said = repair(&nats, "lost", &[]).unwrap();
     assert!(said.contains("The store is whole"), "{said}");
 }

@@ -6,6 +6,7 @@ use crate::followers::the_one_that_slept_follows;
 use crate::fuzz::fuzz_runs;
 use crate::harness::{Client, Kine};
 use crate::loss::{an_earlier_copy_comes_back, disks_are_lost, more_is_lost_than_is_remembered};
+use futures::future::join_all;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
     let mut clients = [alone.client().await, one.client().await, other.client().await];
     let load = ["a", "b", "c"].into_iter().zip(&clients);
     let load: Vec<_> = load.map(|(name, client)| Load::named(client, name, 2)).collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    join_all(load.iter().map(|load| load.goes_on(20))).await;
 
     for milliseconds in if all { [0, 1500, 4000].as_slice() } else { &[0] } {
         cluster.set_lines(false);
@@ -72,7 +73,6 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
         acknowledged.extend(load.stop().await);
     }
     println!("{} acknowledged", acknowledged.len());
-    assert!(acknowledged.len() > 50);
     let (of_alone, of_pair): (BTreeMap<_, _>, BTreeMap<_, _>) = acknowledged
         .into_iter()
         .partition(|(key, _)| key.starts_with("/load/a"));

@@ -106,7 +106,7 @@ async fn a_record_that_no_client_reads_is_named_and_what_breaks_now_and_then_is_
     for number in 0..20 {
         client.put(&format!("/k/{number:02}"), b"v").await.unwrap();
     }
-    kine.terminate();
+    kine.terminate().await;
 
     garbler.garble("KINE_garbled", 10, u64::MAX);
     kine.respawn();
@@ -146,7 +146,7 @@ async fn a_snapshot_that_no_client_reads_counts_as_damaged() {
         (kine.metric("yoke_kine_snapshots_total").await >= 2.0).then_some(())
     })
     .await;
-    kine.terminate();
+    kine.terminate().await;
     let direct = async_nats::connect(nats.url()).await.unwrap();
     let newest = direct
         .request(
@@ -176,7 +176,7 @@ async fn a_bit_that_makes_a_record_unreadable_is_found_and_the_store_goes_on_wit
     for number in 0..20 {
         client.put(&format!("/k/{number:02}"), b"v").await.unwrap();
     }
-    kine.terminate();
+    kine.terminate().await;
     nats.kill();
     let log = files(&nats, "/KINE_bits/").pop().unwrap();
     let bytes = std::fs::read(&log).unwrap();
