@@ -99,6 +99,7 @@ impl<'a> Options<'a> {
     fn to_arguments(&self, dir: &Path) -> Vec<String> {
         let path = dir.display();
         let mode = if self.users.is_empty() { "AlwaysAllow" } else { "RBAC" };
+        let [high, low] = self.address.port().to_be_bytes();
         let mut arguments = vec![
             format!("--etcd-servers={}", self.store),
             format!("--bind-address={}", self.address.ip()),
@@ -111,8 +112,8 @@ impl<'a> Options<'a> {
             "--service-account-issuer=https://host.example".into(),
             format!("--service-account-key-file={path}/sa.pub"),
             format!("--service-account-signing-key-file={path}/sa.key"),
-            // What is dialled there is this machine, where nothing listens.
-            "--service-cluster-ip-range=127.96.0.0/16".into(),
+            // What is dialled there is this machine. A range for each port: a server has its own to itself.
+            format!("--service-cluster-ip-range=127.{high}.{low}.0/24"),
         ];
         arguments.extend_from_slice(self.arguments);
         arguments

@@ -193,13 +193,14 @@ impl Store {
         }
     }
 
-    /// The same, of a pod that is elsewhere than the Cluster's API, which has an address of the host's Services.
+    /// The same, of a pod that is elsewhere than the Cluster's API, which has an address of the host's Services: the second
+    /// number of these is the higher half of a port beneath 30000.
     async fn start_beside(address: IpAddr) -> Self {
         let IpAddr::V4(address) = address else {
             panic!("{address} is none of loopback")
         };
-        let [.., third, fourth] = address.octets();
-        Self::start([127, 97, third, fourth].into()).await
+        let [first, second, third, fourth] = address.octets();
+        Self::start([first, second | 128, third, fourth].into()).await
     }
 
     fn released(&self) -> usize {
