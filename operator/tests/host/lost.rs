@@ -7,6 +7,9 @@ use kube::api::{Patch, PatchParams};
 
 use crate::harness::{Host, PKI, condition};
 
+/// Less than five that wait for NATS until it counts as lost, four seconds each.
+const LONG: Duration = Duration::from_secs(15);
+
 /// The Cluster has had an API: tokens and data hang on what was drawn for it.
 async fn note_state(host: &Host, name: &str) {
     let now = k8s_openapi::jiff::Timestamp::now().to_string();
@@ -136,9 +139,9 @@ async fn clusters_are_kept_alive_while_nats_is_lost() {
     let mut host = Host::start().await;
     let id = host.bring_up("a").await.id().unwrap();
     let hosted = id.hosted_namespace().to_string();
-    let began = Instant::now();
-    host.restart_operator_without_nats().await;
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    // Nobody comes to be there: one who waited for it would do so for ever.
+    let restarted = tokio::time::timeout(LONG, host.restart_operator_without_nats());
+    restarted.await.expect("an operator starts without NATS");
     host.lose_secret(PKI, &format!("{id}-apiserver")).await;
     host.issuer.issue(&host.client).await;
     let wanted = host.text(PKI, &format!("{id}-apiserver"), "tls.crt").await;
@@ -154,7 +157,7 @@ async fn clusters_are_kept_alive_while_nats_is_lost() {
     for _ in 0..5 {
         host.reconcile("a").await.unwrap();
     }
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
     host.restart_operator().await;
     host.bring("a", "the store is found again", async || {
         condition(&host.cluster("a").await, "StoreReady") == "True/AsExpected"

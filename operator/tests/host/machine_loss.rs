@@ -20,8 +20,10 @@ use yoke_test_support::Process;
 use crate::answers::ready;
 use crate::harness::{Host, condition};
 
-/// What a trial and what leads to it take at most, and more than once that.
+/// What a trial and what leads to it take, and more than once that.
 const LONG: Duration = Duration::from_secs(15);
+/// How long either may take where much else runs.
+const LIMIT: Duration = Duration::from_secs(40);
 
 /// A control plane on a machine.
 struct Stage {
@@ -180,14 +182,14 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(LONG, called).await.expect("the machine is lost");
+    tokio::time::timeout(LIMIT, called).await.expect("the machine is lost");
     println!("lost after {:?}", began.elapsed());
     host.bring("a", "there is another pod", async || {
         stage.pod().await.is_some_and(|pod| pod.uid() != former.uid())
     })
     .await;
     println!("another pod after {:?}", began.elapsed());
-    assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
+    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
     assert_eq!(stage.incarnation().await, before + 1);
     assert_eq!(ready(host).await, "False/MachineLost");
     // It keeps its turn until the next one serves.
@@ -227,7 +229,7 @@ async fn control_plane_of_a_lost_machine_is_started_elsewhere() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(LONG, ends).await.expect("the former store ends");
+    tokio::time::timeout(LIMIT, ends).await.expect("the former store ends");
     assert!(stage.store.log().contains("fenced"), "{}", stage.store.log());
     stage.place("two").await;
     let host = &stage.host;

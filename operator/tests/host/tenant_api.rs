@@ -42,6 +42,8 @@ pub(crate) struct Behaviour {
     pub(crate) deleted: Vec<String>,
     /// How long each page of its Nodes takes, after which another one comes.
     pub(crate) page_takes: Option<Duration>,
+    /// Pages of its Nodes that were asked for.
+    pub(crate) pages: usize,
     /// Its Nodes.
     pub(crate) nodes: Vec<serde_json::Value>,
     /// Its ValidatingWebhookConfigurations.
@@ -130,9 +132,13 @@ where
         if method == "GET" && endless.is_some_and(|end| path.ends_with(end)) {
             return tell_without_end(stream, behaviour).await;
         }
-        let page_takes = behaviour.lock().unwrap().page_takes;
-        if let Some(pause) = page_takes.filter(|_| path == NODES) {
-            tokio::time::sleep(pause).await;
+        if path == NODES {
+            let page_takes = {
+                let mut behaviour = behaviour.lock().unwrap();
+                behaviour.pages += 1;
+                behaviour.page_takes
+            };
+            tokio::time::sleep(page_takes.unwrap_or_default()).await;
         }
         let is_excluded = target.contains("exclude=poststarthook/rbac/bootstrap-roles");
         let answered = if path == "/readyz" && behaviour.lock().unwrap().is_starting && !is_excluded {
