@@ -21,7 +21,8 @@ use yoke_api::ClusterId;
 use yoke_operator::nats::streams::{self, StreamsPlan};
 use yoke_operator::nats::{Account, ClusterUser, Nats, NatsError, Size};
 
-const LIMIT: Duration = Duration::from_secs(5);
+/// How long anything may take here; longer than a request, which says more when it is given up.
+const LIMIT: Duration = Duration::from_secs(20);
 
 fn now() -> i64 {
     k8s_openapi::jiff::Timestamp::now().as_second()

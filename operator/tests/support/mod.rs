@@ -9,6 +9,9 @@ use yoke_operator::config::NatsConfig;
 use yoke_operator::nats::claims::{self, AccountClaims, AccountLimits, Envelope, NO_LIMIT, UserClaims, UserLimits};
 use yoke_test_support::free_port;
 
+/// How long anything may take that is asked of it.
+const LIMIT: Duration = Duration::from_secs(10);
+
 /// The server; dropped, it ends.
 pub(crate) struct Server {
     child: Child,
@@ -73,7 +76,8 @@ impl Server {
             .unwrap()
             .add_root_certificates(self.dir.path().join("ca.crt"))
             .require_tls(true)
-            .request_timeout(Some(Duration::from_millis(700)))
+            .connection_timeout(LIMIT)
+            .request_timeout(Some(LIMIT))
             .max_reconnects(1)
     }
 
@@ -82,11 +86,16 @@ impl Server {
         self.dir.path().join("data/jetstream").join(account).exists()
     }
 
+    /// A connection of its owner's.
+    pub(crate) async fn connect_system(&self) -> async_nats::Client {
+        let credentials = std::fs::read_to_string(self.dir.path().join("system.creds")).unwrap();
+        self.connect_options(&credentials).connect(self.url()).await.unwrap()
+    }
+
     /// Loses the streams of an account, as with a disk.
     pub(crate) async fn lose_streams(&self, account: &str) {
-        let credentials = std::fs::read_to_string(self.dir.path().join("system.creds")).unwrap();
-        let system = self.connect_options(&credentials).connect(self.url()).await.unwrap();
         let subject = format!("$JS.API.ACCOUNT.PURGE.{account}");
+        let system = self.connect_system().await;
         system.request(subject, "".into()).await.unwrap();
     }
 
