@@ -168,6 +168,7 @@ async fn spawn_sleeper(
     });
     let serving = sleeper.serve(sleeper::Context {
         tls: build_configs(shown, snapshots.clone())?,
+        limits: sleeper::Limits::default(),
         snapshots,
         waker,
         metrics,

@@ -55,15 +55,9 @@ use crate::token;
 use crate::wake::{Outcome, Sleeping, Waker};
 use plan::{Answer, Call, Decision, plan_answer};
 
-/// Connections at a time, in all and to one cluster. Who is not known makes room for others.
-const CONNECTIONS: usize = 2048;
-const CONNECTIONS_EACH: usize = 256;
 /// Handshakes at a time, to whichever clusters. With half a second for who says nothing this is more than the gate lets through
 /// from forty sources that have spent what they may open at once.
 const HANDSHAKES: usize = 1024;
-/// How long a client may take until its first request is there. A source opens 50 connections in a second: that is far from
-/// all of a cluster's.
-const FIRST_LIMIT: Duration = Duration::from_secs(2);
 /// How long a connection goes on after its first answer.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of a request's header, as of those by which Pods come (`headerKiB` of the chart).
@@ -102,6 +96,18 @@ pub struct Sleeper {
     local: SocketAddr,
 }
 
+/// What clients may have of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time, in all. Who is not known makes room for others.
+    pub connections: usize,
+    /// Those to one cluster.
+    pub connections_each: usize,
+    /// How long a client may take until its first request is there. A source opens 50 connections in a second: that is far
+    /// from all of a cluster's.
+    pub first: Duration,
+}
+
 /// What it needs of the rest of the process.
 #[derive(Clone, Debug)]
 pub struct Context {
@@ -109,6 +115,8 @@ pub struct Context {
     pub snapshots: Snapshots,
     /// How TLS is spoken.
     pub tls: TlsConfigs,
+    /// What clients may have.
+    pub limits: Limits,
     /// Tells the operator.
     pub waker: Waker,
     /// Where it counts.
@@ -146,6 +154,16 @@ enum Waited {
     Ended,
 }
 
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 2048,
+            connections_each: 256,
+            first: Duration::from_secs(2),
+        }
+    }
+}
+
 /// Says at its end that a caller has had an answer.
 #[derive(Debug)]
 struct Answered<'a>(&'a Caller);
@@ -178,7 +196,7 @@ impl Sleeper {
         };
         let admission = Knocks(context.metrics.clone());
         let (mut incoming, accepting) = accept(self.listener, context.tls.clone(), admission, stop);
-        let seats = Seats::new(CONNECTIONS, CONNECTIONS_EACH);
+        let seats = Seats::new(context.limits.connections, context.limits.connections_each);
         let serving = async {
             let mut open = JoinSet::new();
             loop {
@@ -262,7 +280,7 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
     } else {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(FIRST_LIMIT)
+            .header_read_timeout(caller.context.limits.first)
             .max_buf_size(HEADER_BYTES)
             .max_header_size(HEADER_BYTES)
             .keep_alive(false)
@@ -358,7 +376,10 @@ impl Caller {
 
     /// Ends when the connection has had its time.
     async fn out_of_time(&self) {
-        if timeout(FIRST_LIMIT, self.reached(Stage::Asked)).await.is_ok() {
+        if timeout(self.context.limits.first, self.reached(Stage::Asked))
+            .await
+            .is_ok()
+        {
             self.reached(Stage::Answered).await;
             sleep(LAST_LIMIT).await;
         }

@@ -10,10 +10,10 @@ use tokio::net::{TcpListener, TcpStream};
 use yoke_ingress_xds::model::{ObjectKey, Watched};
 use yoke_test_support::free_port;
 
+use crate::Stage;
 use crate::support::envoy::Envoy;
 use crate::support::tenant::{LongStream, ask};
 use crate::support::{PATIENCE, eventually, loopback};
-use crate::{PROMISE, Stage};
 
 const REFUSED: &str = "yoke_ingress_xds_base_refused";
 
@@ -179,7 +179,7 @@ async fn owners_own_is_served_changed_and_taken_away() {
         .await;
     }
     for cluster in &stage.clusters {
-        stage.wait_served(&cluster.public_name(), PROMISE).await;
+        stage.wait_served(&cluster.public_name()).await;
     }
     watch.echo("after it").await;
     assert_eq!(
@@ -335,7 +335,7 @@ async fn the_last_good_one_outlives_the_server() {
     // A change that arrives shows that Envoy has heard the new server.
     xds.delete(&stage.clusters[0]).await;
     stage.xds = Some(xds);
-    stage.wait_closed(&stage.clusters[0].public_name(), PATIENCE).await;
+    stage.wait_closed(&stage.clusters[0].public_name()).await;
     assert_eq!(get(port).await.unwrap(), upstream.port().to_string());
 
     let gone = Watched::Deleted(ObjectKey::of(&bad.metadata));

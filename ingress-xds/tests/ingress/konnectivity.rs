@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 
-use crate::support::PATIENCE;
+use crate::Stage;
 use crate::support::fixtures::ClusterFixture;
 use crate::support::tenant::{LongStream, Tenant, open};
-use crate::{PROMISE, Stage};
 
 /// A stage whose clusters have konnectivity-servers beside their API servers.
 struct Servers {
@@ -35,7 +34,7 @@ impl Servers {
         xds.list(&clusters.each_ref()).await;
         stage.xds = Some(xds);
         for name in &names {
-            stage.wait_served(name, PATIENCE).await;
+            stage.wait_served(name).await;
         }
         Self {
             stage,
@@ -97,7 +96,7 @@ async fn agents_of_a_cluster_that_wants_none_are_closed() {
     let mut other = LongStream::open(stage.envoy.ingress, &on.names[1], &anonymous).await;
 
     stage.xds().apply(a).await;
-    stage.wait_closed(&on.names[0], PROMISE).await;
+    stage.wait_closed(&on.names[0]).await;
     watch.echo("the API is not concerned").await;
     other.echo("nor is another cluster").await;
 
@@ -106,12 +105,12 @@ async fn agents_of_a_cluster_that_wants_none_are_closed() {
         .clone()
         .with_extra_names(&[&on.names[0], "b.example.org"]);
     stage.xds().apply(&thief).await;
-    stage.wait_served("b.example.org", PROMISE).await;
+    stage.wait_served("b.example.org").await;
     assert!(stage.ask(&on.names[0]).await.is_err());
     other.echo("all the while").await;
 
     stage.xds().apply(b).await;
-    stage.wait_closed(&on.names[1], PROMISE).await;
+    stage.wait_closed(&on.names[1]).await;
     stage.xds().apply(&on.clusters[0]).await;
-    stage.wait_served(&on.names[0], PROMISE).await;
+    stage.wait_served(&on.names[0]).await;
 }

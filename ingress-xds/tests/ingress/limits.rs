@@ -1,5 +1,6 @@
 //! No cluster, and nobody who can reach the ingress, takes what the others need.
 
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use http::{Request, header};
@@ -10,13 +11,15 @@ use yoke_runtime::budget::Rate;
 
 use crate::support::api::{ENDLESS, LARGE};
 use crate::support::client::{BOTH, Client, Http, get};
-use crate::support::frames::{Frames, RST_STREAM, SETTINGS, WINDOW_UPDATE, fields};
+use crate::support::frames::{DATA, Frame, Frames, RST_STREAM, SETTINGS, WINDOW_UPDATE, fields};
 use crate::support::tenant::{hello, open};
 use crate::support::{PATIENCE, eventually};
 use crate::terminated::{NAMES, Stage, assert_alive, assert_status, watch};
 
-/// How long the tests' ingress waits for who is slow or idle.
-const SHORT: Duration = Duration::from_secs(1);
+/// How long it is waited for what should not come.
+const SHORT: Duration = Duration::from_millis(500);
+/// The window that HTTP/2 begins with.
+const WINDOW: usize = 65_535;
 
 /// A client as it is outside of the cluster: TLS ends in the API server.
 async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
@@ -28,8 +31,15 @@ async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
 async fn stalled(stage: &Stage) -> Frames {
     let mut reader = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
     reader.request(1, &fields(&stage.bearer(0), ENDLESS)).await;
-    let heard = reader.listen(SHORT, |frame| frame.kind == RST_STREAM).await;
-    assert_eq!(heard.text(1).len(), 65_535, "what the window allowed had come");
+    let mut taken = 0;
+    let whole = |frame: &Frame| {
+        taken += if frame.kind == DATA { frame.payload.len() } else { 0 };
+        taken >= WINDOW || frame.kind == RST_STREAM
+    };
+    let heard = reader.listen(PATIENCE, whole).await;
+    assert_eq!(heard.text(1).len(), WINDOW, "what the window allows comes");
+    let more = reader.listen(SHORT, |frame| frame.kind == RST_STREAM).await;
+    assert_eq!(more.text(1), "", "and no more");
     reader
 }
 
@@ -41,9 +51,8 @@ async fn connections_of_one_cluster_are_counted() {
         held.push(outside(&stage, 0).await.unwrap());
     }
     for _ in 0..3 {
-        let start = Instant::now();
-        assert!(outside(&stage, 0).await.is_err(), "a fourth is closed");
-        assert!(start.elapsed() < SHORT, "at once: {:?}", start.elapsed());
+        let error = outside(&stage, 0).await.err().expect("a fourth is closed");
+        assert_ne!(error.kind(), ErrorKind::TimedOut);
     }
     assert!(outside(&stage, 1).await.is_ok(), "those of another are its own");
     let mut client = stage.client(Http::Two).await;
@@ -93,7 +102,7 @@ async fn open_requests_of_one_cluster_are_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_one_cluster_are_paced() {
     let rate = Rate {
-        per_second: 1,
+        per_second: 0,
         burst: 10,
     };
     let stage = Stage::with(&[], |site| site.gate.requests = rate).await;
@@ -114,7 +123,7 @@ async fn requests_of_one_cluster_are_paced() {
         assert_eq!(answer.headers[header::RETRY_AFTER], "1");
         refused += 1;
     }
-    assert!((10..=20).contains(&refused), "{refused}");
+    assert_eq!(refused, 20);
     for _ in 0..5 {
         let answer = client.ask(get(Some(&b))).await.unwrap();
         assert_eq!(answer.body["cluster"], "b", "another is not slowed down");
@@ -127,7 +136,7 @@ async fn requests_of_one_cluster_are_paced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn refusals_wait_for_who_asks_too_fast() {
     let rate = Rate {
-        per_second: 1,
+        per_second: 0,
         burst: 1,
     };
     let stage = Stage::with(&[], |site| (site.gate.requests, site.gate.hold) = (rate, HOLD)).await;
@@ -151,9 +160,9 @@ async fn refusals_wait_for_who_asks_too_fast() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_are_cut_off() {
     let changes = [
-        ("idle_timeout: 120s", "idle_timeout: 1s"),
-        ("request_timeout: 60s", "request_timeout: 1s"),
-        ("stream_flush_timeout: 60s", "stream_flush_timeout: 1s"),
+        ("idle_timeout: 120s", "idle_timeout: 3s"),
+        ("request_timeout: 60s", "request_timeout: 3s"),
+        ("stream_flush_timeout: 60s", "stream_flush_timeout: 3s"),
     ];
     let stage = Stage::with(&changes, |_| {}).await;
     let bearer = stage.bearer(0);
@@ -181,7 +190,7 @@ async fn slow_clients_are_cut_off() {
     let heard = reader.listen(PATIENCE, |frame| frame.kind == RST_STREAM).await;
     let last = heard.frames.last().unwrap();
     assert_eq!((last.kind, last.stream), (RST_STREAM, 1), "who reads slowly is cut off");
-    assert_eq!(heard.text(1).len(), 65_535, "what the window allowed had come");
+    assert_eq!(heard.text(1).len(), WINDOW, "what the window allowed had come");
     println!("cut off after {:?}", start.elapsed());
     assert_alive("a watch stays", &mut stream).await;
 }
@@ -214,7 +223,7 @@ async fn streams_are_not_idle_for_ever() {
 async fn half_a_handshake_is_cut_off() {
     let changes = [(
         "transport_socket_connect_timeout: 10s",
-        "transport_socket_connect_timeout: 1s",
+        "transport_socket_connect_timeout: 3s",
     )];
     let stage = Stage::with(&changes, |_| {}).await;
     let mut begun = TcpStream::connect(stage.envoy.ingress).await.unwrap();
@@ -234,7 +243,7 @@ async fn half_a_handshake_is_cut_off() {
 async fn windows_have_a_size() {
     let stage = Stage::with(&[], |_| {}).await;
     let mut client = Frames::open(stage.envoy.ingress, NAMES[0], &stage.root.client(None)).await;
-    let heard = client.listen(SHORT, |frame| frame.kind == WINDOW_UPDATE).await;
+    let heard = client.listen(PATIENCE, |frame| frame.kind == WINDOW_UPDATE).await;
     let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
     let settings = heard.frames.iter().filter(|frame| frame.kind == SETTINGS);
     let entries = settings.flat_map(|frame| frame.payload.chunks(6));
@@ -293,6 +302,9 @@ async fn headers_have_a_size() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_in_all_are_counted() {
     let stage = Stage::with(&[("@MAX_CONNECTIONS@", "10")], |_| {}).await;
+    let held = "yoke_ingress_xds_held_connections";
+    let none = async || (stage.xds().metric(held) == 0).then_some(());
+    eventually("that of the stage has ended", PATIENCE, none).await;
     let mut held = Vec::new();
     // Whoever has no name to give and nothing to say counts, too.
     let over = eventually("one is too many", PATIENCE, async || {
@@ -328,10 +340,7 @@ async fn memory_has_an_end() {
         let active = async || (stage.envoy.try_stat(&state).await == Some(1)).then_some(());
         eventually(action, PATIENCE, active).await;
     }
-    let tried = tokio::time::timeout(SHORT / 2, stage.try_client(Http::Two)).await;
+    let tried = tokio::time::timeout(SHORT, stage.try_client(Http::Two)).await;
     assert!(!matches!(tried, Ok(Ok(_))), "nobody is taken in");
-    assert!(
-        !stage.envoy.is_ready_within(SHORT / 2).await,
-        "and no more is sent here"
-    );
+    assert!(!stage.envoy.is_ready_within(SHORT).await, "and no more is sent here");
 }

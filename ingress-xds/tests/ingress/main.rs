@@ -22,8 +22,9 @@ mod traffic;
 mod transport;
 mod wake;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustls::ClientConfig;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -38,9 +39,6 @@ use support::pki::{Ca, write_secret};
 use support::tenant::{LongStream, Tenant, ask, open};
 use support::xds::{Site, Xds, metric};
 use support::{PATIENCE, eventually};
-
-/// What the ingress promises for a change of routes.
-const PROMISE: Duration = Duration::from_secs(1);
 
 /// Two tenants behind one Envoy.
 struct Stage {
@@ -61,7 +59,7 @@ impl Stage {
         let mut stage = stage;
         stage.envoy.wait_ready().await;
         for cluster in &stage.clusters[..count] {
-            stage.wait_served(&cluster.public_name(), PATIENCE).await;
+            stage.wait_served(&cluster.public_name()).await;
         }
         stage
     }
@@ -101,14 +99,14 @@ impl Stage {
         ask(self.envoy.ingress, sni, &self.anonymous()).await
     }
 
-    async fn wait_served(&self, sni: &str, limit: Duration) -> Duration {
+    async fn wait_served(&self, sni: &str) -> Duration {
         let what = format!("{sni} is served");
-        eventually(&what, limit, async || self.ask(sni).await.ok()).await.1
+        eventually(&what, PATIENCE, async || self.ask(sni).await.ok()).await.1
     }
 
-    async fn wait_closed(&self, sni: &str, limit: Duration) -> Duration {
+    async fn wait_closed(&self, sni: &str) -> Duration {
         let what = format!("{sni} is closed");
-        eventually(&what, limit, async || self.ask(sni).await.is_err().then_some(()))
+        eventually(&what, PATIENCE, async || self.ask(sni).await.is_err().then_some(()))
             .await
             .1
     }
@@ -169,16 +167,14 @@ async fn what_nobody_has_is_closed() {
         ("a cluster of Envoy's own", "xds"),
         ("another one", "admin"),
     ] {
-        let start = Instant::now();
-        let result = open(stage.envoy.ingress, sni, &stage.anonymous()).await;
-        assert!(result.is_err(), "{rule}");
-        assert!(start.elapsed() < PROMISE, "{rule}: {:?}", start.elapsed());
+        let error = open(stage.envoy.ingress, sni, &stage.anonymous()).await.unwrap_err();
+        assert_ne!(error.kind(), ErrorKind::TimedOut, "{rule}");
     }
     let mut plain = TcpStream::connect(stage.envoy.ingress).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let mut heard = Vec::new();
     // Closed, with or without a reset.
-    let _ = tokio::time::timeout(PROMISE, plain.read_to_end(&mut heard))
+    let _ = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut heard))
         .await
         .unwrap();
     assert!(heard.is_empty(), "{heard:?}");
@@ -200,18 +196,19 @@ async fn changes_of_one_cluster_cut_nobody_else() {
     let (mut slowest_served, mut slowest_closed) = (Duration::ZERO, Duration::ZERO);
     for round in 0..50 {
         stage.xds().apply(b).await;
-        slowest_served = slowest_served.max(stage.wait_served(&name, PROMISE).await);
+        slowest_served = slowest_served.max(stage.wait_served(&name).await);
         stage.xds().apply(&changed).await;
-        stage.wait_served(extra, PROMISE).await;
+        stage.wait_served(extra).await;
         stage.xds().apply(&away).await;
-        stage.wait_closed(&name, PROMISE).await;
+        stage.wait_closed(&name).await;
         stage.xds().apply(&changed).await;
-        stage.wait_served(&name, PROMISE).await;
+        stage.wait_served(&name).await;
         stage.xds().delete(&changed).await;
-        slowest_closed = slowest_closed.max(stage.wait_closed(&name, PROMISE).await);
-        stage.wait_closed(extra, PROMISE).await;
+        slowest_closed = slowest_closed.max(stage.wait_closed(&name).await);
+        stage.wait_closed(extra).await;
         watch.echo(&format!("round {round}")).await;
     }
+    // A second is promised on a machine that has room; ingress-bench measures it.
     println!("slowest: served {slowest_served:?}, closed {slowest_closed:?}");
     assert_eq!(
         stage
@@ -229,7 +226,7 @@ async fn a_restart_of_the_server_cuts_nothing() {
 
     stage.xds.take().unwrap().stop().await;
     watch.echo("while it is gone").await;
-    stage.wait_closed(&names[1], PROMISE).await;
+    stage.wait_closed(&names[1]).await;
 
     let xds = stage.site.start().await;
     let open_streams = async || (xds.metric("yoke_ingress_xds_handshakes_total{result=\"ok\"}") > 0).then_some(());
@@ -246,7 +243,7 @@ async fn a_restart_of_the_server_cuts_nothing() {
     xds.list(&stage.clusters.each_ref()).await;
     stage.xds = Some(xds);
     for name in &names {
-        let elapsed = stage.wait_served(name, PATIENCE).await;
+        let elapsed = stage.wait_served(name).await;
         println!("served again after {elapsed:?}");
     }
     watch.echo("after it").await;
@@ -269,11 +266,11 @@ async fn a_restarted_server_moves_endpoints() {
         let xds = stage.site.start().await;
         xds.list(&[&a]).await;
         stage.xds = Some(xds);
-        stage.wait_served(&name, PATIENCE).await;
+        stage.wait_served(&name).await;
         stage.xds().apply(&a.clone().at(&[], a.port)).await;
-        stage.wait_closed(&name, PROMISE).await;
+        stage.wait_closed(&name).await;
         stage.xds().apply(&a).await;
-        stage.wait_served(&name, PROMISE).await;
+        stage.wait_served(&name).await;
         println!("round {round}: followed");
     }
 }
@@ -285,7 +282,7 @@ async fn what_was_deleted_while_the_server_was_away_is_closed() {
     let xds = stage.site.start().await;
     xds.list(&[&stage.clusters[0]]).await;
     stage.xds = Some(xds);
-    stage.wait_served(&stage.clusters[0].public_name(), PATIENCE).await;
+    stage.wait_served(&stage.clusters[0].public_name()).await;
     let five = async || (stage.envoy.stat("cluster_manager.active_clusters").await == 5).then_some(());
     eventually("the other's cluster is removed", PATIENCE, five).await;
     assert!(stage.ask(&stage.clusters[1].public_name()).await.is_err());
@@ -313,7 +310,7 @@ async fn replaced_clusters_are_served_on() {
     let (_, elapsed) = eventually("the clusters are replaced", PATIENCE, replaced).await;
     println!("replaced in {elapsed:?}");
     for name in &names {
-        stage.wait_served(name, PROMISE).await;
+        stage.wait_served(name).await;
     }
     watch.echo("all the while").await;
 }
@@ -326,17 +323,18 @@ async fn a_broken_cluster_harms_nobody_else() {
     let mut broken = a.clone();
     broken.config.client_ca = "PEM".into();
     stage.xds().apply(&broken).await;
-    stage.wait_closed(&a.public_name(), PROMISE).await;
+    stage.wait_closed(&a.public_name()).await;
 
     let mut thief = b.clone();
     thief.config.id = "dddddddd24".parse().unwrap();
     stage.xds().apply(&thief).await;
+    let known = async || (stage.xds().metric("yoke_ingress_xds_problems") == 2).then_some(());
+    eventually("both are reported", PATIENCE, known).await;
     watch.echo("undisturbed").await;
     assert_eq!(stage.ask(&b.public_name()).await.unwrap(), "b to nobody");
-    assert_eq!(stage.xds().metric("yoke_ingress_xds_problems"), 2);
 
     stage.xds().apply(a).await;
-    stage.wait_served(&a.public_name(), PROMISE).await;
+    stage.wait_served(&a.public_name()).await;
 }
 
 /// Should something pass our checks and not Envoy's, Envoy keeps what it has, and only that cluster is stuck.
@@ -378,13 +376,13 @@ async fn a_refused_resource_harms_nobody_else() {
     })
     .await;
     for fixture in &stage.clusters {
-        stage.wait_served(&fixture.public_name(), PROMISE).await;
+        stage.wait_served(&fixture.public_name()).await;
     }
     assert_eq!(metric(&registry, refused), 1, "it is not sent again and again");
 
     sender.send_replace(Some(serve(false, connections(77)).into()));
     eventually("it is mended", PATIENCE, async || (modified().await == 2).then_some(())).await;
-    stage.wait_served(&stage.clusters[0].public_name(), PROMISE).await;
+    stage.wait_served(&stage.clusters[0].public_name()).await;
     drop(trigger);
 }
 
@@ -400,7 +398,7 @@ async fn a_spray_of_names_leaves_no_trace() {
         stage.xds().metric(requests),
         stage.envoy.stat("cluster_manager.active_clusters").await,
     );
-    let bytes = stage.envoy.stat("server.stats_recent_lookups").await;
+    stage.envoy.note_lookups().await;
     for number in 0..500 {
         let sni = format!("{number}.{long}.yoke.test");
         assert!(open(stage.envoy.ingress, &sni, &config).await.is_err());
@@ -410,8 +408,12 @@ async fn a_spray_of_names_leaves_no_trace() {
         stage.envoy.stat("cluster_manager.active_clusters").await,
     );
     assert_eq!(before, after);
-    let looked_up = stage.envoy.stat("server.stats_recent_lookups").await - bytes;
-    assert!(looked_up < 500, "no statistic has a name in it: {looked_up}");
+    let looked_up = stage.envoy.lookups().await;
+    assert!(looked_up.contains("total: "), "{looked_up}");
+    assert!(
+        !looked_up.contains(&label),
+        "no statistic has a name in it: {looked_up}"
+    );
     assert_eq!(
         stage
             .xds()
@@ -434,8 +436,11 @@ async fn envoy_waits_for_its_first_configuration() {
     let asked = "cluster.gate.upstream_rq_total";
     let counted = stage.envoy.try_stat(asked).await;
     assert_eq!(counted, None, "a counter is made when it counts");
-    assert!(stage.ask("nobody.yoke.test").await.is_err());
-    assert!(stage.envoy.try_stat(asked).await > Some(0));
+    eventually("the gate is asked", PATIENCE, async || {
+        assert!(stage.ask("nobody.yoke.test").await.is_err());
+        (stage.envoy.try_stat(asked).await > Some(0)).then_some(())
+    })
+    .await;
     let page = stage.envoy.health_page("/stats/prometheus").await;
     assert!(
         page.contains("envoy_cluster_manager_active_clusters"),
@@ -479,7 +484,9 @@ async fn only_envoy_is_served() {
         let result = tokio::time::timeout(PATIENCE, exchange).await.unwrap();
         assert_eq!(result.is_ok(), admitted, "{rule}: {result:?}");
     }
-    assert_eq!(xds.metric("yoke_ingress_xds_handshakes_total{result=\"failed\"}"), 4);
+    let failed = "yoke_ingress_xds_handshakes_total{result=\"failed\"}";
+    let four = async || (xds.metric(failed) == 4).then_some(());
+    eventually("each is counted", PATIENCE, four).await;
     xds.stop().await;
 }
 
@@ -498,7 +505,7 @@ async fn rotated_certificates_are_taken_up() {
     let xds = stage.site.start().await;
     xds.list(&[&stage.clusters[0]]).await;
     stage.xds = Some(xds);
-    let elapsed = stage.wait_served(&a, PATIENCE).await;
+    let elapsed = stage.wait_served(&a).await;
     println!("served by the new certificates after {elapsed:?}");
     watch.echo("not cut").await;
 }
@@ -508,21 +515,18 @@ async fn a_noisy_source_is_refused() {
     let mut stage = Stage::new(1).await;
     let a = stage.clusters[0].public_name();
     stage.xds.take().unwrap().stop().await;
-    stage.site.gate.source.per_second = 1;
+    stage.site.gate.source.per_second = 0;
     stage.site.gate.source.burst = 5;
     let xds = stage.site.start().await;
     xds.list(&[&stage.clusters[0]]).await;
+    eventually("it knows the host", PATIENCE, async || xds.is_ready().then_some(())).await;
     stage.xds = Some(xds);
-    stage.wait_served(&a, PATIENCE).await;
+    stage.wait_served(&a).await;
     let mut refused = 0;
     for _ in 0..20 {
         refused += u32::from(stage.ask(&a).await.is_err());
     }
-    assert!(refused >= 10, "{refused}");
-    assert!(
-        stage
-            .xds()
-            .metric("yoke_ingress_xds_gate_verdicts_total{verdict=\"source_rate\"}")
-            >= 10
-    );
+    assert!(refused >= 16, "{refused}");
+    let counted = "yoke_ingress_xds_gate_verdicts_total{verdict=\"source_rate\"}";
+    assert!(stage.xds().metric(counted) >= 16);
 }

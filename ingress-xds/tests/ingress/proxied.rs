@@ -22,10 +22,16 @@ const ELSEWHERE: [u8; 4] = [203, 0, 113, 9];
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 async fn stage() -> Stage {
-    let stage = Stage::with(&[("@PROXY_PROTOCOL@", FILTER), ("@PEERS@", BALANCERS)], |_| {}).await;
+    let mut stage = Stage::unready(&[("@PROXY_PROTOCOL@", FILTER), ("@PEERS@", BALANCERS)], |_| {}).await;
+    stage.envoy.wait_ready().await;
     let restricted = stage.clusters[0].clone().reached_from(&["198.51.100.0/24"]);
     stage.xds().apply(&restricted).await;
-    let refused = async || by_name(&stage, BALANCER, &one(ELSEWHERE)).await.is_err().then_some(());
+    let bearer = stage.bearer(0);
+    let refused = async || {
+        let mut client = pod(&stage, BALANCER, &one(ELSEWHERE), Http::Two).await.ok()?;
+        let answer = client.ask(get(Some(&bearer))).await.ok()?;
+        (answer.status == 403).then_some(())
+    };
     eventually("the ranges hold", PATIENCE, refused).await;
     stage
 }

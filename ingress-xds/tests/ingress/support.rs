@@ -20,7 +20,7 @@ pub mod xds;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long something that should happen may take on a busy machine, where no promise says less.
+/// How long something that should happen may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Waits until `check` gives something, and says how long it took.

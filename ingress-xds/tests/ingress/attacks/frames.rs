@@ -1,7 +1,5 @@
 //! Frames of HTTP/2 that no client sends.
 
-use std::time::Duration;
-
 use super::at_once;
 use crate::support::PATIENCE;
 use crate::support::frames::{
@@ -81,9 +79,7 @@ async fn streams_are_counted(stage: &Stage) -> usize {
         connection.request(2 * number + 1, &fields).await;
     }
     let heard = connection
-        .listen(Duration::from_secs(5), |frame| {
-            frame.kind == RST_STREAM || frame.kind == GOAWAY
-        })
+        .listen(PATIENCE, |frame| frame.kind == RST_STREAM || frame.kind == GOAWAY)
         .await;
     let last = heard.frames.last().unwrap();
     assert_eq!((last.kind, last.stream), (RST_STREAM, 201), "{}", tell(&heard));

@@ -158,6 +158,17 @@ impl Envoy {
         line.map(|value| value.parse().unwrap())
     }
 
+    /// Has it note by which names statistics are looked up.
+    pub async fn note_lookups(&self) {
+        let answer = request("POST", self.admin, "/stats/recentlookups/enable").await;
+        assert!(answer.is_ok_and(|text| text.starts_with("HTTP/1.1 200")));
+    }
+
+    /// The last of these.
+    pub async fn lookups(&self) -> String {
+        get(self.admin, "/stats/recentlookups").await.unwrap()
+    }
+
     /// A page of the listener for probes.
     pub async fn health_page(&self, path: &str) -> String {
         get(self.health, path).await.unwrap()
@@ -199,8 +210,12 @@ impl Drop for Envoy {
 
 /// A page of a server that closes the connection behind it.
 pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    request("GET", address, path).await
+}
+
+async fn request(method: &str, address: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;

@@ -138,7 +138,7 @@ impl Frames {
     }
 
     /// Reads until `enough`, or the end, or until nothing comes any more for `quiet`.
-    pub async fn listen(&mut self, quiet: Duration, enough: impl Fn(&Frame) -> bool) -> Heard {
+    pub async fn listen(&mut self, quiet: Duration, mut enough: impl FnMut(&Frame) -> bool) -> Heard {
         let mut heard = Heard::default();
         loop {
             match tokio::time::timeout(quiet, self.next()).await {

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -14,9 +13,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use yoke_pki::ParsedCertificate;
 
+use super::PATIENCE;
 use super::pki::Ca;
-
-const LIMIT: Duration = Duration::from_secs(5);
 
 pub struct Tenant {
     pub address: SocketAddr,
@@ -107,7 +105,7 @@ pub async fn open(
     config: &ClientConfig,
 ) -> Result<TlsStream<TcpStream>, std::io::Error> {
     let opened = async { open_over(TcpStream::connect(ingress).await?, sni, config).await };
-    tokio::time::timeout(LIMIT, opened).await?
+    tokio::time::timeout(PATIENCE, opened).await?
 }
 
 /// The same over a connection that was made some other way.
@@ -119,7 +117,7 @@ pub async fn open_over(
     let name = ServerName::try_from(sni.to_owned()).map_err(std::io::Error::other)?;
     stream.set_nodelay(true)?;
     let connect = TlsConnector::from(Arc::new(config.clone())).connect(name, stream);
-    tokio::time::timeout(LIMIT, connect).await?
+    tokio::time::timeout(PATIENCE, connect).await?
 }
 
 /// The first bytes of a handshake.
@@ -158,7 +156,7 @@ pub async fn ask(ingress: SocketAddr, sni: &str, config: &ClientConfig) -> Resul
             }
         }
     };
-    tokio::time::timeout(LIMIT, exchange).await?
+    tokio::time::timeout(PATIENCE, exchange).await?
 }
 
 /// A stream that stays open: an HTTP/1.1 upgrade, as of an exec, whose far end echoes.
@@ -187,7 +185,9 @@ impl LongStream {
             self.stream.read_exact(&mut heard).await?;
             std::io::Result::Ok(heard)
         };
-        let heard = tokio::time::timeout(LIMIT, exchange).await.expect("the stream answers");
+        let heard = tokio::time::timeout(PATIENCE, exchange)
+            .await
+            .expect("the stream answers");
         assert_eq!(heard.expect("the stream is open"), text.as_bytes());
     }
 }

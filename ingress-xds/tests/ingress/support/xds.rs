@@ -60,6 +60,8 @@ pub struct Site {
     pub sleeper: Option<Leaf>,
     /// Where these are led.
     pub sleeper_at: SocketAddr,
+    /// What these may have of it.
+    pub sleepers: sleeper::Limits,
     directory: TempDir,
 }
 
@@ -111,6 +113,11 @@ impl Site {
             certificate: None,
             sleeper: None,
             sleeper_at: super::loopback(0),
+            // Nobody is cut off because the machine is busy.
+            sleepers: sleeper::Limits {
+                first: PATIENCE,
+                ..sleeper::Limits::default()
+            },
             directory,
         }
     }
@@ -159,6 +166,7 @@ impl Site {
         let keeping = keep_shown(seen, certificates, events.clone(), drain.clone());
         let sleeping = sleeper.serve(sleeper::Context {
             tls: build_configs(shown, snapshots.clone()).unwrap(),
+            limits: self.sleepers,
             snapshots: snapshots.clone(),
             waker: waker.clone(),
             metrics: metrics.clone(),
@@ -379,7 +387,7 @@ impl Xds {
     pub async fn stop(self) {
         self.drain();
         for task in self.tasks.into_iter().chain([self.sleeping]) {
-            let ended = tokio::time::timeout(Duration::from_secs(10), task).await;
+            let ended = tokio::time::timeout(PATIENCE, task).await;
             ended.expect("the drain ends every task").unwrap();
         }
     }

@@ -6,7 +6,7 @@ use http::{HeaderValue, Request, StatusCode};
 use rustls::ClientConfig;
 use yoke_api::ingress::Callers;
 
-use super::{Night, ignoring, on_connect, told};
+use super::{Night, ask_again, ignoring, on_connect, told};
 use crate::support::client::{Answer, BOTH, Client, Http, get};
 use crate::support::{PATIENCE, eventually};
 
@@ -84,7 +84,10 @@ async fn who_is_no_client_that_is_ignored_wakes() {
             assert_eq!(night.stage.xds().wake().await.cluster, "a");
             night.tell(None).await;
         };
-        let (answer, ()) = tokio::join!(ask_as_pod(&night, Http::Two, agent), waking);
+        let mut pod = night.stage.client(Http::Two).await;
+        let bearer = night.stage.bearer(0);
+        let asking = ask_again(&mut pod, || get_by(agent, Some(&bearer)));
+        let (answer, ()) = tokio::join!(asking, waking);
         let start = String::from_utf8_lossy(&agent[..agent.len().min(20)]);
         assert_eq!(answer.status, StatusCode::OK, "{start}");
     }
