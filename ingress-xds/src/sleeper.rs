@@ -79,6 +79,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
 const HOLD: Duration = Duration::from_millis(4500);
 /// Envoy hears that a cluster is awake by another stream: so long it has for that.
 const FLIP: Duration = Duration::from_millis(100);
+/// Between an answer and the word that its connection ends: a client of hyper that hears of the end before it looks for the answer
+/// takes it for the end of its request.
+const READ: Duration = Duration::from_millis(100);
 /// What is read of a body before the answer, of who is known.
 const BODY_BYTES: usize = 64 * 1024;
 const BODY_LIMIT: Duration = Duration::from_secs(1);
@@ -271,10 +274,14 @@ async fn serve_connection(stream: TlsStream<TcpStream>, caller: Arc<Caller>) {
             .max_header_list_size(HEADER_LIST_BYTES)
             .serve_connection(stream, service);
         let mut connection = pin!(connection);
+        let answered = async {
+            caller.reached(Stage::Answered).await;
+            sleep(READ).await;
+        };
         tokio::select! {
             // An error is a client that went away.
             _ = connection.as_mut() => return,
-            () = caller.reached(Stage::Answered) => connection.as_mut().graceful_shutdown(),
+            () = answered => connection.as_mut().graceful_shutdown(),
         }
         let _ = connection.await;
     } else {

@@ -151,19 +151,8 @@ impl Night {
     }
 
     async fn ask(&self, config: &ClientConfig, http: Http, bearer: Option<&str>) -> Answer {
-        self.ask_for(config, http, || get(bearer)).await
-    }
-
-    async fn ask_for(&self, config: &ClientConfig, http: Http, request: impl Fn() -> Request<Body>) -> Answer {
-        let (ingress, name) = (self.stage.envoy.ingress, self.a.public_name());
-        loop {
-            let mut client = Client::connect(ingress, &name, config, http).await.unwrap();
-            match client.ask(request()).await {
-                // The connection's end comes beside its answer, and hyper may take it for that of the request.
-                Err(error) if format!("{error:?}").contains("GoAway(b\"\", NO_ERROR, Remote)") => {}
-                answer => return answer.unwrap(),
-            }
-        }
+        let name = self.a.public_name();
+        self.try_ask(&name, config, http, bearer).await.unwrap()
     }
 
     /// A token of one of the clusters, with other claims.

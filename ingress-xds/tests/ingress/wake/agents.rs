@@ -7,7 +7,7 @@ use rustls::ClientConfig;
 use yoke_api::ingress::Callers;
 
 use super::{Night, ask_again, ignoring, on_connect, told};
-use crate::support::client::{Answer, BOTH, Http, get};
+use crate::support::client::{Answer, BOTH, Client, Http, get};
 use crate::support::{PATIENCE, eventually};
 
 const IGNORED: [&str; 2] = ["k9s/*", "Headlamp"];
@@ -23,7 +23,9 @@ fn get_by(agent: &[u8], bearer: Option<&str>) -> Request<Body> {
 }
 
 async fn ask(night: &Night, config: &ClientConfig, http: Http, agent: &[u8], bearer: Option<&str>) -> Answer {
-    night.ask_for(config, http, || get_by(agent, bearer)).await
+    let (ingress, name) = (night.stage.envoy.ingress, night.a.public_name());
+    let mut client = Client::connect(ingress, &name, config, http).await.unwrap();
+    client.ask(get_by(agent, bearer)).await.unwrap()
 }
 
 async fn ask_as_pod(night: &Night, http: Http, agent: &[u8]) -> Answer {

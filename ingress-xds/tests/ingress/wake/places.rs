@@ -10,19 +10,21 @@ use yoke_api::ingress::Callers;
 use super::{Night, on_connect, told};
 use crate::support::client::{BOTH, Client, Http, get};
 use crate::support::tenant::open_over;
+use crate::support::xds::Site;
 use crate::support::{PATIENCE, eventually};
 
-/// Places of the cluster, and strangers who want one.
-const PLACES: usize = 4;
-const STRANGERS: usize = 20;
+/// Places of the cluster, and strangers who want one. Who is known keeps his own before as many others have come.
+const PLACES: usize = 32;
+const STRANGERS: usize = 100;
 
 /// A night in which few are let in at once.
 async fn narrow(callers: Callers) -> Night {
-    Night::at(on_connect(callers), |site| {
-        site.sleepers.connections = 4 * PLACES;
-        site.sleepers.connections_each = PLACES;
-    })
-    .await
+    Night::at(on_connect(callers), few_places).await
+}
+
+fn few_places(site: &mut Site) {
+    site.sleepers.connections = 4 * PLACES;
+    site.sleepers.connections_each = PLACES;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +53,12 @@ async fn silent_strangers_make_room() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_who_wake_it_leave_room() {
-    let night = narrow(Callers::Any).await;
+    let night = Night::at(on_connect(Callers::Any), |site| {
+        few_places(site);
+        // Who came too late to ask is cut off and asks again, before he gives up.
+        site.sleepers.first = PATIENCE / 4;
+    })
+    .await;
     let handshakes = "yoke_ingress_xds_sleeper_handshakes_total{result=\"ok\"}";
     let before = night.stage.xds().metric(handshakes);
     let name = night.a.public_name();
