@@ -187,6 +187,8 @@ impl Machine {
         let log = self.dir.join(format!("{name}.log"));
         let child = self
             .enter()
+            // Who runs the tests may have called them by `nohup`.
+            .args(["env", "--default-signal=HUP"])
             .arg(env!("CARGO_BIN_EXE_yoke-worker"))
             .args(arguments)
             .args(["--root", path(&self.root())])
