@@ -182,9 +182,8 @@ async fn every_process_heals_and_nothing_acknowledged_is_lost() -> Result<()> {
     let (gap, lists) = watch.interruptions();
     let told = watch.end()?.len();
     println!("a watch told of {told} objects, paused {gap:.1?} and listed anew {lists} times");
-    // What kube-apiserver's cache had not told before its own end it cannot tell afterwards, and a new one without its store knows
-    // nothing yet; all others' are survived.
-    ensure!(lists <= 2, "the watch listed anew {lists} times");
+    // What kube-apiserver's cache had not told before its own end it cannot tell afterwards; all others' are survived.
+    ensure!(lists <= 1, "the watch listed anew {lists} times");
     stop.store(true, Ordering::Relaxed);
     for (writer, kubeconfig) in writers.into_iter().zip([&kubeconfig, &host_kubeconfig]) {
         let written = writer.await.context("a writer ended badly")??;
